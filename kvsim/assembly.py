@@ -19,7 +19,7 @@ from kvsim.checks import (
     checked_pool,
     fitting,
 )
-from kvsim.config import RunConfig
+from kvsim.config import RunConfig, to_table
 from kvsim.core.blocks import BlockManager
 from kvsim.core.scheduler import Scheduler as CoreScheduler
 from kvsim.cost import Cost
@@ -273,14 +273,16 @@ def _notes_on_tables(
     """What a reader should know of the block tables, of their tier in CPU memory, and of drafts."""
     if not isinstance(blocks, KVCacheManager):
         return model.notes
-    said = notes_on(blocks.release, config.scheduling_policy == "priority")
-    if not (
-        offload
-        or speculation
-        or config.enable_lora
-        or config.pipeline_parallel_size > 1
-        or tables_of(model, config)
-    ):
+    features = {
+        "connectors": offload,
+        "drafts": speculation,
+        "adapters": config.enable_lora,
+        "pipelines": config.pipeline_parallel_size > 1,
+        "groups of layers": tables_of(model, config),
+    }
+    found = [name for name, there in features.items() if there]
+    said = notes_on(blocks.release, to_table(config), found)
+    if not found:
         return (*model.notes, *said)
     further = (offload.notes() if offload else ()) + (speculation.notes if speculation else ())
     return (*model.remarks, *notes_on_groups(tuple(blocks.groups), config), *said, *further)

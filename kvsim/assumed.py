@@ -46,6 +46,7 @@ SCHEDULER_SETTINGS = (
     "long_prefill_token_threshold_adaptive",
     "max_num_active_seqs",
     "max_num_scheduled_tokens",
+    "prefill_schedule_interval",
 )
 """Settings that only some engines have."""
 

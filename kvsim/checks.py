@@ -31,6 +31,13 @@ VLLM_SETTINGS = (
 )
 """Settings that only vLLM has."""
 
+_SINCE = {
+    "long_prefill_token_threshold_adaptive": (0, 31),
+    "max_num_active_seqs": (0, 31),
+    "prefill_schedule_interval": (0, 33),
+}
+"""Setting → the first release of vLLM V1 that heeds it."""
+
 
 def check_engine(config: RunConfig, engine: Engine) -> None:
     """Refuse settings that the engine does not have."""
@@ -59,9 +66,12 @@ def check_vllm(config: RunConfig, engine: Engine) -> None:
             if getattr(config, key) != getattr(RunConfig(), key):
                 raise ConfigError(f"{key}: only for vLLM; leave it out with {config.engine}")
     version = config.vllm_version
-    for key in ("long_prefill_token_threshold_adaptive", "max_num_active_seqs"):
-        if getattr(config, key) is not None and version and release(version) < (0, 31):
-            raise ConfigError(f"{key}: vLLM has it from 0.31 on, not in {version}; leave it out")
+    for key, since in _SINCE.items():
+        if getattr(config, key) is not None and version and release(version) < since:
+            first = ".".join(map(str, since))
+            raise ConfigError(
+                f"{key}: vLLM heeds it from {first} on, not in {version}; leave it out"
+            )
 
 
 def check_cache(config: RunConfig, engine: Engine) -> None:

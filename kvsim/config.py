@@ -17,7 +17,7 @@ model = "roofline"
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -207,6 +207,14 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_num_scheduled_tokens: Annotated[
         Positive | None,
         _doc(_ENGINE, "V1: tokens that a step computes; default: max_num_batched_tokens."),
+    ] = None
+    prefill_schedule_interval: Annotated[
+        Positive | None,
+        _doc(
+            _ENGINE,
+            "V1 from 0.33: steps from one with prompts to the next, while requests decode; default:"
+            " 1.",
+        ),
     ] = None
     disable_hybrid_kv_cache_manager: Annotated[
         bool | None,
@@ -461,6 +469,21 @@ def merged(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(table[key], Mapping) and isinstance(over[key], Mapping):
             both[key] = {**table[key], **over[key]}
     return both
+
+
+def named_code(value: Any) -> Iterator[str]:
+    """Whatever would be imported of what settings hold, if it stood where a class can stand."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key == "class" or (str(key).endswith("module_path") and inner is not None):
+                yield str(inner)
+            else:
+                yield from named_code(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from named_code(inner)
+    elif isinstance(value, str) and ":" in value:
+        yield value
 
 
 def make_config(

@@ -60,6 +60,7 @@ UNITS = {
     "long_prefill_token_threshold": "tokens",
     "max_num_active_seqs": "sequences",
     "max_num_scheduled_tokens": "tokens",
+    "prefill_schedule_interval": "steps",
     "prefix_cache_retention_interval": "tokens",
     "tensor_parallel_size": "GPUs",
     "pipeline_parallel_size": "stages",

@@ -76,11 +76,14 @@ class SettingOptions(Bundle):
     ) -> RunConfig:
         """`load` of a table that was read at `where`."""
         beneath = {} if word is None else word.settings
-        loaded = layered(table, where, self.flags.settings, self.assignments or (), beneath)
+        assigned = self.assignments or ()
+        loaded = layered(table, where, self.flags.settings, assigned, beneath)
         if word is None or not word.origin:
             return loaded
         from kvsim.told import settled
 
+        values = [assignment.partition("=")[2] for assignment in assigned]
+        word.refuse_code(loaded, [table, self.flags.settings, *values])
         note(*word.doubts(loaded))
         loaded, notes = settled(loaded, word)
         note(*notes)

@@ -168,6 +168,7 @@ def _build(config: Config) -> tuple[_Played, StepWorker | None]:
         long_prefill_token_threshold_adaptive=config.get("long_prefill_token_threshold_adaptive"),
         max_num_active_seqs=config.get("max_num_active_seqs"),
         max_num_scheduled_tokens=config.get("max_num_scheduled_tokens"),
+        prefill_schedule_interval=config.get("prefill_schedule_interval"),
     )
     return scheduler, built and built.worker
 

@@ -135,6 +135,11 @@ def _in_lock_step(
             "data_parallel_size: ranks that step together are simulated without copies between GPU"
             " and CPU; leave out kv_offloading_size, and preempt by recompute"
         )
+    if (first.config.prefill_schedule_interval or 1) > 1:
+        raise ConfigError(
+            "prefill_schedule_interval: ranks that share experts count its steps together, which is"
+            " not simulated; leave it out"
+        )
     tokens, seqs = first.scheduler.max_num_batched_tokens, first.scheduler.max_num_seqs
     graphs = 0 if first.config.enforce_eager else captured_tokens(tokens, seqs)
     return Ranks(env, wakers, graphs)

@@ -34,11 +34,9 @@ class Pairs(NamedTuple):
 
 
 def pair(first: Mapping[str, Any], other: Mapping[str, Any]) -> Pairs | None:
-    """Pairs by position in the trace; None if the runs had different requests there."""
-    _, mine, theirs = np.intersect1d(
-        ints(first["index"]), ints(other["index"]), assume_unique=True, return_indices=True
-    )
-    for name in ("id", "input_length", "output_length"):
+    """Pairs by position in the trace; None if the runs had different requests, or one had more."""
+    mine, theirs = (np.argsort(ints(requests["index"])) for requests in (first, other))
+    for name in ("index", "id", "input_length", "output_length"):
         if not np.array_equal(np.asarray(first[name])[mine], np.asarray(other[name])[theirs]):
             return None
     done, also = phases.completed(first)[mine], phases.completed(other)[theirs]

@@ -19,6 +19,7 @@ _UNUSED = {
         "max_loras",
         "max_num_active_seqs",
         "max_num_scheduled_tokens",
+        "prefill_schedule_interval",
         "prefix_cache_retention_interval",
         "scheduler_reserve_full_isl",
         "watermark",

@@ -98,6 +98,7 @@ _USED = [
     used("long_prefill_token_threshold_adaptive", values.switch),
     used("max_num_active_seqs", values.whole),
     used("max_num_scheduled_tokens", values.whole),
+    used("prefill_schedule_interval", values.whole),
     used("scheduling_policy", values.text),
     used("enable_chunked_prefill", values.switch),
     used("scheduler_reserve_full_isl", values.switch),
@@ -277,11 +278,6 @@ _UNSIMULATED = [
     *unsimulated(
         "requests are turned away when the queue is long",
         values="max-num-queued-reqs max-num-queued-tokens",
-    ),
-    *unsimulated(
-        "prompts are admitted only in some steps",
-        values="prefill-schedule-interval",
-        off=or_else(1),
     ),
     *unsimulated(
         "another scheduler decides",

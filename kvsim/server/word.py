@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from kvsim.config import RunConfig, make_config, to_table
+from kvsim.config import RunConfig, make_config, named_code, to_table
 from kvsim.errors import ConfigError
 from kvsim.server.arguments import Meaning
 from kvsim.server.generations import leave_unused
@@ -28,6 +28,11 @@ _POOL_DEPENDS_ON = (
     "quantization",
     "tensor_parallel_size",
 )
+
+_FILES = ("model", "hardware")
+"""Settings that are no code, whatever the names of the files are; of a drafter, too."""
+_TEXT = "--vllm: "
+"""How sources on the user's own command line begin."""
 
 
 class ServerWord(Struct, frozen=True):
@@ -64,6 +69,23 @@ class ServerWord(Struct, frozen=True):
             f"the log's {counted:,} blocks were counted with {'; '.join(changed)}:"
             " --num-gpu-blocks-override says how many there are now"
         ]
+
+    def refuse_code(self, config: RunConfig, given: Sequence[Any]) -> None:
+        """Raise `ConfigError` for code in these settings of a run that a log or a file of the
+        server names, and nobody in what was `given` here: a file from elsewhere must not run what
+        it likes."""
+        trusted = set(named_code(given))
+        for key, value in to_table(config).items():
+            source = self.sources.get(key, _TEXT)
+            if key in _FILES or source.startswith(_TEXT):
+                continue
+            used = {**value, "model": None} if isinstance(value, dict) else value
+            for name in named_code(used):
+                if name not in trusted:
+                    raise ConfigError(
+                        f"{source}: runs {name!r}, which is not of kvsim; if you know that code,"
+                        f" give {key} on the command line, too"
+                    )
 
 
 def server_settings(

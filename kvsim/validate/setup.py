@@ -14,11 +14,12 @@ only their classes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvsim.config import named_code
 from kvsim.core.blocks import BlockManager
 from kvsim.core.scheduler import Scheduler as CoreScheduler
 from kvsim.engine.scheduler import Scheduler
@@ -96,8 +97,8 @@ def foreign(setup: Mapping[str, Any]) -> list[str]:
     found: dict[str, None] = {}
     for policy in setup["policies"]:
         config = {key: value for key, value in policy["config"].items() if key not in _FILES}
-        found |= dict.fromkeys(_code({**policy, "config": config}))
-    return list(found)
+        found |= dict.fromkeys(named_code({**policy, "config": config}))
+    return [name for name in found if not _is_ours(name)]
 
 
 def refuse_foreign(setup: Mapping[str, Any], trusted: Collection[str], path: str | Path) -> None:
@@ -115,23 +116,8 @@ def refuse_foreign(setup: Mapping[str, Any], trusted: Collection[str], path: str
             )
 
 
-def _code(value: Any) -> Iterator[str]:
-    """Whatever would be imported, if it stood where a class can stand."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            if key == "class" or (str(key).endswith("module_path") and inner is not None):
-                yield from [] if _is_ours(inner) else [str(inner)]
-            else:
-                yield from _code(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _code(inner)
-    elif isinstance(value, str) and ":" in value:
-        yield value
-
-
-def _is_ours(name: Any) -> bool:
-    module, _, attribute = str(name).partition(":")
+def _is_ours(name: str) -> bool:
+    module, _, attribute = name.partition(":")
     if module.partition(".")[0] != __name__.partition(".")[0]:
         return False
     try:

@@ -101,9 +101,16 @@ def test_assumptions_are_told_by_who_chose_them() -> None:
     assert assumed({}) == []
 
 
-@pytest.mark.parametrize("key", ["max_num_active_seqs", "long_prefill_token_threshold_adaptive"])
-def test_a_setting_of_later_releases_is_refused(key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "first", "before"),
+    [
+        ("max_num_active_seqs", "0.31", "0.30.0"),
+        ("long_prefill_token_threshold_adaptive", "0.31", "0.30.0"),
+        ("prefill_schedule_interval", "0.33", "0.32.0"),
+    ],
+)
+def test_a_setting_of_later_releases_is_refused(key: str, first: str, before: str) -> None:
     settings = {key: True if key.endswith("adaptive") else 3}
-    assemble(make_config({**settings, "vllm_version": "0.31.0"}))
-    with pytest.raises(ConfigError, match=f"{key}: vLLM has it from 0.31 on, not in 0.30.0"):
-        assemble(make_config({**settings, "vllm_version": "0.30.0"}))
+    assemble(make_config({**settings, "vllm_version": f"{first}.0"}))
+    with pytest.raises(ConfigError, match=f"{key}: vLLM heeds it from {first} on, not in {before}"):
+        assemble(make_config({**settings, "vllm_version": before}))

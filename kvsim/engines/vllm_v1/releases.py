@@ -6,6 +6,7 @@ A rule is on in the releases from `since` to before `until`. Everything else is 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from kvsim.errors import ConfigError
@@ -227,21 +228,32 @@ def release_of(version: Version, switched: tuple[str, ...] = ()) -> Release:
     return Release(version, switched)
 
 
-def notes_on(release: Release, priority: bool) -> list[str]:
-    """What a reader of a result should know of the release, one line each."""
+def notes_on(release: Release, given: Mapping[str, object], features: Sequence[str]) -> list[str]:
+    """What a reader of a result should know of the release, one line each.
+
+    `given`: values of the settings that rules name; `features`: what was recorded of 0.33 alone.
+    """
     said = []
-    version = release.version
+    version, name = release.version, f"vLLM {_written(release.version)}"
     if (*version, 0)[:3] not in RECORDED and (*version, 0, 0)[:3] not in RECORDED:
         nearest = max(each for each in RECORDED if each <= version)
         said.append(
-            f"vLLM {_written(version)} was not recorded: it takes the rules of"
-            f" {_written(nearest)}, which were"
+            f"{name} was not recorded: it takes the rules of {_written(nearest)}, which were"
         )
-    if priority and release.keeps_victims_in_the_batch:
+    for rule in RULES.values():
+        idle = given.get(rule.option) in (None, IDLE.get(rule.option))
+        if rule.introduces and not rule.holds(version) and not idle:
+            said.append(f"{rule.option}: {name} does not have it, {_written(rule.since)} does")
+    if given["scheduling_policy"] == "priority" and release.keeps_victims_in_the_batch:
         dies = ", or the engine dies" if release.dies_of_victims_in_the_batch else ""
         said.append(
-            f"scheduling_policy priority under vLLM {_written(version)}: a preempted request may"
-            f" resume on cache contents that were never computed{dies}, as in the real engine"
+            f"scheduling_policy priority under {name}: a preempted request may resume on cache"
+            f" contents that were never computed{dies}, as in the real engine"
+        )
+    if features and version < NEWEST:
+        said.append(
+            f"{name}: {', '.join(features)}: as {_written(NEWEST)} decides; with older releases"
+            " they were not recorded"
         )
     return said
 

@@ -28,11 +28,12 @@ from kvsim.core.request import (
 )
 from kvsim.core.scheduler import Scheduler
 from kvsim.engines.vllm_v1.adapters import AdapterSlots
+from kvsim.engines.vllm_v1.cadence import Cadence
 from kvsim.engines.vllm_v1.connector import Connector, Done, Match, Worker
+from kvsim.engines.vllm_v1.deaths import batch_too_large, padding_cut
 from kvsim.engines.vllm_v1.drafts import Speculation
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.engines.vllm_v1.releases import Release
-from kvsim.errors import EngineStopped
 from kvsim.records import transitions
 from kvsim.records.drafts import DraftLog
 from kvsim.rules.requeue import make_requeue, priority_by_trace
@@ -82,6 +83,7 @@ class VllmV1(Scheduler):
     speculation: Speculation
     draft_log: DraftLog
     adapters: AdapterSlots
+    cadence: Cadence
     pipeline_parallel_size: i64
     finished: list[Request]
     """Requests that are over since the last step was composed."""
@@ -120,6 +122,7 @@ class VllmV1(Scheduler):
         long_prefill_token_threshold_adaptive: bool | None = None,
         max_num_active_seqs: int | None = None,
         max_num_scheduled_tokens: int | None = None,
+        prefill_schedule_interval: int | None = None,
         victim: Callable[..., Request] | None = None,
         requeue: str | Callable[[Any, Any], None] | None = None,
         connector: Connector | None = None,
@@ -164,6 +167,7 @@ class VllmV1(Scheduler):
         self.speculation = speculation or Speculation()
         self.draft_log = draft_log or DraftLog()
         self.adapters = AdapterSlots(max_loras)
+        self.cadence = Cadence(prefill_schedule_interval or 1)
         self.pipeline_parallel_size = pipeline_parallel_size
         self.asynchronous = self.schedules_ahead() and release.schedules_ahead
         self.in_flight = pipeline_parallel_size + self.asynchronous
@@ -253,6 +257,7 @@ class VllmV1(Scheduler):
             most = self.max_model_len
         elif self.long_prefill_token_threshold_adaptive:
             most = max(most, self.max_num_batched_tokens // max(len(batch), 1))
+        self.cadence.begin(batch, self._sent + 1)
         self._schedule_running(batch, plan, most)
         plan.num_continued = len(plan.requests)
         if plan.preempted:
@@ -268,6 +273,7 @@ class VllmV1(Scheduler):
             plan.waits = (self.connector.busy or self.worker.busy) and self._steps_on(batch, plan)
         if plan.requests:
             self._sent += 1
+        self.cadence.end(batch, plan, self._sent)
         self._update_after_schedule(batch, plan)
         plan.batched_tokens = self.max_num_scheduled_tokens - self._budget
         if self._num_spec_tokens:
@@ -306,7 +312,8 @@ class VllmV1(Scheduler):
             if self._budget <= 0 or self._inputs <= self._slots:
                 break
             request: Request = batch.running[k]
-            if self.asynchronous and self._pauses(batch, request):
+            held: bool = self.cadence.holds and request.mid_prompt
+            if held or (self.asynchronous and self._pauses(batch, request)):
                 k += 1
                 continue
             known: i64 = request.length + request.placeholders
@@ -351,6 +358,7 @@ class VllmV1(Scheduler):
                 if request.passed_over:
                     request.passed_over = False
                     batch.note(request, transitions.CONTINUED)
+                self.cadence.carries |= request.mid_prompt
                 plan.add(request, tokens, drafts)
                 self._budget -= tokens
                 self._inputs -= tokens + self._slots
@@ -442,6 +450,7 @@ class VllmV1(Scheduler):
                         queue.popleft()
                         continue
             queue.popleft()
+            self.cadence.passed(request)
             if request.load != UNLOADED or request.computed > 0:
                 passed_holding.append(request)
             else:
@@ -511,6 +520,8 @@ class VllmV1(Scheduler):
         tokens: i64 = 0
         drafts: i64 = 0
         if not match.asynchronous:
+            if self.cadence.holds and computed < request.length - 1:
+                return -TOKENS
             left: i64 = min(self._budget, self._inputs - self._slots)
             spec: i64 = self._num_spec_tokens
             tokens = request.length - computed
@@ -530,7 +541,7 @@ class VllmV1(Scheduler):
                 return -TOKENS
             if drafts and tokens != 1 + drafts:
                 if not self.blocks.cuts:
-                    raise _padding_cut(request, drafts, most)
+                    raise padding_cut(request, drafts, most)
                 tokens, drafts = 1, 0
         loads: bool = match.asynchronous
         watermark: i64 = self.watermark_blocks if batch.running else 0
@@ -559,6 +570,8 @@ class VllmV1(Scheduler):
             self._prefills[request] = None
             return 0
         batch.join(request)
+        self.cadence.left(request)
+        self.cadence.carries |= computed < request.length - 1
         self.adapters.admitted(request)
         if self.connector is not None and computed + tokens < request.length:
             self._prefills[request] = None
@@ -595,7 +608,7 @@ class VllmV1(Scheduler):
             ghost.computed = ghost.seen = taken
         entries: i64 = len(plan.requests) + len(plan.ghosts)
         if self.release.dies_of_victims_in_the_batch and entries > len(batch.running):
-            raise _batch_too_large(plan.ghosts[0][0])
+            raise batch_too_large(plan.ghosts[0][0])
         for k in range(len(plan.requests)):
             request: Request = plan.requests[k]
             tokens: i64 = plan.scheduled[k]
@@ -701,6 +714,7 @@ class VllmV1(Scheduler):
             elif self._releases_late and request.batch > self._known:
                 self._late.append((self._sent, blocks.detach(request)))
         self.finished.append(request)
+        self.cadence.left(request)
         blocks.free(request)
         batch.complete(request)
 
@@ -767,31 +781,3 @@ def _note_tiers(request: Request) -> None:
         loaded = min(request.match.tokens, request.cached_tokens)
         request.tier2_hit_tokens = min(request.match.below, loaded)
         request.tier1_hit_tokens = loaded - request.tier2_hit_tokens
-
-
-def _batch_too_large(request: Request) -> EngineStopped:
-    """The outcome if preempted requests make the batch larger than the running ones."""
-    return EngineStopped(
-        kind="engine-error",
-        request_id=request.id,
-        explanation=(
-            f"request {request.id} was preempted by a request of better priority after the step had"
-            " scheduled it, and stayed in the batch"
-        ),
-        remedy="use --scheduling-policy fcfs, or a release from 0.10.2 on",
-        rule="AssertionError @ v1/core/sched/scheduler.py",
-    )
-
-
-def _padding_cut(request: Request, spec: int, most: int) -> EngineStopped:
-    """The outcome if a padded decode does not fit the prompt threshold."""
-    return EngineStopped(
-        kind="engine-error",
-        request_id=request.id,
-        explanation=(
-            f"request {request.id} was padded to {1 + spec} tokens, and"
-            f" long_prefill_token_threshold cut it to {most}"
-        ),
-        remedy=f"set --long-prefill-token-threshold to 0, or to {1 + spec} at least",
-        rule="AssertionError @ v1/core/sched/scheduler.py",
-    )

@@ -159,6 +159,54 @@ def test_a_step_computes_no_more_than_the_scheduled_tokens() -> None:
     assert log[1]["prefill"] == [["r0", 2, 0, 6, 1], ["r1", 4, 0, 0, 0]]
 
 
+def prompts(log: list[dict[str, Any]]) -> list[list[str]]:
+    """Who computes a part of a prompt, by step."""
+    return [[each[0] for each in record.get("prefill", ())] for record in log]
+
+
+PLENTY = {"num_gpu_blocks": 40, "prefill_schedule_interval": 3}
+
+
+def test_prompts_wait_while_others_decode_until_the_interval_is_over() -> None:
+    """r0 comes in step 1, so the next prompt is due in step 4; r1 takes it, though r2 came with it
+    only in step 5, and waits until step 7. By then r0 is over; r1 still decodes."""
+    log = log_of(trace((0, 4, 5), (1, 4, 9), (4, 4, 1)), **PLENTY)
+    assert prompts(log)[:7] == [["r0"], [], [], ["r1"], [], [], ["r2"]]
+    assert [record["waiting"] for record in log[:7]] == [0, 1, 1, 0, 1, 1, 0]
+    assert prompts(log_of(trace((0, 4, 5), (1, 4, 9)), num_gpu_blocks=40))[1] == ["r1"]
+
+
+def test_nobody_waits_for_an_interval_while_nobody_decodes() -> None:
+    """r0 is over after a step, and r1 takes three for its prompt, with nobody else there."""
+    log = log_of(trace((0, 4, 1), (1, 12, 1)), **PLENTY, max_num_batched_tokens=8)
+    assert prompts(log) == [["r0"], ["r1"], ["r1"]]
+
+
+def test_a_prompt_in_the_middle_waits_and_its_next_chunk_begins_an_interval() -> None:
+    """r1 has 4 of 12 tokens in step 4 and the others in steps 7 and 10: the threshold cuts it."""
+    log = log_of(trace((0, 4, 20), (1, 12, 1)), **PLENTY, long_prefill_token_threshold=4)
+    found = [number for number, names in enumerate(prompts(log), 1) if "r1" in names]
+    assert found == [4, 7, 10]
+
+
+def test_no_interval_holds_what_a_step_could_not_take() -> None:
+    """Of 8 tokens, step 4 has one for r0, 4 for r1 and 3 for r2, and none for r3, so that nobody
+    waits in step 5: one each for r0 and r1, 5 for r2, and one for r3. That has taken all, so the
+    other 3 of r3 wait until step 8, with 2 of r4, and the last 2 of r4 until step 11."""
+    sent = trace((0, 4, 20), (1, 4, 20), (1, 8, 20), (1, 4, 20), (6, 4, 20))
+    log = log_of(sent, **PLENTY, max_num_batched_tokens=8)
+    assert prompts(log)[:5] == [["r0"], [], [], ["r1", "r2"], ["r2", "r3"]]
+    assert prompts(log)[5:11] == [[], [], ["r3", "r4"], [], [], ["r4"]]
+
+
+def test_a_whole_hit_is_no_prompt() -> None:
+    """The last token of r1 alone is computed, as of one that decodes. It begins no interval."""
+    rows = trace((0, 5, 20), (1, 5, 20), (2, 4, 20))
+    rows[1]["prompt_token_ids"] = rows[0]["prompt_token_ids"]
+    log = log_of(rows, **PLENTY, enable_prefix_caching=True)
+    assert prompts(log)[:4] == [["r0"], ["r1"], [], ["r2"]]
+
+
 def test_an_adaptive_threshold_leaves_everybody_a_fair_share() -> None:
     """Two requests share 12 tokens: 6 each, where the threshold alone allows 2. Then r0 is alone,
     and takes the 8 that it lacks."""

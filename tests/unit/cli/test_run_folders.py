@@ -74,7 +74,8 @@ FEATURES = {
     "latent": "--model deepseek-v2-lite",
     "no cache": "--no-enable-prefix-caching",
     "limits of a step": "--max-num-active-seqs 8 --max-num-scheduled-tokens 64"
-    " --long-prefill-token-threshold 32 --long-prefill-token-threshold-adaptive",
+    " --long-prefill-token-threshold 32 --long-prefill-token-threshold-adaptive"
+    " --prefill-schedule-interval 2",
     "contiguous": "--engine vllm-0.6.3 --block-manager contiguous",
     "samples": "--engine vllm-0.6.3 --n 2",
     "auto": "--engine vllm-0.6.3 --preemption-mode auto --swap-space 1",

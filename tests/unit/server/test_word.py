@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 from command import run_here
@@ -146,3 +148,62 @@ def test_a_bad_log_is_one_line(content: bytes, words: str, tmp_path: Path) -> No
     assert result.returncode == 2
     [line] = result.stderr.splitlines()
     assert line.startswith("kvsim: bad.log") and words in line
+
+
+OWN_CODE = {
+    "--kv-transfer-config": [
+        {"kv_connector": "Mine", "kv_role": "kv_both", "kv_connector_module_path": "mine"},
+        {"kv_connector": "mine:Mine", "kv_role": "kv_both"},
+        {
+            "kv_connector": "OffloadingConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {
+                "cpu_bytes_to_use": 1_000_000_000,
+                "spec_name": "TieringOffloadingSpec",
+                "secondary_tiers": [{"type": "Mine", "module_path": "mine"}],
+            },
+        },
+    ],
+    "--speculative-config": [{"method": "mine:Mine", "num_speculative_tokens": 2}],
+}
+"""Flag of vLLM → values with which code of one's own runs."""
+CODED = [(flag, value) for flag, values in OWN_CODE.items() for value in values]
+
+
+@pytest.mark.parametrize(("flag", "value"), CODED)
+@pytest.mark.parametrize("record", [False, True])
+def test_files_of_a_server_do_not_say_which_code_runs(
+    record: bool, flag: str, value: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the command line does."""
+    (tmp_path / "mine.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    text = json.dumps(value)
+    key = flag.removeprefix("--").replace("-", "_")
+    script = f"vllm serve llama-3-8b {flag} '{text}'"
+    made_with = {"model": "llama-3-8b", "engine_kwargs": {key: value}}
+    Path("server").write_text(json.dumps(made_with) if record else script)
+    words = ["run", "--trace", CHAT, "--num-prompts", "2", "--vllm-file", "server"]
+    done = run_here(words, tmp_path)
+    assert done.returncode == 2 and not Path("ran").exists()
+    source = key if record else flag
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith(f"kvsim: server: {source}: runs 'mine") and said.endswith("too")
+    named = [[*words, flag, text], [*words[:-2], "--vllm", script]]
+    if "method" in value:
+        named.append([*words, "--set", "speculative_config.method=mine:Mine"])
+    for line in named:
+        monkeypatch.delitem(sys.modules, "mine", raising=False)
+        done = run_here(line, tmp_path)
+        assert Path("ran").exists(), done.stderr
+        Path("ran").unlink()
+
+
+@pytest.mark.parametrize("model", ["org:model", "c:/models/tiny"])
+def test_a_model_is_no_code(model: str, tmp_path: Path) -> None:
+    drafter = json.dumps({"method": "ngram", "num_speculative_tokens": 2, "model": model})
+    (tmp_path / "serve.sh").write_text(f"vllm serve {model} --speculative-config '{drafter}'")
+    word = server_settings(vllm_file=str(tmp_path / "serve.sh"))
+    word.refuse_code(make_config(word.settings), [])

@@ -192,6 +192,8 @@ def test_every_standing_has_slices_and_arrows_to_every_other():
     )
     requests = defaultdict(lambda: [0] * len(pairs), id=[str(pair) for pair in pairs])
     stays = stays_of(spells, Window(0, instants.size))
+    inside = {kind for stay in stays if stay.pid == INSIDE for kind, *_ in stay.spells}
+    assert inside == {standings.PREFILL, standings.DECODE, standings.RECOMPUTE, standings.LATE}
     listed = [json.loads(event) for event in request_events(stays, requests)]
     shown = [event["name"] for event in listed if event["ph"] == "X"]
     names = [name for name in shown if not name.startswith("request ")]
