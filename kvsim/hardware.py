@@ -5,8 +5,8 @@ the maker's data sheet; efficiencies are fitted to public measurements or estima
 says for each figure. Measured step times are in profiles (`kvsim.cost.profile`).
 
 A GPU is found by the name of its file, by its name in the CUDA runtime and by the aliases in the
-file. Case, punctuation and makers' words do not count: `H100`, `NVIDIA H100 80GB HBM3` and
-`h100-80gb` are one GPU.
+file. Case, punctuation, order, makers' words and the unit of a size do not count: `H100`,
+`NVIDIA H100 80GB HBM3`, `h100-80gb` and `h100-80` are one GPU.
 """
 
 from __future__ import annotations
@@ -155,7 +155,9 @@ def hardware_path(name_or_path: str) -> Path:
     if is_at(Path.is_file, Path(name_or_path)) or name_or_path in names("hardware"):
         return find("hardware", name_or_path)
     known, key = _names_by_key(), _key(name_or_path)
+    key = key if key in known else _sorted_key(name_or_path)
     if key not in known and name_or_path not in known.values():
+        key = _key(name_or_path)
         fitting = sorted({name for other, name in known.items() if key in other})
         if len(fitting) > 1:
             raise ConfigError(
@@ -177,12 +179,25 @@ def _names_by_key() -> dict[str, str]:
         hardware = _read(find("hardware", name))
         for other in (name, *hardware.device_names, *hardware.aliases):
             found[_key(other)] = name
+            found.setdefault(_sorted_key(other), name)
     return found
 
 
-_MAKERS_WORDS = re.compile(r"nvidia|geforce|rtx|tesla|amd|instinct|[^a-z0-9]")
+_MAKERS_WORDS = re.compile(
+    r"nvidia|geforce|rtx|tesla|amd|instinct|generation|(?<=sxm)\d|[^a-z0-9 ]"
+)
+_UNIT = re.compile(r"\b(\d{2,3}) ?g(?:i?b)?\b")
 
 
 def _key(name: str) -> str:
-    """A name without case, punctuation and makers' words."""
-    return _MAKERS_WORDS.sub("", name.lower())
+    """A name without case, punctuation, makers' words and the unit of a size."""
+    return "".join(_parts(name))
+
+
+def _sorted_key(name: str) -> str:
+    return "".join(sorted(_parts(name)))
+
+
+def _parts(name: str) -> list[str]:
+    spaced = _UNIT.sub(r"\1", re.sub(r"[-_]", " ", name.lower()))
+    return _MAKERS_WORDS.sub("", spaced).split()

@@ -115,10 +115,11 @@ def converted(table: Mapping[str, Any], struct: type[T], where: str) -> T:
     return result
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The table of a JSON file without NaN and infinities, or a `ConfigError` with its line."""
+def read_json(path: Path, *, infinities: bool = False) -> dict[str, Any]:
+    """The table of a JSON file without NaN and, but for `infinities`, without those, or a
+    `ConfigError` with its line."""
     try:
-        table = parse_json(path.read_bytes())
+        table = parse_json(path.read_bytes(), infinities=infinities)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:

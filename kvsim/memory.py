@@ -89,8 +89,8 @@ def _block_bytes(shard: Shard, config: RunConfig, layers: range) -> int:
     groups = tables_of(shard.model, config)
     if not groups:
         return size * (shard.token_bytes(dtype, layers) + drafter(shard, config).token_bytes)
-    token = max(group.elements for group in shard.kv_groups) * DTYPE_BYTES[dtype]
-    return size * token * block_layers(groups, layers)
+    token = max(group.token_bytes(DTYPE_BYTES[dtype]) for group in shard.kv_groups)
+    return int(size * token * block_layers(groups, layers))
 
 
 class Budget(Struct, frozen=True):

@@ -20,9 +20,11 @@ _MOST_NESTED = 100
 """Levels of lists and tables; nothing that kvsim reads has as many."""
 
 
-def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text without NaN and infinities. Raises `ValueError`."""
-    return _parsed(_DECODER.decode, text.decode() if isinstance(text, bytes) else text)
+def parse_json(text: str | bytes, *, infinities: bool = False) -> Any:
+    """The value of a JSON text without NaN and, but for `infinities`, without those. Raises
+    `ValueError`."""
+    decoder = _WITH_INFINITIES if infinities else _DECODER
+    return _parsed(decoder.decode, text.decode() if isinstance(text, bytes) else text)
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -77,6 +79,10 @@ def _refuse_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not a number of JSON")
 
 
+def _infinite(text: str) -> float:
+    return _refuse_constant(text) if text == "NaN" else float(text)
+
+
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
@@ -85,3 +91,4 @@ def _finite(text: str) -> float:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, parse_int=_short)
+_WITH_INFINITIES = json.JSONDecoder(parse_constant=_infinite, parse_float=_finite, parse_int=_short)

@@ -12,16 +12,20 @@ from kvsim.assumed import Settings, complete
 from kvsim.config import RunConfig, make_config
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.engines import ENGINES
+from kvsim.engines.versions import server_defaults
 from kvsim.engines.vllm_v1.groups import Group, Layout
 from kvsim.engines.vllm_v1.planning import groups_of_model, peak_blocks
 from kvsim.errors import ConfigError
 from kvsim.hardware import GIB
+from kvsim.memory import expert_parallel_size
 from kvsim.server import ServerWord
 from kvsim.server.log import Start
 from kvsim.server.pool import Sharing, pool_of
 
 _LEAST_FILLED = 0.7
 """Least share of a GPU that weights and KV cache take of what `gpu_memory_utilization` allows."""
+_WEIGHTS_ALIKE = 0.25
+"""Share by which the printed weights may differ: which parts are quantised, no name says."""
 _ALIKE = 0.05
 """Share by which the printed concurrency may differ from that of the pool. Releases differ in what
 they reserve for a step in windows and for states."""
@@ -42,14 +46,15 @@ def settled(config: RunConfig, word: ServerWord) -> tuple[RunConfig, list[str]]:
     whole = complete(_counted(config, word), ENGINES[config.engine])
     if config.hardware is None:
         _check_hardware(whole, word.start)
+    doubts = _doubtful_weights(whole, word.start)
     each = word.counted_with["num_gpu_blocks_override"]
     if config.num_gpu_blocks_override != each or not word.start.sized:
-        return config, []
+        return config, doubts
     blocks = _blocks(whole, word.start)
     if blocks == each:
-        return config, []
+        return config, doubts
     note = f"{word.start.path}: groups of layers share the pool: {blocks:,} blocks, not {each:,}"
-    return replace(config, num_gpu_blocks_override=blocks), [note]
+    return replace(config, num_gpu_blocks_override=blocks), [*doubts, note]
 
 
 def _counted(config: RunConfig, word: ServerWord) -> RunConfig:
@@ -74,14 +79,47 @@ def _check_hardware(whole: Settings, start: Start) -> None:
         weights = min(fact.value for fact in start.weights)
         assert config.gpu_memory_utilization is not None
         filled = cache._replace(value=(weights + cache.value) / config.gpu_memory_utilization)
-    if filled is None:
-        return
     total = hardware.memory_bytes / GIB
-    if not _LEAST_FILLED * total <= filled.value <= total:
+    if filled is not None and not _LEAST_FILLED * total <= filled.value <= total:
         raise ConfigError(
             f"{start.path}:{filled.line}: hardware: the GPU has about {filled.value:.0f} GiB,"
             f" {assumed} {total:.0f} GiB; give --hardware"
         )
+    _check_limits(whole, start, assumed)
+
+
+def _check_limits(whole: Settings, start: Start, assumed: str) -> None:
+    """Refuse an assumed GPU on which vLLM would have chosen other limits of a step."""
+    hardware, config = whole.hardware, whole.config
+    tokens = start.max_num_batched_tokens
+    given = {argument.name for argument in start.arguments}
+    version = config.vllm_version
+    if tokens is not None and given and version and "max_num_batched_tokens" not in given:
+        memory, longest = hardware.memory_bytes, config.max_model_len
+        assert isinstance(longest, int)
+        chosen = server_defaults(version, hardware.device_name, memory, longest, True)
+        default = chosen["max_num_batched_tokens"]
+        if tokens.value < default.value:
+            raise ConfigError(
+                f"{start.path}:{tokens.line}: hardware: vLLM {version} chose {tokens.value:,}"
+                f" tokens a step, on {assumed} it chooses {default.value:,}; give --hardware"
+            )
+
+
+def _doubtful_weights(whole: Settings, start: Start) -> list[str]:
+    """A note if the weights of the log are not those of the model."""
+    if not start.weights:
+        return []
+    config, printed = whole.config, max(start.weights, key=lambda fact: fact.value)
+    tp, pp = config.tensor_parallel_size, config.pipeline_parallel_size
+    counted = whole.model.weight_bytes(config.dtype, tp, pp, expert_parallel_size(config))
+    if abs(printed.value * GIB - counted) <= _WEIGHTS_ALIKE * counted:
+        return []
+    return [
+        f"{start.path}:{printed.line}: weights of {printed.value:g} GiB on each GPU, but"
+        f" {counted / GIB:.4g} of {whole.model.name} on {tp}: --model, --quantization and"
+        " --tensor-parallel-size say what the server had"
+    ]
 
 
 def _blocks(whole: Settings, start: Start) -> int:

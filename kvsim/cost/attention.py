@@ -94,17 +94,14 @@ class Attention:
 
 def _prices(shard: Shard, group: KvGroup, kv_dtype: str, flop_ns: float, byte_ns: float) -> _Prices:
     latent = shard.model.latent
-    read_ns = group.layers * group.elements * DTYPE_BYTES[kv_dtype] * byte_ns
+    read_ns = group.layers * group.token_bytes(DTYPE_BYTES[kv_dtype]) * byte_ns
     # One multiplication and one addition each.
-    if latent is None:
-        prompt_flops = decode_flops = 4 * group.layers * shard.heads * shard.model.head_dim
-    else:
-        key = latent.qk_nope_head_dim + latent.qk_rope_head_dim
+    prompt_flops = decode_flops = 2 * group.layers * group.pair_elements
+    if latent is not None and group.kind == "latent_attention":
         absorbed = 2 * latent.kv_lora_rank + latent.qk_rope_head_dim
-        prompt_flops = 2 * group.layers * shard.heads * (key + latent.v_head_dim)
         decode_flops = 2 * group.layers * shard.heads * absorbed
-    pair_ns = prompt_flops * flop_ns
-    return _Prices(group.window or 0, pair_ns, read_ns, max(decode_flops * flop_ns, read_ns))
+    pair_ns, window = prompt_flops * flop_ns, group.window or group.attended or 0
+    return _Prices(window, pair_ns, read_ns, max(decode_flops * flop_ns, read_ns))
 
 
 def _seen(chunks: list[tuple[int, int]], window: i64) -> tuple[i64, i64]:

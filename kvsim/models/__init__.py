@@ -4,8 +4,9 @@
 |---|---|
 | `geometry` | counts parameters and bytes of a model, and of the share of one GPU |
 | `parts` | describes experts, latent attention, linear attention, groups of layers |
+| `compressed` | counts layers of compressed attention |
 | `weights` | says how many bits a quantised weight takes |
-| `hugging_face` | reads a `config.json`; `families`, `checkpoint` and `vision` help it |
+| `hugging_face` | reads a `config.json`; `families`, `layouts`, `checkpoint` and `vision` help it |
 | `names` | finds the shipped geometry that a spelling means |
 | `beside` | counts what a GPU holds beside it: a drafter, and slots for adapters |
 | `loading` | gives the model behind a name or a path |

@@ -87,8 +87,9 @@ def adapter_bytes(shard: Shard, dtype: str, layers: range, slots: int, rank: int
     for index in layers:
         if model.latent is None and model.layer_type(index) != "linear_attention":
             numbers += 3 * hidden + shard.qkv_size + queries + hidden
-        if model.experts is None or not model.experts.in_layer(index):
-            numbers += mlp(shard.intermediate_size)
+        columns = model.mlp_columns(index)
+        if model.experts is None or columns is not None:
+            numbers += mlp(-(-(columns or 0) // shard.tensor_parallel_size)) if columns else 0
             continue
         numbers += hidden + model.experts.num_experts
         numbers += shard.experts_held * mlp(shard.expert_columns)

@@ -13,7 +13,7 @@ Source: vLLM 0.33.0, `v1/core/kv_cache_planning.py`, `_get_kv_cache_groups_unifo
 from __future__ import annotations
 
 from itertools import chain
-from math import lcm
+from math import ceil, lcm
 from typing import NamedTuple
 
 from kvsim.models.geometry import Model, Shard
@@ -41,8 +41,9 @@ def cache_groups(model: Model, hybrid: bool = True) -> tuple[CacheGroup, ...]:
     (`--disable-hybrid-kv-cache-manager`).
     """
     kinds: dict[LayerType, list[int]] = {}
-    for index in range(model.num_hidden_layers):
+    for index in range(model.keeping_layers):
         kinds.setdefault(model.layer_type(index), []).append(index)
+    kinds.pop("none", None)
     if not hybrid and "full_attention" in kinds:
         states = kinds.pop("linear_attention", [])
         kinds = {"full_attention": sorted(chain.from_iterable(kinds.values()))}
@@ -77,7 +78,9 @@ def state_block_size(shard: Shard, block_size: int, element_bytes: int, exports:
     if "linear_attention" not in kept:
         return block_size
     state_bytes = kept.pop("linear_attention").state_bytes
-    (elements,) = {group.elements for group in kept.values()}
+    token_bytes = max(group.token_bytes(element_bytes) for group in kept.values())
     unit = max(KERNEL_BLOCK_TOKENS, block_size)
-    unit = lcm(unit, STATE_EXPORT_TOKENS) if exports else unit
-    return unit * -(-state_bytes // (unit * elements * element_bytes))
+    linear = shard.model.linear
+    if exports and linear is not None and linear.kind == "gated_delta_net":
+        unit = lcm(unit, STATE_EXPORT_TOKENS)
+    return unit * ceil(state_bytes / (unit * token_bytes))

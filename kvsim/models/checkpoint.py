@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from kvsim.models.parts import Natural, Positive
+from kvsim.library import converted
+from kvsim.models.parts import Positive
 from kvsim.models.weights import (
     ALL,
-    MXFP4,
     NF4,
-    NVFP4,
     Part,
     Quantization,
     grouped,
@@ -36,6 +36,21 @@ class _Weights(Struct, frozen=True, kw_only=True):
 class _Group(Struct, frozen=True, kw_only=True):
     weights: _Weights | None = None
     input_activations: dict[str, Any] | None = None
+    targets: list[str] = []
+
+
+class _Layer(Struct, frozen=True, kw_only=True):
+    """How ModelOpt stores one module."""
+
+    quant_algo: str = ""
+
+
+class _SideCar(Struct, frozen=True, kw_only=True):
+    """What ModelOpt's `hf_quant_config.json` has under `quantization`."""
+
+    quant_algo: str | None = None
+    quantized_layers: dict[str, _Layer] | None = None
+    exclude_modules: list[str] | None = None
 
 
 class QuantizationConfig(Struct, frozen=True, kw_only=True):
@@ -52,34 +67,98 @@ class QuantizationConfig(Struct, frozen=True, kw_only=True):
     load_in_8bit: bool = False
     quant_algo: str | None = None
     config_groups: dict[str, _Group] | None = None
+    quantized_layers: dict[str, _Layer] | None = None
     modules_to_not_convert: list[str] | None = None
     ignore: list[str] | None = None
     ignored_layers: list[str] | None = None
     llm_int8_skip_modules: list[str] | None = None
-    num_hidden_layers: Natural = 0
+    exclude: list[str] | None = None
+    global_quant_config: dict[str, Any] | None = None
 
 
-def stored_as(config: QuantizationConfig, layers: int) -> Quantization | None:
-    """Returns how a checkpoint stores its weights; None for an unknown method."""
-    found = _bits(config)
-    if found is None:
+def of_side_car(table: Mapping[str, Any], where: str) -> QuantizationConfig:
+    """What `hf_quant_config.json` says, as a `quantization_config` would."""
+    said = converted(table.get("quantization", {}), _SideCar, where)
+    return QuantizationConfig(
+        quant_method="modelopt",
+        quant_algo=said.quant_algo,
+        quantized_layers=said.quantized_layers,
+        ignore=said.exclude_modules,
+    )
+
+
+def stored_as(
+    config: QuantizationConfig, layers: int, expert_dtype: str | None = None
+) -> Quantization | None:
+    """Returns how a checkpoint stores its weights; None for an unknown method.
+
+    `expert_dtype`: that of a `config.json` which stores experts otherwise than the rest.
+    """
+    rules = [*_rules(config)]
+    if not rules:
         return None
+    found: dict[Part, Quantization] = {}
+    for modules, stored in rules:
+        for part in stored.parts:
+            if modules is None or any(_means(part, each) for each in modules):
+                found.setdefault(part, stored)
+    if expert_dtype == "fp4" and found.get("experts", rules[0][1]).bits >= 8:
+        found["experts"] = quantization("mxfp4")
+    if config.quantized_layers and config.weight_block_size:
+        config = replace(config, ignore=None)  # what is not in 4 bits is in 8
     spared = [
         *(config.modules_to_not_convert or []),
         *(config.ignore or []),
         *(config.ignored_layers or []),
         *(config.llm_int8_skip_modules or []),
+        *(config.exclude or []),
     ]
-    parts = tuple(part for part in found.parts if not _spares(part, spared, layers))
-    return replace(found, parts=parts)
+    found = {part: found[part] for part in ALL if part in found}
+    found = {part: each for part, each in found.items() if not _spares(part, spared, layers)}
+    first = rules[0][1]
+    others = {part: each.bits for part, each in found.items() if each.bits != first.bits}
+    return replace(first, parts=tuple(found), part_bits=others)
+
+
+def _rules(config: QuantizationConfig) -> Iterator[tuple[list[str] | None, Quantization]]:
+    """How modules are stored, with their names; None: all that are not named apart."""
+    of_algo: dict[str, list[str]] = {}
+    for name, layer in (config.quantized_layers or {}).items():
+        of_algo.setdefault(layer.quant_algo, []).append(name)
+    for algo, modules in of_algo.items():
+        if stored := _of_algo(algo):
+            yield modules, stored
+    groups = [group for group in (config.config_groups or {}).values() if group.weights is not None]
+    method = config.quant_method.lower().replace("_", "-")
+    if of_algo and method != "fp8":
+        return
+    if groups and not of_algo and method in ("compressed-tensors", "modelopt"):
+        for group in groups:
+            named = [target for target in group.targets if "." in target or ":" in target]
+            stored = _compressed(group)
+            if method == "modelopt":
+                stored = replace(stored, method="modelopt_fp4" if stored.bits < 8 else "modelopt")
+            yield named or None, stored
+    elif found := _bits(config):
+        yield None, found
+
+
+def _of_algo(algo: str) -> Quantization | None:
+    """What ModelOpt calls `FP8`, `NVFP4`, `W4A16_NVFP4` and the like."""
+    algo = algo.upper()
+    if "MXFP8" in algo:
+        return quantization("modelopt_mxfp8")
+    if "FP4" in algo:
+        return quantization("mxfp4" if "MXFP4" in algo else "modelopt_fp4")
+    if "FP8" in algo:
+        return quantization("modelopt")
+    return quantization("awq") if "AWQ" in algo or "INT4" in algo else None
 
 
 def _bits(config: QuantizationConfig) -> Quantization | None:
     method = config.quant_method.lower().replace("_", "-")
     bits = config.bits or config.w_bit
     group = config.group_size if config.group_size and config.group_size > 0 else None
-    if method == "compressed-tensors" and config.config_groups:
-        return _compressed(next(iter(config.config_groups.values())))
     if method in ("awq", "gptq", "auto-round"):
         bits = bits or 4
         zeros = 0 if config.zero_point is False else bits
@@ -87,11 +166,12 @@ def _bits(config: QuantizationConfig) -> Quantization | None:
     if method == "fp8" and config.weight_block_size:
         rows, columns, *_ = [*config.weight_block_size, 1]
         return Quantization(method="fp8", bits=grouped(8, rows * columns, 32), fp8_products=True)
-    if method == "mxfp4":
-        # Only experts are stored so (vLLM 0.33.0, quantization/mxfp4.py).
-        return Quantization(method="mxfp4", bits=MXFP4, parts=("experts",))
-    if method == "modelopt" and "FP4" in (config.quant_algo or "").upper():
-        return Quantization(method="modelopt_fp4", bits=NVFP4)
+    if method == "modelopt" and config.quant_algo:
+        return _of_algo(config.quant_algo)
+    if method == "quark" and config.global_quant_config:
+        weight = config.global_quant_config.get("weight")
+        if isinstance(weight, Mapping) and weight.get("dtype") == "fp4":
+            return replace(quantization("mxfp4"), method="quark", parts=ALL)
     if method in ("bitsandbytes", ""):
         if config.load_in_4bit:
             return Quantization(method="bitsandbytes", bits=NF4)
@@ -104,7 +184,7 @@ def _bits(config: QuantizationConfig) -> Quantization | None:
 
 
 def _compressed(group: _Group) -> Quantization:
-    """A `compressed-tensors` checkpoint, by the first group of its layers."""
+    """A group of layers of a `compressed-tensors` checkpoint."""
     weights = group.weights or _Weights()
     size = weights.group_size if weights.group_size and weights.group_size > 0 else None
     is_float = weights.type == "float"
@@ -130,10 +210,13 @@ def _spares(part: Part, modules: list[str], layers: int) -> bool:
     return 2 * len(named) > layers
 
 
+_NAMES: dict[Part, str] = {
+    "attention": r"\battn|self_attn|attention|linear_attn|mixer\.(in|out|[qkvo])_proj",
+    "experts": r"(?<!shared_)experts?\b",
+    "mlp": r"mlp(\.?\*|\$|$|\\?\.\(?(gate|up|down)(_|\|))|shared_expert|feed_forward$",
+}
+"""Names of modules that mean a whole part, not one router or gate in it."""
+
+
 def _means(part: Part, module: str) -> bool:
-    """Whether the name of a module means a whole part, not one router or gate in it."""
-    if part == "attention":
-        return bool(re.search(r"self_attn|attention|linear_attn", module))
-    if part == "experts":
-        return bool(re.search(r"(?<!shared_)experts?\b", module))
-    return bool(re.search(r"mlp(\.\*|\$|$)|shared_expert|feed_forward$", module))
+    return bool(re.search(_NAMES[part], module))

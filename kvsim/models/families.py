@@ -10,6 +10,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from kvsim.models.vision import STEP_TOWER
+
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 CHUNKED = "chunked_attention"
 
@@ -30,6 +32,10 @@ class Family(NamedTuple):
     """Pattern of the layers if the file has a `sliding_window` and no `layer_types`."""
     uses_window: bool = True
     """Whether a `sliding_window` counts where the file does not say so."""
+    text_alone: bool = False
+    """Whether its text model in `transformers` goes without its vision tower."""
+    tower: int = 0
+    """Parameters of a vision tower that the file does not describe."""
 
 
 _GEMMA_3 = Family(
@@ -48,6 +54,10 @@ _GEMMA_3 = Family(
 )
 _QWEN_3 = Family({"head_dim": 128}, qk_norm=True, uses_window=False)
 _QWEN_HYBRID = Family({"head_dim": 256}, qk_norm=True)
+_QWEN_3_5 = _QWEN_HYBRID._replace(text_alone=True)
+_GEMMA_4 = Family({"sliding_window": 512}, qk_norm=True, norms_per_layer=4, tied=True)
+_STEP = Family(qk_norm=True)
+_DEEPSEEK_V4 = Family()
 _DEEPSEEK = Family({"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128})
 
 FAMILIES: dict[str, Family] = {
@@ -66,8 +76,8 @@ FAMILIES: dict[str, Family] = {
     "qwen3_vl_text": _QWEN_3,
     "qwen3_vl_moe_text": _QWEN_3,
     "qwen3_next": _QWEN_HYBRID,
-    "qwen3_5_text": _QWEN_HYBRID,
-    "qwen3_5_moe_text": _QWEN_HYBRID,
+    "qwen3_5_text": _QWEN_3_5,
+    "qwen3_5_moe_text": _QWEN_3_5,
     "phi3": Family({"max_position_embeddings": 4096}),
     "phimoe": Family(),
     "gemma": Family({"head_dim": 256, "max_position_embeddings": 8192}, tied=True),
@@ -82,8 +92,32 @@ FAMILIES: dict[str, Family] = {
     "gpt_oss": Family({"head_dim": 64, "sliding_window": 128}, windows=(SLIDING, FULL)),
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
+    "deepseek_v32": _DEEPSEEK,
+    "deepseek_v4": _DEEPSEEK_V4,
+    "deepseek_ref": _DEEPSEEK_V4,
     "kimi_k2": _DEEPSEEK,
+    "kimi_linear": _DEEPSEEK,
     "glm4_moe": Family(),
+    "glm4_moe_lite": _DEEPSEEK,
+    "glm4v_moe_text": Family(),
+    "glm_moe_dsa": Family(),
+    "minimax_m2": Family(qk_norm=True),
+    "minimax_m3": Family(qk_norm=True),
+    "minimax_m3_vl_text": Family(qk_norm=True),
+    "mimo_v2_flash": Family(),
+    "mimo_v2": Family(),
+    "nemotron_h": Family(norms_per_layer=1, gated_mlp=False),
+    "nemotron-nas": Family(),
+    "gemma4_text": _GEMMA_4,
+    "gemma4_unified_text": _GEMMA_4,
+    "step3p5": _STEP,
+    "step3p7": _STEP._replace(tower=STEP_TOWER),
+    "ernie4_5": Family(),
+    "ernie4_5_moe": Family(),
+    "lfm2": Family(qk_norm=True, tied=True),
+    "lfm2_moe": Family(qk_norm=True, tied=True),
+    "seed_oss": Family(qkv_bias=True),
+    "granitemoehybrid": Family(),
     "llama4_text": Family(
         {"head_dim": 128, "attention_chunk_size": 8192}, windows=(*[CHUNKED] * 3, FULL)
     ),
@@ -111,18 +145,35 @@ _ALSO = {
     "num_local_experts": "num_experts",
     "n_routed_experts": "num_experts",
     "moe_num_experts": "num_experts",
-    "moe_layer_freq": "decoder_sparse_step",
+    "moe_k": "num_experts_per_tok",
+    "moe_topk": "num_experts_per_tok",
+    "moe_top_k": "num_experts_per_tok",
+    "top_k_experts": "num_experts_per_tok",
+    "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
+    "moe_num_shared_experts": "n_shared_experts",
+    "share_expert_dim": "shared_expert_intermediate_size",
+    "num_attention_groups": "num_key_value_heads",
+    "num_dense_layers": "first_k_dense_replace",
+    "routed_expert_hidden_size": "moe_latent_size",
+    "mamba_n_heads": "mamba_num_heads",
+    "mamba_d_head": "mamba_head_dim",
+    "mamba_n_groups": "n_groups",
+    "mamba_d_state": "ssm_state_size",
+    "mamba_d_conv": "conv_kernel",
     "interleave_moe_layer_step": "decoder_sparse_step",
     "_sliding_window_pattern": "sliding_window_pattern",
+    "sliding_window_size": "sliding_window",
     "dtype": "torch_dtype",
 }
 """Other names of keys → the usual one."""
 
 _SHAPING = re.compile(
-    r"^mamba_|^ssm_|hybrid_|_pattern$|block_types?$|block_configs|layer_period|layer_indices"
+    r"^mamba_(?!hidden_act|proj_bias|conv_bias|chunk)|^ssm_|hybrid_|_pattern$|block_types?$"
+    r"|block_configs|layer_period|layer_indices|^attn_layer|layer_group_size"
     r"|^swa_(?!rope)|global_head_dim|num_global_|hidden_size_per_layer|kv_shared|altup_|cla_share"
     r"|index_head_dim|compress_ratio|linear_att|sparse_attention|conv_L|lru_width"
-    r"|cross_attention_layers|encoder_layers|type_vocab_size"
+    r"|cross_attention_layers|encoder_layers|type_vocab_size|encoder_ffn_dim|recurrent_"
 )
 """Keys that say what single layers are, or that they keep something other than keys and values: of
 Mamba and its hybrids, Gemma 3n and 4, MiMo, DeepSeek from V3.2 on, Kimi Linear, MiniMax, LFM,
@@ -132,6 +183,26 @@ Hunyuan and Nemotron; and those of encoders."""
 def family_of(model_type: str | None) -> Family:
     """The family of a `model_type`; the plainest one for an unknown one."""
     return FAMILIES.get(model_type or "", Family())
+
+
+_GENERATE_NOTHING = re.compile(
+    r"For(MaskedLM|SequenceClassification|TokenClassification|ImageClassification|CTC)$"
+    r"|^(XLM)?(Distil)?(Ro)?Bert\w*Model$"
+)
+"""`architectures` that do not write text."""
+
+
+def not_a_decoder(config: Mapping[str, Any]) -> str | None:
+    """What a model is that is no decoder alone, in words; None for one that may be."""
+    listed = config.get("architectures")
+    named = [each for each in listed if isinstance(each, str)] if isinstance(listed, list) else []
+    if config.get("is_encoder_decoder") or config.get("encoder_layers"):
+        return "an encoder with a decoder"
+    if config.get("model_type") in ("t5", "mt5", "bart", "whisper", "mllama"):
+        return "an encoder with a decoder"
+    if any(map(_GENERATE_NOTHING.search, named)) or config.get("type_vocab_size"):
+        return "an encoder, which generates nothing"
+    return None
 
 
 def usual_names(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,7 +223,11 @@ def unread_shapes(config: Mapping[str, Any], read: Collection[str]) -> list[str]
     return [
         key
         for key, value in config.items()
-        if value and key not in read and key not in _ALSO and _SHAPING.search(key)
+        if value
+        and key not in read
+        and _ALSO.get(key, key) not in read
+        and _SHAPING.search(key)
+        and not key.startswith("mtp_")
     ]
 
 

@@ -13,7 +13,20 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from kvsim.errors import ConfigError
-from kvsim.models.parts import Experts, KvGroup, Latent, Layer, LayerType, Linear, Natural, Positive
+from kvsim.models.compressed import compressed_attention, compressed_groups
+from kvsim.models.parts import (
+    Compressed,
+    Experts,
+    Heads,
+    Indexer,
+    KvGroup,
+    Latent,
+    Layer,
+    LayerType,
+    Linear,
+    Natural,
+    Positive,
+)
 from kvsim.models.weights import DTYPE_BYTES, Part, Quantization, quantization
 
 MOST_GPUS = 1024
@@ -56,12 +69,27 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Tokens of a chunk of layers of `chunked_attention` (Llama 4)."""
     layer_types: tuple[LayerType, ...] = ()
     """Attention of the layers; a shorter list is repeated. Empty: full attention everywhere."""
+    mlp_layer_types: tuple[Literal["dense", "sparse", "none"] | Natural, ...] = ()
+    """MLP of the layers, a number being the columns of a dense one. Empty: as `experts` says."""
+    heads: dict[LayerType, Heads] = {}
+    """Heads of the layers of a type, where they are others than those above."""
+    v_head_dim: Positive | None = None
+    """Size of a head's value; None: `head_dim`."""
+    num_kv_shared_layers: Natural = 0
+    """Layers at the end that use the keys and values of earlier ones (Gemma 4)."""
     experts: Experts | None = None
     latent: Latent | None = None
+    compressed: Compressed | None = None
     linear: Linear | None = None
     """Geometry of the layers of `linear_attention`."""
+    indexer: Indexer | None = None
     vision_parameters: Natural = 0
     """Parameters of other towers and their projector; they take memory and nothing else."""
+    apart_parameters: Natural = 0
+    """Parameters of towers that engines load, and that the family's text model in `transformers`
+    does not have (Qwen3.5): part of the weights, not of `parameters`."""
+    lookup_parameters: Natural = 0
+    """Parameters of further tables of which a token reads a row (Gemma 4's per-layer inputs)."""
     quantization: Quantization | None = None
     """How the weights are stored; None: all in `torch_dtype`."""
     torch_dtype: Literal["float32", "float16", "bfloat16"] = "bfloat16"
@@ -80,14 +108,14 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(
                 "linear_num_value_heads: missing, but layer_types has linear_attention"
             )
-        if kinds == {"linear_attention"}:
+        if kinds and kinds <= {"linear_attention", "none"}:
             raise ValueError(
                 "layer_types: no layer keeps keys and values; there is nothing to cache"
             )
-        if len(self.layer_types) > self.num_hidden_layers:
-            raise ValueError(
-                f"layer_types: {len(self.layer_types)} entries for {self.num_hidden_layers} layers"
-            )
+        for key in ("layer_types", "mlp_layer_types"):
+            entries = len(getattr(self, key))
+            if entries > self.num_hidden_layers:
+                raise ValueError(f"{key}: {entries} entries for {self.num_hidden_layers} layers")
 
     @property
     def parameters(self) -> int:
@@ -96,12 +124,14 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token passes through: those of its own experts and all others."""
+        """Parameters that one token of a text passes through: those of its own experts and all
+        others, but for towers and tables beside the embeddings."""
         whole = self.shard(1)
+        count = whole.parameters - self.vision_parameters - self.lookup_parameters
         if self.experts is None:
-            return whole.parameters
+            return count
         idle = 1 - self.experts.num_experts_per_tok / self.experts.num_experts
-        return whole.parameters - round(idle * whole.expert_parameters)
+        return count - round(idle * whole.expert_parameters)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -110,7 +140,12 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         found = list(self.remarks)
         for group in self.shard(1).kv_groups:
             of = f"{group.layers} of {self.num_hidden_layers} layers"
-            if group.window is not None:
+            if self.compressed is not None and group.window is not None:
+                found.append(
+                    f"{self.name}: {of} keep the last {group.window:,} tokens besides, which the"
+                    " number of blocks leaves out"
+                )
+            elif group.window is not None:
                 found.append(
                     f"{self.name}: {of} need only the last {group.window:,} tokens;"
                     " all layers kept: an upper bound"
@@ -124,12 +159,23 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return tuple(found)
 
     @property
+    def keeping_layers(self) -> int:
+        """Layers at the start that do not use the keys and values of others."""
+        return self.num_hidden_layers - self.num_kv_shared_layers
+
+    @property
     def expert_layers(self) -> int:
         """Layers with experts in place of a dense MLP."""
-        experts = self.experts
-        if experts is None:
-            return 0
-        return sum(map(experts.in_layer, range(self.num_hidden_layers)))
+        return [self.mlp_columns(index) for index in range(self.num_hidden_layers)].count(None)
+
+    def mlp_columns(self, index: int) -> int | None:
+        """Columns of the dense MLP of a layer, counted from 0: 0 without any; None: experts."""
+        if not self.mlp_layer_types:
+            sparse = self.experts is not None and self.experts.in_layer(index)
+            return None if sparse else self.intermediate_size
+        kind = self.mlp_layer_types[index % len(self.mlp_layer_types)]
+        named = {"dense": self.intermediate_size, "sparse": None, "none": 0}
+        return kind if isinstance(kind, int) else named[kind]
 
     @property
     def special(self) -> tuple[str, ...]:
@@ -140,10 +186,12 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         kinds = {self.layer_type(index) for index in range(self.num_hidden_layers)}
         features = {
             "experts": self.experts is not None,
-            "latent attention": self.latent is not None,
+            "latent attention": self.latent is not None or self.compressed is not None,
             "sliding windows": "sliding_attention" in kinds,
             "chunked attention": "chunked_attention" in kinds,
             "linear attention": "linear_attention" in kinds,
+            "layers of other heads": bool(self.heads),
+            "layers without attention or MLP": "none" in kinds or 0 in self.mlp_layer_types,
             "an MLP without gate": not self.gated_mlp,
         }
         stored = [f"{self.quantization.method} weights"] if self.quantization else []
@@ -214,6 +262,16 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             return "full_attention"
         return self.layer_types[index % len(self.layer_types)]
 
+    def heads_of(self, kind: LayerType) -> Heads:
+        """The heads of the layers of a type."""
+        own = Heads(
+            num_attention_heads=self.num_attention_heads,
+            num_key_value_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            v_head_dim=self.v_head_dim or self.head_dim,
+        )
+        return self.heads.get(kind, own)
+
     def shard(self, tensor_parallel_size: int, expert_parallel_size: int = 1) -> Shard:
         """The share of one of `tensor_parallel_size` GPUs, or a `ConfigError` if none is possible.
 
@@ -242,11 +300,12 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
     def _divides(self, tp: int, ep: int) -> bool:
-        kv_heads, linear = self.num_key_value_heads, self.linear
+        linear, one = self.linear, self.latent is not None or self.compressed is not None
         shared = [self.num_attention_heads, *self._columns(ep)]
-        if linear is not None:
+        if linear is not None and linear.kind != "short_conv":
             shared += [linear.linear_num_key_heads, linear.linear_num_value_heads]
-        replicates = self.latent is not None or max(kv_heads, tp) % min(kv_heads, tp) == 0
+        kv_heads = {self.num_key_value_heads, *(h.num_key_value_heads for h in self.heads.values())}
+        replicates = one or all(max(n, tp) % min(n, tp) == 0 for n in kv_heads)
         return replicates and all(count % tp == 0 for count in shared)
 
     def _columns(self, ep: int) -> list[int]:
@@ -254,7 +313,8 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         experts = self.experts
         if experts is None:
             return [self.intermediate_size]
-        found = [] if self.expert_layers == self.num_hidden_layers else [self.intermediate_size]
+        dense = {self.mlp_columns(index) for index in range(self.num_hidden_layers)}
+        found = [columns for columns in dense if columns]
         if experts.shared_expert_intermediate_size:
             found.append(experts.shared_expert_intermediate_size)
         if ep == 1:
@@ -310,7 +370,8 @@ class Shard(Struct, frozen=True):
         """All parameters in GPU memory; norms are replicated on every GPU."""
         tables = self.head_parameters * (1 if self.model.tie_word_embeddings else 2)
         layers = sum(each.parameters for each in self._layers())
-        return layers + tables + self.model.hidden_size + self._vision_parameters
+        further = self._further_parameters - self._divided(self.model.apart_parameters)
+        return layers + tables + self.model.hidden_size + further
 
     @property
     def qkv_size(self) -> int:
@@ -324,8 +385,18 @@ class Shard(Struct, frozen=True):
 
     def kv_groups_of(self, layers: range) -> tuple[KvGroup, ...]:
         """The groups of these layers alone, e.g. of a pipeline stage."""
-        kinds = [self.model.layer_type(index) for index in layers]
-        return tuple(self._group(kind, kinds.count(kind)) for kind in dict.fromkeys(kinds))
+        model = self.model
+        if model.compressed is not None:
+            heads = (model.head_dim, self.heads)
+            window, indexer = model.sliding_window, model.indexer
+            return tuple(compressed_groups(model.compressed, layers, *heads, window, indexer))
+        keeping = range(layers.start, min(layers.stop, model.keeping_layers))
+        kinds = [model.layer_type(index) for index in keeping]
+        found = [self._group(kind, kinds.count(kind)) for kind in dict.fromkeys(kinds)]
+        if model.indexer is not None:
+            indexed = sum(index not in model.indexer.without for index in keeping)
+            found.append(model.indexer.group(indexed))
+        return tuple(group for group in found if group.kind != "none")
 
     def token_bytes(self, kv_dtype: str, layers: range | None = None) -> int:
         """Bytes of the KV cache that one token takes on this GPU, if every layer keeps it.
@@ -335,7 +406,11 @@ class Shard(Struct, frozen=True):
         nothing of a token. Source: vLLM 0.33.0, v1/kv_cache_interface.py.
         """
         groups = self.kv_groups if layers is None else self.kv_groups_of(layers)
-        return sum(group.layers * group.elements for group in groups) * DTYPE_BYTES[kv_dtype]
+        if self.model.compressed is not None:  # its windows hardly grow with a sequence
+            groups = tuple(group for group in groups if group.window is None)
+        return ceil(
+            sum(group.layers * group.token_bytes(DTYPE_BYTES[kv_dtype]) for group in groups)
+        )
 
     @property
     def state_bytes(self) -> int:
@@ -364,7 +439,7 @@ class Shard(Struct, frozen=True):
         tables = first + last if not model.tie_word_embeddings else first or last
         others = tables * self.head_parameters
         others += model.hidden_size if last else 0
-        others += self._vision_parameters if first else 0
+        others += self._further_parameters if first else 0
         return ceil(others * element + self.layer_bytes(dtype, stage))
 
     def layer_bytes(self, dtype: str, layers: range) -> float:
@@ -380,40 +455,54 @@ class Shard(Struct, frozen=True):
 
     def layer(self, index: int) -> Layer:
         """The parameters of a layer, counted from 0."""
-        experts = self.model.experts
-        sparse = experts is not None and experts.in_layer(index)
-        return self._layer(self.model.layer_type(index), sparse)
-
-    def _layers(self) -> list[Layer]:
-        return [self.layer(index) for index in range(self.model.num_hidden_layers)]
-
-    def _layer(self, kind: LayerType, sparse: bool) -> Layer:
-        model = self.model
+        model, kind = self.model, self.model.layer_type(index)
         vectors = model.norms_per_layer * model.hidden_size
-        if kind == "linear_attention":
-            attention, small = self._linear_attention()
+        if model.compressed is not None:
+            sizes = (model.hidden_size, model.head_dim, self.heads, self.tensor_parallel_size)
+            attention, small = compressed_attention(model.compressed, index, *sizes, model.indexer)
+        elif kind == "linear_attention":
+            assert model.linear is not None
+            tp = self.tensor_parallel_size
+            attention, small = model.linear.parameters(model.hidden_size, tp)
+        elif kind == "none":
+            attention, small = 0, 0
         elif model.latent is not None:
             attention, small = self._latent_attention(model.latent)
         else:
-            attention, small = self._attention()
-        if not sparse:
+            attention, small = self._attention(kind, index >= model.keeping_layers)
+        indexer = None if model.compressed is not None else model.indexer
+        if indexer is not None and index not in indexer.without:
+            query = model.latent and model.latent.q_lora_rank
+            attention += indexer.parameters(model.hidden_size, query or model.hidden_size)
+        columns = model.mlp_columns(index)
+        if columns is not None:
             matrices = 3 if model.gated_mlp else 2
-            mlp = matrices * model.hidden_size * self.intermediate_size
+            mlp = matrices * model.hidden_size * -(-columns // self.tensor_parallel_size)
             return Layer(attention, mlp, 0, 0, vectors + small)
         shared, routed, router, biases = self._experts()
         return Layer(attention, shared, routed, router, vectors + small + biases)
 
-    def _attention(self) -> tuple[int, int]:
-        """Weights of the products of an attention layer, and its vectors."""
-        model = self.model
-        queries = self.heads * model.head_dim
-        products = model.hidden_size * (self.qkv_size + queries)
+    def _layers(self) -> list[Layer]:
+        return [self.layer(index) for index in range(self.model.num_hidden_layers)]
+
+    def _attention(self, kind: LayerType, shares: bool) -> tuple[int, int]:
+        """Weights of the products of an attention layer, and its vectors; one that `shares` keys
+        and values has queries only."""
+        model, tp = self.model, self.tensor_parallel_size
+        own = model.heads_of(kind)
+        heads, kv_heads = own.num_attention_heads // tp, max(1, own.num_key_value_heads // tp)
+        queries, outputs = heads * own.head_dim, heads * own.v_head_dim
+        keys = kv_heads * own.head_dim
+        values = 0 if own.attention_k_eq_v else kv_heads * own.v_head_dim
+        if shares:
+            keys = values = 0
+        products = model.hidden_size * (queries + keys + values + outputs)
         if model.attn_output_gate:
             products += model.hidden_size * queries
-        vectors = self.qkv_size if model.qkv_bias else 0
+        vectors = queries + keys + values if model.qkv_bias else 0
         vectors += model.hidden_size if model.o_bias else 0
-        vectors += 2 * model.head_dim if model.qk_norm else 0
-        vectors += self.heads if model.attention_sinks else 0
+        vectors += 2 * own.head_dim if model.qk_norm else 0
+        vectors += heads if model.attention_sinks else 0
         return products, vectors
 
     def _latent_attention(self, latent: Latent) -> tuple[int, int]:
@@ -427,22 +516,9 @@ class Shard(Struct, frozen=True):
         value = self.heads * latent.v_head_dim
         out_of = latent.kv_lora_rank * (self.heads * latent.qk_nope_head_dim + value)
         into = hidden * (latent.kv_lora_rank + latent.qk_rope_head_dim)
-        queries = hidden * query if rank is None else rank * (hidden + query)
-        return queries + into + out_of + value * hidden, latent.kv_lora_rank + (rank or 0)
-
-    def _linear_attention(self) -> tuple[int, int]:
-        """Weights of the products of a linear attention layer, and its vectors.
-
-        Queries, keys, values and a gate as wide as the values, two numbers for each value head,
-        and the output projection.
-        """
-        linear, tp, hidden = self.model.linear, self.tensor_parallel_size, self.model.hidden_size
-        assert linear is not None
-        keys, values = linear.key_size // tp, linear.value_size // tp
-        heads = linear.linear_num_value_heads // tp
-        products = hidden * (2 * keys + 2 * values + 2 * heads) + values * hidden
-        convolution = (2 * keys + values) * linear.linear_conv_kernel_dim
-        return products, convolution + 2 * heads + linear.linear_value_head_dim
+        products = hidden * query if rank is None else rank * (hidden + query)
+        products += into + out_of + (1 + latent.output_gate) * value * hidden
+        return products, latent.kv_lora_rank + (rank or 0)
 
     def _experts(self) -> tuple[int, int, int, int]:
         """Weights of shared experts, of routed experts and of the router; biases."""
@@ -457,22 +533,33 @@ class Shard(Struct, frozen=True):
         if experts.shared_expert_gate:
             biases += hidden
         shared = matrices * hidden * (experts.shared_expert_intermediate_size // tp)
-        return shared, held * matrices * hidden * columns, router, biases
+        width = experts.moe_latent_size or hidden
+        if experts.moe_latent_size is not None:
+            shared += 2 * hidden * width
+        return shared, held * matrices * width * columns, router, biases
 
     def _group(self, kind: LayerType, layers: int) -> KvGroup:
-        model = self.model
+        model, tp = self.model, self.tensor_parallel_size
         if kind == "linear_attention":
             return KvGroup(kind, layers, 0, 0, None, self._state_bytes())
-        if model.latent is not None:
+        if model.latent is not None and kind != "none":
             latent = model.latent
             elements = latent.kv_lora_rank + latent.qk_rope_head_dim
-            return KvGroup("latent_attention", layers, elements, 1)
+            pair = latent.qk_nope_head_dim + latent.qk_rope_head_dim + latent.v_head_dim
+            group = KvGroup(
+                "latent_attention", layers, elements, 1, pair_elements=self.heads * pair
+            )
+            chosen = None if model.indexer is None else model.indexer.index_topk
+            return group._replace(attended=chosen)
         windows = {
             "sliding_attention": model.sliding_window,
             "chunked_attention": model.attention_chunk_size,
         }
-        window = windows.get(kind)
-        return KvGroup(kind, layers, 2 * self.kv_heads * model.head_dim, 2, window)
+        own = model.heads_of(kind)
+        pair = own.head_dim + own.v_head_dim
+        elements = max(1, own.num_key_value_heads // tp) * pair
+        pairs = own.num_attention_heads // tp * pair
+        return KvGroup(kind, layers, elements, 2, windows.get(kind), pair_elements=pairs)
 
     def _state_bytes(self) -> int:
         """Bytes of the state of one sequence in a layer of linear attention."""
@@ -483,13 +570,30 @@ class Shard(Struct, frozen=True):
         return (linear.conv_elements * element + linear.recurrent_elements * recurrent) // tp
 
     @property
-    def _vision_parameters(self) -> int:
-        """Other towers are divided like everything else."""
-        return -(-self.model.vision_parameters // self.tensor_parallel_size)
+    def _further_parameters(self) -> int:
+        """Other towers and tables are divided like everything else."""
+        model = self.model
+        further = model.vision_parameters + model.apart_parameters + model.lookup_parameters
+        return self._divided(further)
+
+    def _divided(self, parameters: int) -> int:
+        return -(-parameters // self.tensor_parallel_size)
 
     def _bytes_each(self, part: Part, dtype: str) -> float:
         """Bytes of one weight of a part of the layers."""
         stored = self.model.quantization
         if stored is None or part not in stored.parts:
             return DTYPE_BYTES[self.model.dtype(dtype)]
-        return stored.bits / 8
+        size = stored.part_bits.get(part, stored.bits) / 8
+        return size * self._padding if part == "experts" and "mxfp4" in stored.method else size
+
+    @property
+    def _padding(self) -> float:
+        """How much larger experts of MXFP4 are in memory: the kernel takes columns in multiples of
+        128 and rows in multiples of 256 (vLLM 0.33.0, quantization/mxfp4.py, Marlin)."""
+        experts = self.model.experts
+        if experts is None:
+            return 1.0
+        columns, width = self.expert_columns, experts.moe_latent_size or self.model.hidden_size
+        padded = -(-columns // 128) * 128 * -(-width // 256) * 256
+        return padded / (columns * width)

@@ -11,6 +11,7 @@ from kvsim.errors import ConfigError
 from kvsim.library import convert, find, is_at, names, read_by, read_json
 from kvsim.models.geometry import Model
 from kvsim.models.names import meaning, nearest_names
+from kvsim.models.weights import quantization
 
 
 def model_of(config: RunConfig) -> Model:
@@ -30,9 +31,13 @@ def load_model(name_or_path: str) -> Model:
         path /= "config.json"
     if is_at(Path.is_file, path):
         if path.suffix == ".json":
+            from kvsim.models.checkpoint import of_side_car
             from kvsim.models.hugging_face import from_hugging_face
 
-            return from_hugging_face(read_json(path), str(path))
+            beside, side_car = path.with_name("hf_quant_config.json"), None
+            if path.name == "config.json" and is_at(Path.is_file, beside):
+                side_car = of_side_car(read_json(beside), str(beside))
+            return from_hugging_face(read_json(path, infinities=True), str(path), side_car)
         return _read(path)
     return _shipped(name_or_path)
 
@@ -49,7 +54,7 @@ def _shipped(spelling: str) -> Model:
     model = read_by(_read, "models", find("models", found.name))
     if spelling == found.name:
         return model
-    if found.quantization is not None and model.quantization is None:
+    if found.quantization is not None and not _stored_alike(model, found.quantization):
         stored = model.quantized(found.quantization)
         assert stored.quantization is not None
         source = (
@@ -61,6 +66,15 @@ def _shipped(spelling: str) -> Model:
         return model
     remark = f"{' '.join(spelling.split())} is read as {_words(model)}"
     return replace(model, remarks=(*model.remarks, remark))
+
+
+def _stored_alike(model: Model, method: str) -> bool:
+    """Whether the shipped weights have about as many bits as a name says."""
+    own = model.quantization
+    if own is None:
+        return False
+    bits = own.part_bits.get("experts", own.bits)
+    return round(bits) == round(quantization(method).bits)
 
 
 def _words(model: Model) -> str:

@@ -14,19 +14,23 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 _TUNING = frozenset(
-    ["instruct", "chat", "it", "base", "hf", "pt", "meta", "thinking", "unsloth", "distilled"]
+    [
+        *["instruct", "chat", "it", "base", "hf", "pt", "meta", "thinking", "unsloth", "distilled"],
+        *["nvidia", "bf16", "reasoning", "preview", "exp", "terminus", "code"],
+    ]
 )
 """Words that say how a model was tuned or packed, not how large it is."""
 
 _QUANTIZATION = {
+    "nvfp4": "modelopt_fp4",
+    "fp4": "modelopt_fp4",
+    "mxfp4": "mxfp4",
+    "mxfp8": "mxfp8",
     "fp8": "fp8",
     "awq": "awq",
     "gptq": "gptq",
     "bnb": "bitsandbytes",
     "nf4": "bitsandbytes",
-    "nvfp4": "modelopt_fp4",
-    "fp4": "modelopt_fp4",
-    "mxfp4": "mxfp4",
     "w4a16": "w4a16",
     "w8a8": "w8a8",
     "int8": "w8a8",
@@ -48,6 +52,42 @@ _ALIASES = {
     "mixtral8x7bv01": "mixtral-8x7b",
     "mixtral8x22bv01": "mixtral-8x22b",
     "deepseekv31": "deepseek-v3",
+    "deepseekr10528": "deepseek-r1",
+    "llama-3.1-nemotron-nano-8b-v1": "llama-3.1-8b",
+    "llama-3.3-nemotron-super-49b-v1": "llama-3.3-nemotron-super-49b",
+    "devstral-small": "mistral-small-3.1-24b",
+    "magistral-small": "mistral-small-3.2-24b",
+    "qwq-32b": "qwen2.5-32b-instruct",
+    "mistral-nemo": "mistral-nemo-12b",
+    "qwen2-0.5b": "qwen2.5-0.5b",
+    "qwen2-1.5b": "qwen2.5-1.5b-instruct",
+    "qwen2-7b": "qwen2.5-7b-instruct",
+    "qwen2-72b": "qwen2.5-72b-instruct",
+    "minimaxm21": "minimax-m2",
+    "minimaxm25": "minimax-m2",
+    "minimaxm27": "minimax-m2",
+    "kimik26": "kimi-k2.5",
+    "kimik27": "kimi-k2.5",
+    "qwen3.6-27b": "qwen3.5-27b",
+    "qwen3.6-35b-a3b": "qwen3.5-35b-a3b",
+    "qwen3-coder-next": "qwen3-next-80b-a3b",
+    "qwen3-coder-480b-a35b-instruct": "qwen3-coder-480b-a35b",
+    "qwen3guard-gen-8b": "qwen3-8b",
+    "qwen3guard-gen-4b": "qwen3-4b",
+    "glm-4.7": "glm-4.6",
+    "glm-4.5v-air": "glm-4.5v",
+    "ernie-4.5-21b-a3b": "ernie-4.5-21b-a3b",
+    "ernie-4.5-vl-28b-a3b": "ernie-4.5-vl-28b-a3b",
+    "nemotron-h-56b-8k": "nemotron-h-56b",
+    "llama-4-scout": "llama-4-scout-17b-16e",
+    "llama-4-maverick": "llama-4-maverick-17b-128e",
+    "gpt-oss-120b-w-a": "gpt-oss-120b",
+    "gpt-oss-20b-w-a": "gpt-oss-20b",
+    "lfm2.5-1.2b-jp": "lfm2.5-1.2b",
+    "lfm2-1.2b": "lfm2.5-1.2b",
+    "lfm2-8b-a1b": "lfm2.5-8b-a1b",
+    "deepseek-v3-0324": "deepseek-v3",
+    "intern-s1-241b": "intern-s1",
 }
 """Compact spelling → shipped name, where the words alone do not lead to it."""
 
@@ -81,6 +121,11 @@ def nearest_names(spelling: str, shipped: Iterable[str]) -> list[str]:
     return [compact[each] for each in found]
 
 
+def method_of(spelling: str) -> str | None:
+    """The method by which a name says that weights are stored."""
+    return _method(_words(spelling))
+
+
 def _words(spelling: str) -> list[str]:
     last = spelling.rstrip("/").split("/")[-1].lower()
     return [word for word in re.split(r"[-_ :]|(?<=quantized)\.", last) if word]
@@ -97,7 +142,7 @@ def _candidates(words: list[str]) -> Iterator[str]:
         yield "-".join(words)
     words = [word for word in words if word not in _TUNING]
     yield "-".join(words)
-    words = [word for word in words if not re.fullmatch(r"\d{4}", word)]
+    words = [word for word in words if not re.fullmatch(r"\d{4}|\d{6}", word)]
     yield "-".join(words)
 
 

@@ -11,7 +11,21 @@ from msgspec import Meta, Struct
 
 Positive = Annotated[int, Meta(ge=1, le=10**9)]
 Natural = Annotated[int, Meta(ge=0, le=10**12)]
-LayerType = Literal["full_attention", "sliding_attention", "chunked_attention", "linear_attention"]
+LayerType = Literal[
+    "full_attention", "sliding_attention", "chunked_attention", "linear_attention", "none"
+]
+"""What a layer keeps of a sequence; `none`: nothing, as it has no attention at all."""
+
+
+class Heads(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Attention heads of the layers of one type (Gemma 4, MiMo)."""
+
+    num_attention_heads: Positive
+    num_key_value_heads: Positive
+    head_dim: Positive
+    v_head_dim: Positive
+    attention_k_eq_v: bool = False
+    """Whether values have no projection of their own; both are cached (Gemma 4)."""
 
 
 class Experts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,6 +47,9 @@ class Experts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Further layers with a dense MLP."""
     bias: bool = False
     """Whether router and experts have biases (gpt-oss)."""
+    moe_latent_size: Positive | None = None
+    """Width to which tokens are projected before the experts, and from which after them (Nemotron
+    3); None: experts take the hidden size."""
 
     def __post_init__(self) -> None:
         if self.num_experts_per_tok > self.num_experts:
@@ -64,22 +81,84 @@ class Latent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     v_head_dim: Positive
     q_lora_rank: Positive | None = None
     """Elements of the compressed query; None: queries are not compressed."""
+    output_gate: bool = False
+    """Whether a gate as wide as the values weighs the output (Kimi-K3)."""
+
+
+class Indexer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Heads that choose, for each token, those that attention looks at.
+
+    They keep one key a token (DeepSeek-V3.2 and V4, GLM-5, MiniMax-M3).
+    """
+
+    index_n_heads: Positive
+    index_head_dim: Positive
+    index_topk: Positive
+    """Tokens that are chosen."""
+    without: tuple[Natural, ...] = ()
+    """Layers without one, which attend to all tokens or to the choice of a layer before them."""
+    weighs_heads: bool = True
+    """Whether its keys are stored in 8 bits with a scale for every 128, and its heads are weighed
+    (DeepSeek); otherwise keys have the type of the KV cache (MiniMax-M3)."""
+
+    def parameters(self, hidden: int, query: int) -> int:
+        """Weights of its products; queries are made of `query` elements."""
+        weights = hidden * self.index_n_heads if self.weighs_heads else 0
+        return weights + self.index_head_dim * (query * self.index_n_heads + hidden)
+
+    def group(self, layers: int) -> KvGroup:
+        """What it keeps (vLLM 0.33.0, model_executor/models/deepseek_v2.py, `Indexer`)."""
+        pair, size = self.index_n_heads * self.index_head_dim, self.index_head_dim
+        group = KvGroup("indexer", layers, size, 1, pair_elements=pair)
+        if not self.weighs_heads:
+            return group
+        return group._replace(elements=0, further_bytes=size + 4 * -(-size // 128))
+
+
+class Compressed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Attention over one vector a token that is key and value of all heads: of the last tokens, and
+    one for every few tokens before them.
+
+    Source: vLLM 0.33.0, models/deepseek_v4/attention.py.
+    """
+
+    q_lora_rank: Positive
+    o_lora_rank: Positive
+    o_groups: Positive
+    """Groups of heads whose outputs are compressed apart."""
+    qk_rope_head_dim: Positive
+    """Elements of the vector that stay in 16 bits; the others are stored in 8."""
+    compress_ratios: tuple[Natural, ...]
+    """Tokens to one stored vector, by layer; 0 or 1: only the window is kept. Those of a ratio of 4
+    overlap, and an indexer chooses among them."""
+    hc_mult: Positive = 1
+    """Residual streams (hyper-connections)."""
 
 
 class Linear(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Linear attention by the gated delta rule: a state of fixed size in place of keys and values.
+    """Layers with a state of fixed size in place of keys and values.
+
+    | `kind` | layer | its keys are |
+    |---|---|---|
+    | `gated_delta_net` | Qwen3-Next | keys |
+    | `kimi_delta` | Kimi Linear | keys, as many as values |
+    | `mamba2` | Mamba 2 | B and C; heads of keys are its groups |
+    | `short_conv` | LFM2 | none; values are the hidden size |
 
     Source of the sizes: vLLM 0.33.0, model_executor/layers/mamba/mamba_utils.py,
-    `gated_delta_net_state_shape`.
+    `MambaStateShapeCalculator`.
     """
 
-    linear_num_key_heads: Positive
+    kind: Literal["gated_delta_net", "kimi_delta", "mamba2", "short_conv"] = "gated_delta_net"
+    linear_num_key_heads: Natural
     linear_num_value_heads: Positive
-    linear_key_head_dim: Positive
+    linear_key_head_dim: Natural
     linear_value_head_dim: Positive
     linear_conv_kernel_dim: Positive = 4
     mamba_ssm_dtype: Literal["float32", "float16", "bfloat16"] | None = None
     """Type of the recurrent state; None: that of the activations."""
+    full_rank_gate: bool = False
+    """Whether the gate of a `kimi_delta` layer is one matrix (Kimi-K3)."""
 
     @property
     def key_size(self) -> int:
@@ -101,20 +180,55 @@ class Linear(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Elements of the recurrent state of one sequence and layer."""
         return self.value_size * self.linear_key_head_dim
 
+    def parameters(self, hidden: int, tp: int) -> tuple[int, int]:
+        """Weights of the products of a layer on one of `tp` GPUs, and its vectors.
+
+        All have projections into keys and values, a gate as wide as the values and an output
+        projection, and convolve their inputs.
+        """
+        keys, values = self.key_size // tp, self.value_size // tp
+        heads, dim = self.linear_num_value_heads // tp, self.linear_value_head_dim
+        convolution = (2 * keys + values) * self.linear_conv_kernel_dim
+        if self.kind == "short_conv":
+            return 4 * hidden * values, convolution
+        products = hidden * (2 * keys + 3 * values)
+        if self.kind == "mamba2":
+            vectors = convolution + 2 * keys + values + 3 * heads + values
+            return products + hidden * heads, vectors
+        if self.kind == "gated_delta_net":
+            return products + hidden * 2 * heads, convolution + 2 * heads + dim
+        low_rank = dim * (hidden + values)
+        gates = low_rank + hidden * heads + (0 if self.full_rank_gate else low_rank)
+        products -= 0 if self.full_rank_gate else hidden * values
+        return products + gates, convolution + heads + values + dim
+
 
 class KvGroup(NamedTuple):
     """Layers that keep the same of a sequence, on one GPU."""
 
-    kind: LayerType | Literal["latent_attention"]
+    kind: LayerType | Literal["latent_attention", "indexer", "compressed_attention"]
     layers: int
     elements: int
-    """Elements that one layer keeps of one token; 0 for linear attention."""
+    """Elements that one layer keeps of one token, in the type of the KV cache."""
     tensors: int
     """Tensors of one layer: 2 for keys and values, 1 for a latent vector."""
     window: int | None = None
     """Tokens that a sliding window or a chunk keeps; None: all."""
     state_bytes: int = 0
     """Bytes that one layer keeps of one sequence, whatever its length."""
+    pair_elements: int = 0
+    """Elements of the keys and of the values of all heads: what a token costs for each token that
+    it attends to."""
+    further_bytes: int = 0
+    """Bytes that one layer keeps of one token, whatever the type of the KV cache."""
+    every: int = 1
+    """Tokens that share what is kept."""
+    attended: int | None = None
+    """Tokens that an indexer chooses; None: all that are kept."""
+
+    def token_bytes(self, element_bytes: int) -> float:
+        """Bytes that one layer keeps of one token."""
+        return (self.elements * element_bytes + self.further_bytes) / self.every
 
 
 class Layer(NamedTuple):

@@ -29,6 +29,8 @@ class Quantization(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Bits a weight takes on average, with its share of scales and zero points."""
     parts: tuple[Part, ...] = ALL
     """The parts that are quantised."""
+    part_bits: dict[Part, Annotated[float, Meta(gt=0, le=64)]] = {}
+    """Bits of the parts that have others than `bits`."""
     fp8_products: bool = False
     """Whether activations are quantised to FP8 too, so that products run at the FP8 peak."""
 

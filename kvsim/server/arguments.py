@@ -42,6 +42,8 @@ class Unsimulated(Struct, frozen=True):
     reason: str
     off: Callable[[Any], bool]
     """Whether a value means that the feature is not in use."""
+    first: bool = False
+    """Whether the line has flags that are known only where the feature is."""
 
 
 Effect = Used | Ignored | Unsimulated
@@ -132,21 +134,40 @@ def _take(meaning: Meaning, flag: Flag, argument: Argument) -> None:
         meaning.ignored.setdefault(effect.why, []).append(spelled(flag.name))
     elif isinstance(effect, Unsimulated):
         if not effect.off(plain(argument.value)):
-            raise ConfigError(
-                f"{_at(argument)}: {effect.reason}, which is not simulated; leave it out to"
-                " simulate the server without it"
-            )
+            raise not_simulated(_at(argument), effect)
     else:
         try:
-            if isinstance(argument.value, str) and "$" in argument.value:
-                raise ValueError("a value instead of a shell variable")
-            value = effect.read(argument.value)
+            value = effect.read(check_written_out(argument.value))
         except (ValueError, TypeError, OverflowError) as error:
             raise ConfigError(
                 f"{_at(argument)}: takes {error}, got {_short(argument.value)}"
             ) from None
         if value is not None:
             meaning.set(effect.key, value, argument.where)
+
+
+def not_simulated(where: str, effect: Unsimulated) -> ConfigError:
+    """The error for an argument whose feature is not simulated."""
+    return ConfigError(
+        f"{where}: {effect.reason}, which is not simulated; leave it out to simulate the server"
+        " without it"
+    )
+
+
+_OPEN = re.compile(
+    r"<[A-Za-z_][^<>]*>|\{\{.*?\}\}|(?:^|/)path/to/|\byour[-_]|^\.\.\.$", re.IGNORECASE
+)
+"""What stands for a value that somebody was to fill in."""
+
+
+def check_written_out(value: Any) -> Any:
+    """The value; raises `ValueError` where a shell variable or a placeholder stands for it."""
+    if isinstance(value, str):
+        if "$" in value:
+            raise ValueError("a value instead of a shell variable")
+        if _OPEN.search(value):
+            raise ValueError("a value instead of a placeholder")
+    return value
 
 
 def unknown_flag(name: str, table: Table, where: str) -> ConfigError:

@@ -15,7 +15,16 @@ from typing import Any
 
 from kvsim.errors import ConfigError
 from kvsim.parsing import parse_json
-from kvsim.server.arguments import Argument, Flag, Table, spelled, unknown_flag
+from kvsim.server.arguments import (
+    Argument,
+    Flag,
+    Table,
+    Unsimulated,
+    check_written_out,
+    not_simulated,
+    spelled,
+    unknown_flag,
+)
 from kvsim.server.files import read_text, read_yaml
 
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
@@ -27,11 +36,19 @@ def parse(words: list[str], table: Table, where: str, folder: Path | None = None
     `folder`: where relative paths of `--config` begin; by default, the working directory. Raises
     `ConfigError` naming the flag that is unknown or lacks its value.
     """
+    for word in words:
+        flag = table.flags.get(word[2:]) if word.startswith("--") else None
+        if flag is not None and isinstance(flag.effect, Unsimulated) and flag.effect.first:
+            raise not_simulated(f"{where}: {word}", flag.effect)
     found = list(_Words(words, table, where).read())
     configs = [argument for argument in found if argument.name == "config"]
     if not configs:
         return found
-    path = Path(folder or ".", str(configs[-1].value))
+    name = str(configs[-1].value)
+    try:
+        path = Path(folder or ".", check_written_out(name))
+    except ValueError as error:
+        raise ConfigError(f"{configs[-1].where}: takes {error}, got {name[:60]!r}") from None
     return [*_of_file(path, table), *found]
 
 
@@ -51,10 +68,8 @@ class _Words:
             word = self._words[self._place]
             self._place += 1
             if not word.startswith("-"):
-                if positional or ("$" in word and not word.strip("${}").isidentifier()):
-                    raise ConfigError(
-                        f"{self._where}: {word[:60]!r} belongs to no flag; correct the command"
-                    )
+                if positional:
+                    raise self._stray(word)
                 positional = True
                 yield self._argument(self._table.positional, word)
                 continue
@@ -70,6 +85,15 @@ class _Words:
                 yield self._argument(flag.name, self._value(flag, on, value if equals else None))
         for name, inner_table in tables.items():
             yield self._argument(name, inner_table)
+
+    def _stray(self, word: str) -> ConfigError:
+        """The error for a word that belongs to no flag."""
+        try:
+            check_written_out(word)
+        except ValueError as error:
+            kind = str(error).removeprefix("a value instead of ")
+            return ConfigError(f"{self._where}: {word[:60]!r} is {kind}; write out what it means")
+        return ConfigError(f"{self._where}: {word[:60]!r} belongs to no flag; correct the command")
 
     def _argument(self, name: str, value: Any) -> Argument:
         return Argument(name, value, f"{self._where}: {spelled(name)}")

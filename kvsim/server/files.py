@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ _GZIP = b"\x1f\x8b"
 
 def lines_with(words: Iterable[bytes], path: str) -> Iterator[tuple[int, bytes]]:
     """The lines of a log, gzipped or not, that hold one of `words`; with their numbers from 1.
+
+    What a terminal has wrapped is joined: a long line, and those after it that begin no record.
 
     Raises `ConfigError` for a file that cannot be read, holds nothing, or is not text.
     """
@@ -44,13 +47,37 @@ def _lines(file: BinaryIO, path: str, words: tuple[bytes, ...]) -> Iterator[tupl
         if b"\0" in chunk:
             raise ConfigError(f"{path}: not a text in UTF-8; give the text that the server printed")
         if any(word in chunk for word in words):
-            for further, line in enumerate(chunk.split(b"\n")):
-                if (begins or further) and any(word in line for word in words):
-                    yield number + further, line
+            lines = chunk.split(b"\n")
+            place = 0
+            while place < len(lines):
+                end = _end_of_record(lines, place)
+                record = b"".join(lines[place:end])
+                if (begins or place) and any(word in record for word in words):
+                    yield number + place, record
+                place = end
         number += chunk.count(b"\n")
         begins = chunk.endswith(b"\n")
     if number == 1 and begins:
         raise ConfigError(f"{path}: the file is empty; give the text that the server printed")
+
+
+_WRAPPED_AT = 80
+"""Columns of the narrowest terminal; shorter lines were not wrapped."""
+_RECORD = re.compile(
+    rb"(?:\S+ +\| )?(?:\x1b\[[0-9;]*m)*"
+    rb"(?:[(\[]|INFO|WARNING|ERROR|DEBUG|CRITICAL|\d{4}-\d\d|[A-Z]\w* \w+ \w+|\s*$)"
+)
+"""The beginning of a line that a logger or a launcher wrote, or of a sentence; an empty line."""
+
+
+def _end_of_record(lines: list[bytes], first: int) -> int:
+    """The place after a line and those in which it goes on."""
+    place = first + 1
+    while place < len(lines) and len(lines[place - 1]) >= _WRAPPED_AT:
+        if _RECORD.match(lines[place]):
+            break
+        place += 1
+    return place
 
 
 def read_text(path: str | Path) -> str:

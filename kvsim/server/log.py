@@ -73,6 +73,10 @@ class Start:
     cpu_blocks: Fact | None = None
     free: Fact | None = None
     """GiB of a GPU before anything was loaded; only SGLang says it."""
+    model: Fact | None = None
+    """The name of the model that is being loaded."""
+    tensor_parallel_size: Fact | None = None
+    """Ranks of the last GPU that joins, where there are no others."""
     not_hopper: Fact | None = None
     """Whether a kernel says that the GPUs are of another generation."""
     device: Fact | None = None
@@ -142,6 +146,8 @@ _WORTH = (
     b"Device capability",
     b"device_name=",
     b"block size to",
+    b"to load model ",
+    b" in world size ",
 )
 """A line with none of these fits no pattern below; a server's log has millions of such lines."""
 
@@ -240,6 +246,17 @@ def _weights(start: Start, match: re.Match[str], line: _Line) -> None:
     start.weights.append(Fact(float(match[1]), line.number))
 
 
+def _model(start: Start, match: re.Match[str], line: _Line) -> None:
+    start.model = Fact(match[1], line.number)
+
+
+def _ranks(start: Start, match: re.Match[str], line: _Line) -> None:
+    """All GPUs share a layer where there are no pipeline stages and no replicas, as the last rank
+    shows; of less than all ranks, the world says it."""
+    if match[2] == match[3] == "0":
+        start.tensor_parallel_size = Fact(_number(match[1]), line.number)
+
+
 def _not_hopper(start: Start, match: re.Match[str], line: _Line) -> None:
     start.not_hopper = Fact(True, line.number)
 
@@ -289,6 +306,11 @@ _LINES: list[tuple[re.Pattern[str], Callable[[Start, re.Match[str], _Line], None
     (re.compile(rf"ing (?:attention|kv cache) block size to {_COUNT}"), _block_size),
     (re.compile(rf"Model loading took {_GIB}"), _weights),
     (re.compile(rf"Available KV cache memory: {_GIB}"), _available),
+    (re.compile(r"[Ss]tarting to load model (\S+?)\.\.\."), _model),
+    (
+        re.compile(rf"rank \d+ in world size {_COUNT} is assigned as DP rank (\d+), PP rank (\d+)"),
+        _ranks,
+    ),
     (re.compile(r"GPUs before SM90|Device capability \d{1,3}\.\d not supported"), _not_hopper),
     (re.compile(r"device_name=([\w-]{1,80}?)(?:,|\.json)"), _device),
     (re.compile(rf"\b(?!CPU )\w+ KV cache size: {_COUNT} tokens"), _cache_tokens),

@@ -6,6 +6,7 @@ import re
 
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.errors import ConfigError
+from kvsim.server import values
 from kvsim.server.arguments import Meaning, interpret
 from kvsim.server.generations import ENGINES, leave_unused
 from kvsim.server.log import Start, read_starts
@@ -56,6 +57,12 @@ def _without_blocks(start: Start, path: str) -> Meaning:
         # The format of a quantised checkpoint belongs to the model.
         if not kept and not (key == "quantization" and start.arguments):
             meaning.set(key, value, made.sources[key])
+    for key, fact, read in (
+        ("model", start.model, values.model),
+        ("tensor_parallel_size", start.tensor_parallel_size, values.whole),
+    ):
+        if fact is not None and not start.config and key not in meaning.settings:
+            meaning.set(key, read(fact.value), f"{path}:{fact.line}")
     for key, fact in (
         ("max_model_len", start.max_model_len),
         ("max_num_batched_tokens", start.max_num_batched_tokens),

@@ -1,7 +1,8 @@
 """The arguments of `sglang.launch_server`, and what they mean for a simulation.
 
-Source: SGLang 0.5.23 `srt/server_args.py`. The table has the arguments that decide what is
-simulated, those of what is not, and common ones without effect; any other has to be left out.
+Source: SGLang 0.5.23 `srt/server_args.py`, `srt/arg_groups/fields/`. The table has the arguments
+that decide what is simulated, those of what is not, and most of those without effect, also under
+earlier names; any other has to be left out.
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ from kvsim.errors import ConfigError
 from kvsim.parsing import parse_json
 from kvsim.server import values
 from kvsim.server.arguments import Flag, Meaning, Table, Used, spelled
-from kvsim.server.vllm_arguments import NO_EFFECT, SLIGHT, flags, or_else, unsimulated, used
+from kvsim.server.vllm_arguments import (
+    NO_EFFECT,
+    SLIGHT,
+    flags,
+    only_rope,
+    or_else,
+    unsimulated,
+    used,
+)
 
 _SCHEDULER: dict[str, Callable[[Any], Any]] = {
     "disable_priority_preemption": values.switch,
@@ -94,35 +103,72 @@ _IGNORED = [
     *flags(
         NO_EFFECT,
         switches="""
-            allow-auto-truncate enable-cache-report enable-metrics enable-request-time-stats-logging
-            log-requests show-time-cost skip-server-warmup skip-tokenizer-init sleep-on-idle
-            trust-remote-code
+            allow-auto-truncate delete-ckpt-after-loading disable-fast-image-processor
+            disable-tokenizer-batch-decode enable-cache-report enable-forward-pass-metrics
+            enable-http2 enable-memory-saver enable-metrics enable-metrics-for-all-schedulers
+            enable-mfu-metrics enable-request-time-stats-logging enable-response-store
+            enable-ssl-refresh enable-strict-thinking enable-trace enable-weights-cpu-backup
+            export-metrics-to-file grpc-mode incremental-streaming-output log-requests
+            show-time-cost skip-server-warmup skip-tokenizer-init sleep-on-idle
+            stream-response-default-include-usage strip-thinking-cache trust-remote-code use-ray
+            weight-loader-disable-mmap weight-loader-prefetch-checkpoints
         """,
         values="""
-            admin-api-key api-key base-gpu-id chat-template completion-template decode-log-interval
-            device dist-init-addr dist-timeout download-dir file-storage-path gpu-id-step
-            grammar-backend host load-format log-level log-level-http log-requests-level
-            model-loader-extra-config nnodes node-rank port random-seed reasoning-parser revision
-            sampling-defaults served-model-name stream-interval tokenizer-mode tokenizer-path
-            tokenizer-worker-num tool-call-parser watchdog-timeout weight-version
+            admin-api-key api-key base-gpu-id chat-template completion-template
+            decode-log-interval default-chat-template-kwargs detokenizer-worker-num device
+            dist-init-addr dist-timeout download-dir fastapi-root-path file-storage-path
+            gc-warning-threshold-secs gpu-id-step grammar-backend hf-chat-template-name host
+            kv-events-config load-format log-level log-level-http log-requests-format
+            log-requests-level model-checksum model-config-parser model-loader-extra-config
+            nccl-init-addr nccl-port nnodes node-rank otlp-traces-endpoint port
+            preferred-sampling-params random-seed reasoning-parser revision sampling-defaults
+            served-model-name soft-watchdog-timeout ssl-ca-certs ssl-certfile ssl-keyfile
+            ssl-keyfile-password stream-interval tokenizer-backend tokenizer-mode tokenizer-path
+            tokenizer-worker-num tool-call-parser tool-server warmups watchdog-timeout
+            weight-loader-prefetch-num-threads weight-version
         """,
-        lists="bucket-time-to-first-token bucket-inter-token-latency crash-dump-folder",
+        lists="""
+            bucket-e2e-request-latency bucket-inter-token-latency bucket-time-to-first-token
+            crash-dump-folder gc-threshold generation-tokens-buckets log-requests-target numa-node
+            prompt-tokens-buckets
+        """,
     ),
     *flags(
         SLIGHT,
         switches="""
-            disable-cuda-graph-padding disable-custom-all-reduce disable-outlines-disk-cache
-            enable-deterministic-inference
-            enable-flashinfer-allreduce-fusion enable-mscclpp enable-multimodal
-            enable-nccl-nvls enable-p2p-check enable-piecewise-cuda-graph enable-symm-mem
-            enable-tokenizer-batch-encode enable-torch-compile
+            disable-chunked-prefix-cache disable-cuda-graph-padding disable-custom-all-reduce
+            disable-flashinfer-autotune disable-flashinfer-cutlass-moe-fp4-allgather
+            disable-outlines-disk-cache disable-piecewise-cuda-graph disable-prefill-cuda-graph
+            disable-shared-experts-fusion enable-aiter-allreduce-fusion
+            enable-broadcast-mm-inputs-process enable-cudagraph-gc enable-custom-logit-processor
+            enable-deterministic-inference enable-dp-lm-head enable-dsa-fused-indexer
+            enable-dynamic-batch-tokenizer enable-eplb enable-ep-moe
+            enable-flashinfer-allreduce-fusion enable-flashinfer-trtllm-moe enable-fp32-lm-head
+            enable-fused-qk-norm-rope enable-mscclpp enable-multimodal enable-nccl-nvls
+            enable-p2p-check enable-piecewise-cuda-graph enable-prefix-mm-cache
+            enable-profile-cuda-graph enable-quant-communications enable-return-hidden-states
+            enable-return-routed-experts enable-symm-mem enable-tf32-matmul
+            enable-tokenizer-batch-encode enable-torch-compile enable-torch-symm-mem
+            flashinfer-mla-disable-ragged language-model-only mm-enable-dp-encoder pre-warm-nccl
+            triton-attention-reduce-in-fp32
         """,
         values="""
-            fp8-gemm-backend max-micro-batch-size mm-attention-backend
-            moe-a2a-backend moe-runner-backend
-            prefill-attention-backend sampling-backend torch-compile-max-bs
+            bf16-gemm-backend boundary-reduction cuda-graph-config cuda-graph-backend-decode
+            cuda-graph-backend-prefill cuda-graph-max-bs-prefill deepep-config deepep-mode
+            dsa-decode-backend dsa-prefill-backend dsa-topk-backend dsv4-attn-backend
+            dsv4-prefill-backend ep-dispatch-algorithm ep-num-redundant-experts eplb-algorithm
+            eplb-rebalance-num-iterations flashinfer-allreduce-fusion-backend
+            flashinfer-mxfp4-moe-precision fp4-gemm-backend fp4-gemm-runner-backend
+            fp8-gemm-backend fp8-gemm-runner-backend init-expert-location keep-mm-feature-on-device
+            limit-mm-data-per-request linear-attn-backend linear-attn-decode-backend
+            linear-attn-prefill-backend load-balance-method mamba-backend max-micro-batch-size
+            mm-attention-backend mm-feature-transport mm-process-config mm-processor-worker-num
+            model-impl moe-a2a-backend moe-dense-tp-size moe-runner-backend nsa-decode-backend
+            nsa-prefill-backend piecewise-cuda-graph-max-tokens pp-max-micro-batch-size
+            prefill-attention-backend sampling-backend scheduler-recv-interval torch-compile-max-bs
+            triton-attention-num-kv-splits
         """,
-        lists="cuda-graph-bs",
+        lists="cuda-graph-bs cuda-graph-bs-decode cuda-graph-bs-prefill",
     ),
 ]
 
@@ -131,16 +177,63 @@ _UNSIMULATED = [
         "speculative decoding makes several tokens in a step",
         values="""
             speculative-algorithm speculative-draft-model-path speculative-eagle-topk
-            speculative-num-draft-tokens speculative-num-steps
+            speculative-num-draft-tokens speculative-num-steps speculative-dflash-block-size
+            speculative-attention-mode speculative-draft-attention-backend
+            speculative-draft-load-format speculative-draft-model-quantization
+            speculative-draft-model-revision speculative-moe-a2a-backend
+            speculative-moe-runner-backend speculative-token-map
         """,
+        switches="enable-multi-layer-eagle speculative-adaptive",
     ),
     *unsimulated(
         "KV is kept in CPU memory or storage, too",
-        switches="enable-hierarchical-cache enable-lmcache",
-        values="hicache-ratio hicache-size hicache-storage-backend hicache-write-policy",
+        switches="enable-flexkv enable-hicache enable-hierarchical-cache enable-lmcache",
+        values="""
+            hicache-io-backend hicache-mem-layout hicache-ratio hicache-size hicache-storage-backend
+            hicache-storage-backend-extra-config hicache-storage-prefetch-policy
+            hicache-write-policy
+        """,
     ),
     *unsimulated(
         "KV moves between servers", values="disaggregation-mode", off=or_else("null", "none")
+    ),
+    *unsimulated(
+        "KV moves between servers",
+        values="""
+            disaggregation-bootstrap-port disaggregation-ib-device disaggregation-transfer-backend
+            num-reserved-decode-tokens
+        """,
+    ),
+    *unsimulated("encodings move between servers", switches="encoder-only language-only"),
+    *unsimulated("text is made by diffusion", values="dllm-algorithm dllm-algorithm-config"),
+    *unsimulated(
+        "images or video are made",
+        values="num-gpus ring-degree ulysses-degree sp-degree adjust-frames",
+        switches="enable-cfg-parallel dit-cpu-offload text-encoder-cpu-offload vae-cpu-offload",
+    ),
+    *unsimulated(
+        "it makes the model another one than its name says",
+        values="json-model-override-args",
+        off=only_rope,
+    ),
+    *unsimulated(
+        "several steps run without the scheduler",
+        values="num-continuous-decode-steps",
+        off=or_else(1),
+    ),
+    *unsimulated(
+        "the tokens of a request are spread over GPUs (context parallelism)",
+        values="attn-cp-size dcp-size decode-context-parallel-size",
+        off=or_else(1),
+    ),
+    *unsimulated("prompts wait for other replicas", switches="enable-prefill-delayer"),
+    *unsimulated(
+        "it changes what layers with windows or states keep",
+        switches="disable-hybrid-swa-memory",
+        values="""
+            mamba-full-memory-ratio mamba-radix-cache-strategy mamba-ssm-dtype mamba-track-interval
+            max-mamba-cache-size swa-full-tokens-ratio
+        """,
     ),
     *unsimulated(
         "adapters take memory and time",
@@ -151,17 +244,17 @@ _UNSIMULATED = [
     *unsimulated(
         "several replicas run",
         switches="enable-dp-attention",
-        values="dp-size data-parallel-size",
+        values="attn-dp-size dp dp-size data-parallel-size",
         off=or_else(1),
     ),
     *unsimulated(
         "layers or experts are spread over GPUs",
-        values="pp-size pipeline-parallel-size ep-size expert-parallel-size",
+        values="pp pp-size pipeline-parallel-size ep ep-size expert-parallel-size",
         off=or_else(1),
     ),
     *unsimulated(
         "weights are fetched from CPU memory as they are needed",
-        values="cpu-offload-gb",
+        values="cpu-offload-gb kt-weight-path kt-num-gpu-experts",
         off=or_else(0),
     ),
     *unsimulated(

@@ -4,6 +4,8 @@
 |---|---|
 | `server_args=ServerArgs(model_path='...', ...)` | every argument, given or not |
 | `Load weight begin. avail mem=22.93 GB` | GiB of a GPU before anything is loaded |
+| `Found local HF snapshot for Qwen/Qwen3-8B at ...` | the model |
+| `[2026-04-14 16:08:44 TP1] ...` | the GPUs of a replica |
 | `KV Cache is allocated. dtype: ..., #tokens: 38141, K size: 2.33 GB, ...` | the pool, in tokens |
 | `max_total_num_tokens=38141, ..., context_len=131072, ...` | what pool and limits came to |
 
@@ -29,7 +31,9 @@ _CAME_TO = re.compile(r"(max_total_num_tokens=\d.*)")
 _ALLOCATED = re.compile(r"KV Cache is allocated\..*#tokens: (\d{1,18})")
 _FREE = re.compile(r"Load weight begin\..*avail mem=(\d{1,6}\.\d{1,6}) GB")
 _OF_SGLANG = (b"server_args=ServerArgs(", b"max_total_num_tokens=", b"KV Cache is allocated.")
-_WORTH = (*_OF_SGLANG, b"Load weight begin.")
+_MODEL = re.compile(r"HF snapshot for (\S+/\S+) at|models--([^/\s]+--[^/\s]+)/")
+_RANK = re.compile(r"^\[[^\]]* TP(\d{1,4})\]")
+_WORTH = (*_OF_SGLANG, b"Load weight begin.", b"HF snapshot for", b"models--")
 
 _NAMES = {"max_total_num_tokens": "max_total_tokens", "context_len": "context_length"}
 """Name in the last line → name of the argument."""
@@ -66,7 +70,7 @@ def settings_of_sglang(path: str) -> tuple[Meaning, list[str], Start]:
     arguments: list[Argument] = []
     """Those of the start that is being read."""
     sized: list[Argument] = []
-    start = Start(path, 1)
+    start, ranks = Start(path, 1), 1
     for number, raw in lines_with(_WORTH, path):
         text, where = raw.decode("utf-8", errors="replace").rstrip(), f"{path}:{number}"
         if match := _ARGUMENTS.search(text):
@@ -80,6 +84,10 @@ def settings_of_sglang(path: str) -> tuple[Meaning, list[str], Start]:
             sized = arguments = [*arguments, Argument("max_total_tokens", int(match[1]), where)]
         elif match := _FREE.search(text):
             start.free = Fact(float(match[1]), number)
+            rank = _RANK.search(text)
+            ranks = max(ranks, int(rank[1]) + 1 if rank else 1)
+        elif match := _MODEL.search(text):
+            start.model = Fact(match[1] or match[2].replace("--", "/"), number)
     if not sized:
         raise ConfigError(
             f"{path}: SGLang starts, but no line says how large its pool is; give the log up to the"
@@ -89,6 +97,11 @@ def settings_of_sglang(path: str) -> tuple[Meaning, list[str], Start]:
     line = meaning.sources["num_gpu_blocks_override"]
     complete(meaning, {}, line)
     meaning.set("engine", "sglang", line)
+    if start.model is not None and "model" not in meaning.settings:
+        meaning.set("model", start.model.value, f"{path}:{start.model.line}")
+    if ranks > 1 and "tensor_parallel_size" not in meaning.settings:
+        assert start.free is not None
+        meaning.set("tensor_parallel_size", ranks, f"{path}:{start.free.line}")
     blocks, size = meaning.settings["num_gpu_blocks_override"], meaning.settings.get("block_size")
     if blocks < 1:
         raise ConfigError(f"{line}: the server has no KV pages; nothing can be simulated")

@@ -16,7 +16,10 @@ from kvsim.errors import ConfigError
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^{}]*))?\})")
 _DECLARING = ("export", "local", "declare", "readonly", "ENV", "ARG")
-_CONTINUED = re.compile(r"\\[ \t]*\r?\n")
+_CONTINUED = re.compile(r"\\[ \t]*\r?\n|(?<=[ \t])\\(?=[ \t])")
+"""A line goes on; also where the line was folded, and a backslash stands alone."""
+_PLACEHOLDER = re.compile(r"<[A-Za-z_][\w ./:|-]*>")
+"""A word in angle brackets that somebody was to replace, not a redirection."""
 
 
 class Command(NamedTuple):
@@ -70,6 +73,9 @@ class _Reader:
             elif character == "#" and self._word is None:
                 end = text.find("\n", self._place)
                 self._place = len(text) if end < 0 else end
+            elif placeholder := _PLACEHOLDER.match(text, self._place):
+                self._word = [*(self._word or []), placeholder[0]]
+                self._go(placeholder.end())
             elif character in "<>":
                 self._redirect()
             else:
@@ -118,7 +124,7 @@ class _Reader:
             elif character == "\\" and text[self._place + 1 : self._place + 2] in list('"\\$`'):
                 self._word.append(text[self._place + 1])
                 self._place += 2
-            elif character == "\\" and _CONTINUED.match(text, self._place):
+            elif character == "\\" and re.match(r"\\[ \t]*\r?\n", text[self._place :]):
                 self._go(text.index("\n", self._place) + 1)
             else:
                 self._word.append(character)

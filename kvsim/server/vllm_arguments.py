@@ -27,17 +27,23 @@ def or_else(*also: Any) -> Callable[[Any], bool]:
     return lambda value: _empty(value) or value in also
 
 
-def _only_rope(value: Any) -> bool:
+def only_rope(value: Any) -> bool:
     """Whether overrides of the model's config change nothing but rotary embeddings.
 
-    They may lengthen the context, which `--max-model-len` then says.
+    They may lengthen the context, which the longest length of the command then says.
     """
     try:
         table = parse_json(value) if isinstance(value, str) else value
     except ValueError:
         return False
     return _empty(table) or (
-        isinstance(table, dict) and all(str(key).startswith("rope") for key in table)
+        isinstance(table, dict)
+        and all(
+            key.startswith("rope")
+            or key == "max_position_embeddings"
+            or (key == "text_config" and only_rope(inner))
+            for key, inner in table.items()
+        )
     )
 
 
@@ -247,6 +253,7 @@ _SLIGHT = [
 ]
 
 _UNSIMULATED = [
+    Flag("omni", "nothing", Unsimulated("speech, images or video are made", _empty, first=True)),
     *unsimulated(
         "speculative decoding is set up outside --speculative-config",
         values="spec-method spec-model spec-tokens",
@@ -338,7 +345,7 @@ _UNSIMULATED = [
     *unsimulated(
         "it makes the model another one than its name says",
         values="hf-overrides",
-        off=_only_rope,
+        off=only_rope,
     ),
 ]
 

@@ -23,7 +23,7 @@ def v1_log(
     )
     return f"""\
 {server} [utils.py:299]   █▄█▀ █     █     █     █  version {version}
-{server} [utils.py:233] non-default args: {{{arguments}}}
+{server} [utils.py:233] non-default args: {{'max_num_batched_tokens': 2048, {arguments}}}
 {server} [model.py:1549] Using max model len 131072
 {server} [scheduler.py:222] Chunked prefill is enabled with max_num_batched_tokens=2048.
 {server} [vllm.py:791] Asynchronous scheduling is enabled.

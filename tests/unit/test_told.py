@@ -181,8 +181,8 @@ PUBLIC: list[tuple[str, dict[str, Any], int | str]] = [
     ("L3-vllm0.13.0-Qwen3-VL-30B-A3B-H100NVL", {}, "no model named 'model-files'"),
     (
         "L3-vllm0.13.0-Qwen3-VL-30B-A3B-H100NVL",
-        {"model": "qwen3-30b-a3b"},
-        "no hardware named 'NVIDIA H100 NVL'",
+        {"model": "Qwen/Qwen3-VL-30B-A3B-Instruct"},
+        13_246,
     ),
     ("L4-vllm0.13.0-Qwen3-Next-W4A16-2xL40S", {}, "no model named 'models'"),
     (
@@ -196,18 +196,20 @@ PUBLIC: list[tuple[str, dict[str, Any], int | str]] = [
         {"model": "qwen3-next-80b-a3b", "hardware": "l40s"},
         2864,
     ),
-    ("L5-vllm0.18-Qwen2.5-72B-tp4-L40S-headless", {}, "names no model"),
     (
         "L5-vllm0.18-Qwen2.5-72B-tp4-L40S-headless",
-        {"model": "qwen2.5-72b-instruct"},
+        {},
         ":3: hardware: the GPU is not h100-sxm",
     ),
-    ("L6-sglang-Qwen3.5-9B-2x4090", {}, "names no model"),
-    ("L6-sglang-Qwen3.5-9B-2x4090", {"model": "qwen3-8b"}, "the GPU has about 23 GiB"),
+    ("L5-vllm0.18-Qwen2.5-72B-tp4-L40S-headless", {"hardware": "l40s"}, 4189),
+    ("L6-sglang-Qwen3.5-9B-2x4090", {}, "the GPU has about 23 GiB"),
+    ("L6-sglang-Qwen3.5-9B-2x4090", {"hardware": "rtx-4090"}, 327_310),
     ("vllm-120B-4gpuA10080GB-0.8GRAM-diff-nodes", {}, "the GPU is not h100-sxm"),
     ("vllm-120B-4gpuA10080GB-0.8GRAM-diff-nodes", {"hardware": "a100-80gb"}, 330_018),
-    ("vllm-7B-1gpuA10080GB-0.25GRAM", {}, ":3: the line is cut off"),
-    ("vllm-7B-2gpuA10080GB-0.5GRAM-same-node", {}, ":3: the line is cut off"),
+    # Both are wrapped by a terminal.
+    ("vllm-7B-1gpuA10080GB-0.25GRAM", {}, ":8: hardware: vLLM 0.10.1 chose 2,048 tokens a step"),
+    ("vllm-7B-1gpuA10080GB-0.25GRAM", {"hardware": "a100-80gb"}, 5867),
+    ("vllm-7B-2gpuA10080GB-0.5GRAM-same-node", {"hardware": "a100-80gb"}, 74_510),
 ]
 """Log, flags, and the blocks or the words of the refusal."""
 

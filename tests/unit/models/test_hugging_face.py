@@ -125,16 +125,10 @@ def test_an_unknown_family_is_read_as_a_plain_decoder_and_says_so() -> None:
 @pytest.mark.parametrize(
     "keys",
     [
-        {"hybrid_override_pattern": "M-M*-" * 6, "mamba_num_heads": 64, "ssm_state_size": 128},
-        {"layers_block_type": ["mamba", "attention"] * 16},
         {"attn_layer_period": 8, "mamba_d_state": 16},
         {"attn_layer_indices": [3, 11]},
-        {"global_head_dim": 512, "num_global_key_value_heads": 2},
-        {"kv_lora_rank": 512, "index_head_dim": 128},
-        {"swa_num_key_value_heads": 8, "hybrid_layer_pattern": [0, 1] * 16},
-        {"linear_attn_config": {"full_attn_layers": [4, 8]}},
-        {"block_configs": [{"attention": {"no_op": True}}]},
-        {"type_vocab_size": 2},  # of an encoder
+        {"layer_group_size": 8},
+        {"cla_share_factor": 2},
     ],
 )
 @pytest.mark.parametrize("model_type", ["mystery", "llama", None])
@@ -145,7 +139,7 @@ def test_keys_that_shape_layers_and_are_not_read_are_named(
         read(model_type=model_type, **keys)
     line = str(refused.value)
     assert line.startswith("folder/config.json: ") and "\n" not in line
-    for key in keys.keys() - {"kv_lora_rank"}:
+    for key in keys:
         assert key in line
     assert "hidden_size" not in line
 
@@ -156,8 +150,29 @@ def test_keys_that_shape_layers_do_not_matter_without_a_value() -> None:
 
 
 def test_layers_of_an_unknown_type_are_refused() -> None:
-    with pytest.raises(ConfigError, match="layer_types: 'conv' is not simulated"):
-        read(layer_types=["full_attention", "conv"] * 16)
+    with pytest.raises(ConfigError, match="layer_types: 'hyena' is not simulated"):
+        read(layer_types=["full_attention", "hyena"] * 16)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"model_type": "t5", "is_encoder_decoder": True}, "'t5' is an encoder with a decoder"),
+        ({"model_type": "whisper", "encoder_layers": 4}, "'whisper' is an encoder with a decoder"),
+        ({"model_type": "bert", "type_vocab_size": 2}, "'bert' is an encoder, which generates"),
+        ({"architectures": ["XLMRobertaForMaskedLM"]}, "is an encoder, which generates nothing"),
+        ({"model_type": "mystery", "hidden_act": "relu2"}, "hidden_act 'relu2' is not known"),
+        (
+            {"hybrid_override_pattern": "M*", "mamba_num_heads": 8},
+            "missing required field `mamba_head_dim`",
+        ),
+        ({"linear_attn_config": {"full_attn_layers": [4]}}, "missing required field"),
+    ],
+)
+def test_what_is_no_decoder_is_refused_as_what_it_is(keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(**keys)
+    assert words in str(refused.value) and "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

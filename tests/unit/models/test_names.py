@@ -46,6 +46,14 @@ from kvsim.models.names import meaning
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-14B", "deepseek-r1-distill-qwen-14b", None),
         ("microsoft/Phi-3-mini-4k-instruct", "phi-3-mini-4k", None),
         ("microsoft/phi-4", "phi-4", None),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "qwen2.5-vl-7b", None),
+        ("Qwen/Qwen3.6-27B-FP8", "qwen3.5-27b", "fp8"),
+        ("nvidia/Kimi-K2.6-NVFP4", "kimi-k2.5", "modelopt_fp4"),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "nemotron-3-nano-30b-a3b", None),
+        ("amd/gpt-oss-120b-w-mxfp4-a-fp8", "gpt-oss-120b", "mxfp4"),
+        ("deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-v3.2", None),
+        ("MiniMaxAI/MiniMax-M3-MXFP8", "minimax-m3", "mxfp8"),
+        ("LiquidAI/LFM2.5-1.2B-JP-202606", "lfm2.5-1.2b", None),
     ],
 )
 def test_spellings(spelling: str, name: str, method: str | None) -> None:
@@ -57,7 +65,7 @@ def test_spellings(spelling: str, name: str, method: str | None) -> None:
     [
         "meta-llama/Llama-3.1-9B",
         "Qwen/Qwen2.5-7B-Instruct-1M",  # another longest sequence
-        "Qwen/Qwen2.5-VL-7B-Instruct",  # a vision tower
+        "Qwen/Qwen3-VL-7B-Instruct",  # no such size
         "meta-llama/Llama-3.2-11B-Vision",
         "nvidia/Llama-3.1-Nemotron-51B-Instruct",
     ],
@@ -98,7 +106,7 @@ def test_every_source_resolves_to_its_own_file() -> None:
     ("spelling", "words"),
     [
         ("llama-3-9b", r"no model named 'llama-3-9b'; did you mean .*'llama-3-8b'"),
-        ("Qwen/Qwen2.5-9B", r"did you mean 'qwen2\.5-"),
+        ("Qwen/Qwen2.5-9B", r"did you mean 'qwen[23]\.5-"),
         ("nowhere/at-all", r"give one of the \d+ names in configs/models, or the path"),
         ("folder/m.toml", r"folder/m\.toml: no such file"),
         ("", "no model named ''"),

@@ -210,14 +210,26 @@ def test_blocks_follow_from_tokens(blocks: int, block_size: int, max_model_len: 
     assert blocks_of(tokens, block_size, max_model_len, "0.33.0") == blocks
 
 
+@pytest.mark.parametrize("columns", [80, 136, 200])
+def test_lines_that_a_terminal_has_wrapped_are_joined(columns: int, tmp_path: Path) -> None:
+    whole = v1_log()
+    pieces = (
+        line[begin : begin + columns]
+        for line in whole.splitlines()
+        for begin in range(0, max(len(line), 1), columns)
+    )
+    wrapped, word = read("\n".join(pieces), tmp_path), read(whole, tmp_path)
+    assert wrapped.settings == word.settings
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("", ["empty"]),
         ("hello\nworld\n", ["no line of a vLLM or SGLang start"]),
         ("\n".join(v1_log().splitlines()[:6]), ["line 1", "how many KV blocks"]),
-        (v1_log().replace("'max_model_len'", "\n'max_model_len'"), [":2", "cut off"]),
-        (v1_log().replace(" tensor_parallel", "\ntensor_parallel"), [":6", "cut off"]),
+        (v1_log().replace("'max_model_len'", "\nINFO"), [":2", "cut off"]),
+        (v1_log().replace(" tensor_parallel", "\n[1] tensor_parallel"), [":6", "cut off"]),
         ("INFO GPU KV cache size: 0 tokens\n", [":1", "no KV blocks"]),
         ("a\0b", ["not a text"]),
         (v1_log(arguments="'model': 'm', 'block_size': 0"), ["block_size 0"]),
