@@ -86,7 +86,7 @@ def assemble(config: RunConfig, *, switched: tuple[str, ...] = ()) -> Parts:
     engine = _engine(config.engine)
     check_vllm(config, engine)
     check_engine(config, engine)
-    fits = config.max_model_len == "auto"
+    fits = config.max_model_len == "auto" or (config.model, config.max_model_len) == (None, None)
     config, model, hardware, assumed = complete(config, engine)
     check_cache(config, engine)
     check_tables(config, engine, model)
@@ -104,7 +104,7 @@ def assemble(config: RunConfig, *, switched: tuple[str, ...] = ()) -> Parts:
     stages = stages_at_work(config, engine, model)
     in_flight = draft.in_flight + stages - 1
     room = Room(memory, groups, draft.max_num_batched_tokens * in_flight)
-    config = fitting(config, room) if fits else checked_pool(config, room, engine)
+    config = _fitted(config, room, assumed) if fits else checked_pool(config, room, engine)
     tiered, drafts = offloads(config, engine, groups), speculates(config, engine)
     loras = config.max_loras if adapts(config, engine) else None
     manager = _manager(config, engine)
@@ -275,6 +275,15 @@ def _notes_on_tables(
         return (*model.notes, *said)
     further = (offload.notes() if offload else ()) + (speculation.notes if speculation else ())
     return (*model.remarks, *notes_on_groups(tuple(blocks.groups), config), *said, *further)
+
+
+def _fitted(config: RunConfig, room: Room, assumed: dict[str, Default]) -> RunConfig:
+    """The settings with sequences as long as the pool allows. A model that nobody named has them,
+    too, so that a first run starts on any GPU; `assumed` then says so."""
+    config = fitting(config, room)
+    if "max_model_len" in assumed and config.max_model_len != assumed["max_model_len"].value:
+        assumed["max_model_len"] = Default(config.max_model_len, "the most that fits")
+    return config
 
 
 def _manager(config: RunConfig, engine: Engine) -> str:

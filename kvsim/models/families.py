@@ -57,6 +57,7 @@ _QWEN_HYBRID = Family({"head_dim": 256}, qk_norm=True)
 _QWEN_3_5 = _QWEN_HYBRID._replace(text_alone=True)
 _GEMMA_4 = Family({"sliding_window": 512}, qk_norm=True, norms_per_layer=4, tied=True)
 _STEP = Family(qk_norm=True)
+_GLM_4_MOE = Family({"attention_out_bias": False})
 _DEEPSEEK_V4 = Family()
 _DEEPSEEK = Family({"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128})
 
@@ -97,9 +98,9 @@ FAMILIES: dict[str, Family] = {
     "deepseek_ref": _DEEPSEEK_V4,
     "kimi_k2": _DEEPSEEK,
     "kimi_linear": _DEEPSEEK,
-    "glm4_moe": Family(),
+    "glm4_moe": _GLM_4_MOE,
     "glm4_moe_lite": _DEEPSEEK,
-    "glm4v_moe_text": Family(),
+    "glm4v_moe_text": _GLM_4_MOE,
     "glm_moe_dsa": Family(),
     "minimax_m2": Family(qk_norm=True),
     "minimax_m3": Family(qk_norm=True),
@@ -116,7 +117,7 @@ FAMILIES: dict[str, Family] = {
     "ernie4_5_moe": Family(),
     "lfm2": Family(qk_norm=True, tied=True),
     "lfm2_moe": Family(qk_norm=True, tied=True),
-    "seed_oss": Family(qkv_bias=True),
+    "seed_oss": Family({"attention_out_bias": False}, qkv_bias=True),
     "granitemoehybrid": Family(),
     "llama4_text": Family(
         {"head_dim": 128, "attention_chunk_size": 8192}, windows=(*[CHUNKED] * 3, FULL)

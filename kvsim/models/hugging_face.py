@@ -62,6 +62,8 @@ class _Decoder(Struct, frozen=True, kw_only=True):
     head_dim: Positive | None = None
     tie_word_embeddings: bool | None = None
     attention_bias: bool | None = None
+    """Of query, key and value; of the output projection, too, without `attention_out_bias`."""
+    attention_out_bias: bool | None = None
     sliding_window: Natural | None = None
     sliding_window_pattern: Positive | None = None
     attention_chunk_size: Positive | None = None
@@ -209,7 +211,7 @@ def _sizes(decoder: _Decoder, family: Family) -> dict[str, Any]:
         "num_key_value_heads": decoder.num_key_value_heads or heads,
         "head_dim": decoder.head_dim or max(decoder.hidden_size // heads, 1),
         "qkv_bias": family.qkv_bias if bias is None else bias,
-        "o_bias": bool(bias),
+        "o_bias": bool(bias if decoder.attention_out_bias is None else decoder.attention_out_bias),
         "qk_norm": family.qk_norm,
         "norms_per_layer": family.norms_per_layer,
         "gated_mlp": family.gated_mlp,

@@ -87,7 +87,6 @@ _ALIASES = {
     "lfm2-1.2b": "lfm2.5-1.2b",
     "lfm2-8b-a1b": "lfm2.5-8b-a1b",
     "deepseek-v3-0324": "deepseek-v3",
-    "intern-s1-241b": "intern-s1",
 }
 """Compact spelling → shipped name, where the words alone do not lead to it."""
 

@@ -191,8 +191,11 @@ def _rejected(summary: Mapping[str, Any], requests: Mapping[str, Any]) -> Html:
         ]
         shown = ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
         share = show(ratio(number, summary["num_requests"]), "share")
-        rows.append([reason, id_of(shown), count(number), share])
-    return panel(None, table_of(["Reason", "Requests", "Number", "Share"], rows, text_columns=2))
+        rows.append(
+            [reason, id_of(shown), wording.remedy_of(summary, reason), count(number), share]
+        )
+    columns = ["Reason", "Requests", "Remedy", "Number", "Share"]
+    return panel(None, table_of(columns, rows, text_columns=3))
 
 
 def _ledger(summary: Mapping[str, Any]) -> Html | None:

@@ -18,7 +18,7 @@ from kvsim.report.numerals import (
     size,
 )
 from kvsim.report.statistics import ratio
-from kvsim.report.wording import UNSTEADY, Remark, bound, fate, finished, outcome_title
+from kvsim.report.wording import UNSTEADY, Remark, bound, fate, finished, outcome_title, remedies
 from kvsim.schema import LEG_LABELS, LEGS
 from kvsim.sums import added
 
@@ -118,7 +118,7 @@ def _handover_remarks(figures: Mapping[str, Any]) -> list[Remark]:
 
 def fleet_verdict(summary: Mapping[str, Any]) -> list[Remark]:
     """What became of the requests, what the router lost, and how even the load was."""
-    remarks = [*bound(summary), fate(summary)]
+    remarks = [*bound(summary), fate(summary), *remedies(summary)]
     if state_of(summary) in UNSTEADY:
         remarks.insert(0, Remark(load_words(summary), "warning"))
     if not finished(summary):

@@ -24,6 +24,17 @@ BOUNDS = {
 }
 """What a run is called if the head of the queue was refused most of the time → what the head did,
 and the values of `BLOCKED` that mean it."""
+REMEDIES = {
+    "too-long": "raise --max-model-len, or choose a --model with longer sequences; without chunked"
+    " prefill, raise --max-num-batched-tokens, too",
+    "never-fits": "give the engine more blocks: a larger GPU, --tensor-parallel-size,"
+    " --gpu-memory-utilization or --num-gpu-blocks-override",
+    "queue-full": "raise max_queued_requests, add replicas, or lower --request-rate",
+    "predecessor-rejected": "they follow a rejected request of their conversation: see its remedy",
+    "lost-by-engine": "give the engine more memory; the real one loses them, too",
+    "not-served": "see the rejections of the engine that computes prompts",
+}
+"""Why a request was rejected → what to do about it."""
 _MOST = 0.5
 """The share of the time that is most of it."""
 
@@ -40,7 +51,8 @@ def verdict(summary: Mapping[str, Any]) -> list[Remark]:
 
     The load comes first if the engine did not keep up, then what bound the run, if anything did.
     """
-    load, ending = _load(summary), [*bound(summary), fate(summary), *_outcome(summary)]
+    ending = [*bound(summary), fate(summary), *remedies(summary), *_outcome(summary)]
+    load = _load(summary)
     remarks = [*load, *ending] if state_of(summary) in UNSTEADY else [*ending, *load]
     remarks += [*_engine_errors(summary), _preemption(summary)]
     waits = summary["watermark_wait_s"]
@@ -168,6 +180,24 @@ def fate(summary: Mapping[str, Any]) -> Remark:
     if summary["unfinished"]:
         parts.append(f"{count(summary['unfinished'])} unfinished")
     return Remark(f"{plural(total, 'request')}{within}: {', '.join(parts)}.", "warning")
+
+
+def remedy_of(summary: Mapping[str, Any], reason: str) -> str:
+    """What to do about requests that were rejected for this reason; empty if nothing is known.
+
+    Where the engine would have stopped, that is what its rule says.
+    """
+    errors = summary["meta"].get("engine_errors") or []
+    own = {str(error["kind"]): str(error.get("remedy") or "") for error in errors}
+    return REMEDIES.get(reason) or own.get(reason, "")
+
+
+def remedies(summary: Mapping[str, Any]) -> list[Remark]:
+    """What to do about the requests that were rejected, by reason."""
+    found = [(reason, remedy_of(summary, reason)) for reason in summary["rejected_by_reason"]]
+    return [
+        Remark(f"Remedy for {reason}: {remedy}.", "warning") for reason, remedy in found if remedy
+    ]
 
 
 def _outcome(summary: Mapping[str, Any]) -> list[Remark]:

@@ -25,6 +25,11 @@ READERS: dict[str, str] = {
     "vllm-bench": "formats.vllm_bench",
     "sglang-bench": "formats.sglang_bench",
     "openai-batch": "formats.openai_batch",
+    "claude-code": "formats.claude_code",
+    "otel": "formats.otel",
+    "inference-perf": "formats.inference_perf",
+    "langfuse": "formats.langfuse",
+    "litellm": "formats.litellm",
     "sharegpt": "formats.sharegpt",
     "custom": "formats.custom",
     "mooncake": "formats.mooncake",
@@ -45,6 +50,13 @@ _REFUSED: tuple[tuple[str, Set[str], str], ...] = (
     ("a Dynamo agentic_mooncake trace", {"dynamo.agentic_mooncake"}, _REWRITE),
 )
 """Known formats without a reader: name, keys that identify them, remedy."""
+
+_CONVERT = {
+    False: "say which column is what: --columns arrival_s=TIME,input=PROMPT,output=OUTPUT",
+    True: "make a table: (echo arrival_s,input_tokens,output_tokens; jq -r"
+    " '[.TIME,.PROMPT,.OUTPUT]|@csv' FILE) >t.csv",
+}
+"""How a file of an unknown format becomes a trace, by whether it is JSON."""
 
 
 @collector_paused()
@@ -112,4 +124,6 @@ def _recognise(source: Source, head: Head) -> str:
     found = sorted(head.keys or head.columns)[:_MOST_NAMES]
     listed = ", ".join(map(shown, found)) or "none"
     what = f"unknown format; {'keys' if head.is_json else 'columns'} found: {listed}"
-    raise source.error(f"{what}; formats known: {', '.join(READERS)}", line=0)
+    raise source.error(
+        f"{what}; formats known: {', '.join(READERS)}; {_CONVERT[head.is_json]}", line=0
+    )

@@ -33,6 +33,8 @@ OPTIONAL_ROLES = ("id", "session", "model")
 MEASURED = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "queue": "queue_s"}
 """Role of a measured time, which needs a unit → its key in `Row.observed`, in seconds."""
 FAILED = "no prompt or no output tokens, as of requests that failed"
+_COMMA = re.compile(r"(-?[0-9]+),([0-9]+)")
+"""A number with a decimal comma, which only files whose columns a comma does not separate have."""
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?")
 _DATE_NS = 0
 
@@ -206,6 +208,10 @@ def _csv_cells(source: Source, columns: Columns) -> Iterator[dict[str, Any]]:
         if len(cells) != len(names):
             what = f"{len(cells)} cells, expected {len(names)}: {shown(','.join(names))}"
             raise source.error(f"{what}; fix the line")
+        if separator != ",":
+            cells = [
+                cell.replace(",", ".") if _COMMA.fullmatch(cell.strip()) else cell for cell in cells
+            ]
         yield {column: cells[place] for column, place in places}
 
 

@@ -131,6 +131,77 @@ INFO 11-22 06:00:04 [request_logger.py:60] Received request c: params: SamplingP
 max_tokens=16), lora_request: None.
 """
 
+
+def _claude(
+    type: str,
+    second: int,
+    id: str = "",
+    input: int = 0,
+    created: int = 0,
+    read: int = 0,
+    output: int = 0,
+    model: str = "claude-opus-4-6",
+    side: bool = False,
+) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": type, "content": "text"}
+    if id:
+        usage = {"input_tokens": input, "cache_creation_input_tokens": created}
+        usage |= {"cache_read_input_tokens": read, "output_tokens": output}
+        message |= {"id": id, "model": model, "usage": usage}
+    return {
+        "parentUuid": None,
+        "isSidechain": side,
+        "sessionId": "f3e6c061",
+        "type": type,
+        "timestamp": f"2026-04-28T06:30:0{second}.000Z",
+        "message": message,
+    }
+
+
+def _span(id: str, start_ns: int, facts: dict[str, Any], output: Any) -> dict[str, Any]:
+    facts = {**facts, "gen_ai.usage.output_tokens": output}
+    return {
+        "traceId": "5b8e",
+        "spanId": id,
+        "name": "chat",
+        "startTimeUnixNano": str(start_ns),
+        "endTimeUnixNano": str(start_ns + 10**9),
+        "attributes": [
+            {"key": key, "value": {"stringValue" if key.endswith("name") else "intValue": value}}
+            for key, value in facts.items()
+        ],
+    }
+
+
+def _spans(*spans: dict[str, Any]) -> dict[str, Any]:
+    return {"resourceSpans": [{"resource": {}, "scopeSpans": [{"spans": list(spans)}]}]}
+
+
+def _perf(start: float, input: int, output: int, error: str | None) -> dict[str, Any]:
+    info = {"input_tokens": input, "output_tokens": output, "output_token_times": [start + 0.125]}
+    times = {"start_time": start, "end_time": start + 2}
+    return {**times, "request": "{}", "response": "", "info": info, "error": error}
+
+
+def _generation(id: str, second: int, **usage: Any) -> dict[str, Any]:
+    return {
+        "id": id,
+        "traceId": "trace",
+        "type": "GENERATION",
+        "startTime": f"2025-06-26T06:16:{second}.504Z",
+        "completionStartTime": f"2025-06-26T06:16:{second + 1}.504Z",
+        "endTime": f"2025-06-26T06:16:{second + 3}.504Z",
+        "model": "qwen3",
+        **usage,
+    }
+
+
+def _spend(id: str, start: str, prompt: int, output: int, **more: Any) -> dict[str, Any]:
+    times = {"startTime": start, "endTime": start, "completionStartTime": None}
+    counts = {"prompt_tokens": prompt, "completion_tokens": output, "call_type": "acompletion"}
+    return {"request_id": id, "model": "gpt-oss-120b", **times, **counts, **more}
+
+
 SAMPLES: dict[str, str] = {
     "vllm-bench": _lines(_bench()),
     "sglang-bench": _lines(_sglang()),
@@ -160,6 +231,51 @@ SAMPLES: dict[str, str] = {
         _aiperf(2, 10**18 + 5 * 10**9, was_cancelled=True),
     ),
     "guidellm": json.dumps(_guidellm(), indent=2),
+    "claude-code": _lines(
+        {"type": "summary", "summary": "a session", "leafUuid": "u9"},
+        _claude("user", 0),
+        _claude("assistant", 2, "m1", 10, 1000, 0, 1),
+        _claude("assistant", 3, "m1", 10, 1000, 0, 40),
+        _claude("user", 8),
+        _claude("assistant", 9, "m2", 5, 30, 1008, 20),
+        _claude("assistant", 9, "m3", 3, 0, 0, 0, "<synthetic>"),
+        _claude("assistant", 5, "s1", 4, 496, 0, 8, side=True),
+    ),
+    "otel": _lines(
+        _spans(
+            _span("01", 1000, {"gen_ai.operation.name": "invoke_agent"}, 0),
+            _span("02", 2000, {"gen_ai.usage.input_tokens": "1200"}, "300"),
+        ),
+        _spans(_span("03", 1500, {"gen_ai.usage.input_tokens": 7}, 9)),
+    ),
+    "inference-perf": json.dumps(
+        [
+            _perf(1393.5, 591, 140, None),
+            _perf(1393.25, 20, 3, "timeout"),
+            _perf(1393.25, 30, 5, None),
+        ]
+    ),
+    "langfuse": json.dumps(
+        {
+            "id": "trace",
+            "observations": [
+                {"id": "a", "type": "SPAN", "startTime": "2025-06-26T06:16:19.504Z"},
+                _generation(
+                    "b", 20, usageDetails={"input": 40, "cache_read_input_tokens": 60, "output": 9}
+                ),
+                _generation("c", 19, usage={"promptTokens": 50, "completionTokens": 5}),
+            ],
+        },
+        indent=1,
+    ),
+    "litellm": json.dumps(
+        [
+            _spend("r1", "2026-02-26T03:47:25.5+00:00", 10, 8),
+            _spend("r2", "2026-02-26T03:47:24.5+00:00", 11, 9),
+            _spend("r3", "2026-02-26T03:47:24.6+00:00", 12, 3, status="failure"),
+            _spend("r4", "2026-02-26T03:47:24.7+00:00", 13, 4, cache_hit="True"),
+        ]
+    ),
     "azure": "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
     "2024-05-10 00:00:01.009930+00:00,2163,6\r\n2024-05-10 00:00:00.009930+00:00,2162,5\r\n",
     "lmcache": _lines(

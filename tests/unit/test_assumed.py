@@ -18,9 +18,9 @@ def test_a_run_without_settings_says_what_it_assumes() -> None:
     parts = parts_of()
     values = {key: each.value for key, each in parts.assumed.items()}
     assert values == {
-        "model": "llama-3-8b",
+        "model": "llama-3.1-8b",
         "hardware": "h100-sxm",
-        "max_model_len": 8192,
+        "max_model_len": 131072,
         "max_num_seqs": 1024,
         "max_num_batched_tokens": 8192,
         "gpu_memory_utilization": 0.92,
@@ -37,7 +37,7 @@ def test_a_run_without_settings_says_what_it_assumes() -> None:
         "long_prefill_token_threshold": 0,
     }
     assert parts.assumed["max_num_seqs"].source == "vLLM 0.33.0 on a GPU of 70 GiB or more"
-    assert parts.assumed["max_model_len"].source == "llama-3-8b"
+    assert parts.assumed["max_model_len"].source == "llama-3.1-8b"
 
 
 def test_what_is_given_is_not_assumed() -> None:
@@ -72,7 +72,7 @@ def test_few_tokens_a_step_are_shared_by_few_sequences() -> None:
 def test_older_engines_keep_their_own_defaults() -> None:
     parts = parts_of(engine="vllm-0.6.3")
     limits = (parts.assumed["max_num_seqs"].value, parts.assumed["max_num_batched_tokens"].value)
-    assert limits == (256, 8192)
+    assert limits == (256, 131072)
     assert parts.config.gpu_memory_utilization == 0.9
     assert parts_of(engine="nano-vllm").memory.formula == "nano-vllm"
 

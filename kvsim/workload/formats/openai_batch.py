@@ -1,9 +1,10 @@
-"""OpenAI batch files: JSON Lines of `{"custom_id", "method", "url", "body"}`.
+"""OpenAI batch files: JSON Lines of `{"custom_id", "method", "url", "body"}`, or their results.
 
 The traps: **outputs are not in the file**, only their limit (`max_completion_tokens`, `max_tokens`
 or `max_output_tokens`), which is taken as their length; there are no arrivals; messages have no
 token counts (`kvsim.workload.texts`) and may hold images, which are not counted. Embeddings
-generate nothing and are refused.
+generate nothing and are refused. Results (`{"custom_id", "response", "error"}`) have the counts of
+tokens, but neither prompts nor times, and are in any order; those that failed are left out.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from kvsim.workload.source import Source, parse, shown, string
 from kvsim.workload.trace import Trace
 from kvsim.workload.values import tokens
 
+_USAGE = (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens"))
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _NOTE = "outputs are as long as their limit (max_tokens): how long they became is not in the file"
 
 
 def recognises(head: Head) -> bool:
-    """Whether the rows are requests with a body."""
-    return {"custom_id", "body"} <= head.keys
+    """Whether the rows are requests with a body, or responses to them."""
+    return "custom_id" in head.keys and bool(head.keys & {"body", "response"})
 
 
 def read(source: Source) -> Trace:
@@ -32,6 +34,9 @@ def read(source: Source) -> Trace:
     gathered, known = Gathered(source, "openai-batch"), texts.TextIds()
     for line in source.lines():
         table = parse(source, line)
+        if "response" in table:
+            _add_result(source, gathered, table)
+            continue
         body = table.get("body")
         if not isinstance(body, dict):
             raise source.error(f"{shown(body)} is not an object; give one", "body")
@@ -51,7 +56,26 @@ def read(source: Source) -> Trace:
             content=stream.content(),
             max_new_tokens=output_length,
         )
+    if all(row.content is None for row in gathered.rows):
+        return gathered.trace()
     return texts.identified(gathered.trace(_NOTE, texts.NOTE))
+
+
+def _add_result(source: Source, gathered: Gathered, table: dict[str, Any]) -> None:
+    response = table.get("response")
+    body = response.get("body") if isinstance(response, dict) else None
+    usage = body.get("usage") if isinstance(body, dict) else None
+    if table.get("error") or not isinstance(usage, dict):
+        gathered.drop("they failed, or count no tokens")
+        return
+    counts = [
+        next((usage[key] for key in keys if usage.get(key) is not None), None) for keys in _USAGE
+    ]
+    gathered.add(
+        tokens(source, "usage.prompt_tokens", counts[0]),
+        tokens(source, "usage.completion_tokens", counts[1]),
+        id=string(source, table, "custom_id"),
+    )
 
 
 def _limit(source: Source, body: dict[str, Any]) -> int:

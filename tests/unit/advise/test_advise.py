@@ -196,7 +196,7 @@ def test_the_record_holds_everything(few_slots):
         (["--slo", "p99_tfft<2s"], "p99_ttft"),
         (["--slo", SLO, "--max-model-len", "64"], "rejected<="),
         (["--slo", "goodput>3"], "no such figure"),
-        (["--slo", SLO, "--num-gpu-blocks-override", "3"], "max_model_len"),
+        (["--slo", SLO, "--num-gpu-blocks-override", "3"], "--num-gpu-blocks-override"),
         (["--slo", SLO, "--seeds", "1"], "--seeds"),
         ([], "--slo"),
     ],

@@ -42,7 +42,10 @@ CASES = [
     (["run", "--trace", CHAT, "--time-scale", "0"], ["time_scale"]),
     (["run", "--trace", CHAT, "--time-scale", "inf"], ["time_scale", "inf"]),
     (["run", "--trace", CHAT, "--max-concurrency", "0"], ["--max-concurrency", ">= 1"]),
-    (["run", "--trace", CHAT, "--num-gpu-blocks-override", "100"], ["max_model_len", "100"]),
+    (
+        ["run", "--trace", CHAT, "--num-gpu-blocks-override", "100", "--max-model-len", "8192"],
+        ["max_model_len", "100"],
+    ),
     (["run", *OLD, "--max-num-batched-tokens", "100"], ["max_num_batched_tokens"]),
     (
         ["run", *OLD, "--enable-chunked-prefill", "--max-num-batched-tokens", "100"],

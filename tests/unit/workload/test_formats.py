@@ -220,6 +220,78 @@ def test_aiperf(tmp_path: Path) -> None:
     assert "1 of 4 requests left out: they were cancelled" in trace.notes
 
 
+def test_claude_code(tmp_path: Path) -> None:
+    trace = opened(tmp_path, "claude-code")
+    assert [row.id for row in trace.rows] == ["m1", "s1", "m2"]
+    assert lengths(trace) == [(1010, 40), (500, 8), (1043, 20)]
+    assert times_ms(trace) == [0, 5000, 8000]
+    first, side, second = trace.rows
+    assert (second.after, second.delay_ns) == (first.index, 5 * 10**9)
+    assert first.observed == {"e2e_s": 3.0}
+    assert first.content == HashContent(((0, 63),))
+    assert side.content == HashContent(((65, 31),))
+    assert second.content == HashContent(((0, 65),))
+    assert "1 of 4 requests left out: they called no model" in trace.notes
+
+
+def test_a_gateways_log_and_spans_are_requests_that_were_served(tmp_path: Path) -> None:
+    spans = opened(tmp_path, "otel")
+    assert lengths(spans) == [(7, 9), (1200, 300)]
+    assert [row.id for row in spans.rows] == ["03", "02"]
+    assert [row.arrival_ns for row in spans.rows] == [0, 500]
+    perf = opened(tmp_path, "inference-perf")
+    assert lengths(perf) == [(30, 5), (591, 140)]
+    assert times_ms(perf) == [0, 250]
+    assert perf.rows[0].observed == {"ttft_s": 0.125, "e2e_s": 2.0}
+    generations = opened(tmp_path, "langfuse")
+    assert lengths(generations) == [(50, 5), (100, 9)]
+    assert generations.rows[1].observed == {"ttft_s": 1.0, "e2e_s": 3.0}
+    spent = opened(tmp_path, "litellm")
+    assert lengths(spent) == [(11, 9), (10, 8)]
+    assert times_ms(spent) == [0, 1000]
+    assert "1 of 4 requests left out: they failed" in spent.notes
+    assert "1 of 4 requests left out: LiteLLM's own cache answered them" in spent.notes
+
+
+@pytest.mark.parametrize("format", ["langfuse", "litellm"])
+def test_a_log_is_lines_a_list_or_a_page(format: str, tmp_path: Path) -> None:
+    whole = json.loads(SAMPLES[format])
+    entries = whole if isinstance(whole, list) else whole["observations"]
+    path = tmp_path / "data"
+    stored = []
+    for text in (
+        "\n".join(map(json.dumps, entries)),
+        json.dumps(entries),
+        json.dumps({"data": entries}),
+        json.dumps({"data": entries}, indent=1),
+    ):
+        path.write_text(text)
+        trace = open_trace(str(path))
+        assert trace.format == format
+        stored.append([(row.id, row.arrival_ns, row.input_length) for row in trace.rows])
+    assert stored[1:] == stored[:1] * 3
+
+
+def test_results_of_a_batch_have_the_counts_of_tokens(tmp_path: Path) -> None:
+    body = {"id": "chatcmpl", "usage": {"prompt_tokens": 10, "completion_tokens": 5}}
+    lines = [
+        {"id": "b1", "custom_id": "q2", "response": {"status_code": 200, "body": body}},
+        {"id": "b2", "custom_id": "q1", "response": None, "error": {"code": "server_error"}},
+    ]
+    path = tmp_path / "data"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    trace = open_trace(str(path))
+    assert [(row.id, row.input_length, row.output_length) for row in trace.rows] == [("q2", 10, 5)]
+    assert trace.notes[0] == "1 of 2 requests left out: they failed, or count no tokens"
+
+
+def test_an_unknown_format_ends_with_the_line_that_converts_it(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_text('{"when": 1, "asked": 2}\n')
+    with pytest.raises(TraceError, match=r"jq -r '\[\.TIME,.*@csv' FILE\) >t\.csv$"):
+        open_trace(str(path))
+
+
 def test_guidellm(tmp_path: Path) -> None:
     trace = opened(tmp_path, "guidellm")
     assert [row.id for row in trace.rows] == ["b", "a"]

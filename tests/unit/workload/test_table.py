@@ -43,6 +43,18 @@ def test_ids_sessions_and_models(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_numbers_may_have_decimal_commas(separator: str, tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    rows = [["arrival_s", "input", "output"], ["0,5", "10", "5"], ["1,75", "20", "6"]]
+    path.write_text("\n".join(separator.join(row) for row in rows))
+    trace = open_trace(str(path), columns="arrival_s=arrival_s,input=input,output=output")
+    assert [row.arrival_ns for row in trace.rows] == [0, 1_250_000_000]
+    path.write_text(separator.join(rows[0]) + "\n" + separator.join(["0,5", "1,234", "5"]))
+    with pytest.raises(TraceError, match=r"input: .* is not an integer >= 0"):
+        open_trace(str(path), columns="arrival_s=arrival_s,input=input,output=output")
+
+
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 def test_separators_and_quotes(separator: str, tmp_path: Path) -> None:
     lines = ('"arrival_s",input_tokens,output_tokens', '"1","5",6')
