@@ -110,7 +110,7 @@ def _close(book: _Book) -> None:
     stores: dict[str, Callable[[Any, Any], None]] = {}
     hidden = [name for name in fields if name[0] == "_"] if book.lists or book.closed else []
     for name in {*hidden, *book.lists, *book.closed}:
-        read, stores[name] = _access(name, found.get(name))
+        read, stores[name] = _access(name, found.get(name) or _inherited(kind, name))
         shown = _private if name in (*hidden, *book.closed) else _shown
         _put(book, name, property(shown(f"{kind.__name__}.{name}", read)))
     before: Any = kind.__setattr__
@@ -120,6 +120,12 @@ def _close(book: _Book) -> None:
 def _put(book: _Book, name: str, value: Any) -> None:
     _before.append((book.kind, name, vars(book.kind).get(name)))
     setattr(book.kind, name, value)
+
+
+def _inherited(kind: type, name: str) -> Any:
+    """The descriptor of a compiled class before it; None if the values lie in the objects."""
+    found = (vars(base).get(name) for base in kind.__mro__[1:])
+    return next((each for each in found if hasattr(each, "__set__")), None)
 
 
 def _access(name: str, found: Any) -> tuple[Callable[[Any], Any], Callable[[Any, Any], None]]:

@@ -11,7 +11,7 @@ from kvsim.errors import ConfigError
 
 _LONGEST_TOKENS = {"max_num_batched_tokens": 131_072}
 """A prompt has to fit into one step where it is not cut into chunks."""
-_SYNC = {"engine": "vllm-0.6.3", "disable_async_output_proc": True}
+_SYNC = {"engine": "vllm-0.6.3", "disable_async_output_proc": True, "max_model_len": 8_192}
 
 SETTINGS: dict[str, dict[str, Any]] = {
     DEFAULT: {"engine": "vllm-v1"},

@@ -145,7 +145,9 @@ def build_scheduler(recipe: Mapping[str, Any], config: Mapping[str, Any], blocks
     """The scheduler of a recipe, its victim policy included, over a block manager."""
     from kvsim.rules.victims import make_victim
 
-    further = {"blocks": blocks} if isinstance(blocks, BlockManager) else {}
+    module, _, name = recipe["class"].partition(":")
+    named = signature(getattr(import_module(module), name)).parameters
+    further = {"blocks": blocks} if "blocks" in named else {}
     if "victim" not in recipe["arguments"]:
         return build(recipe, **further)
     victim = make_victim(

@@ -217,15 +217,11 @@ class LosesCopies(Poisoning):
 class ReadsTheNeighbour(Poisoning):
     """Follows the block tables of decodes one block too far."""
 
-    def step_ns(self, plan: Plan) -> int:
-        for request in plan.decodes:
-            table = request.sequences[0].table
+    def _step(self, plan: Plan) -> Any:
+        step, sampling = super()._step(plan)
+        for table in step.tables:
             table[0] = (table[0] + 1) % 26
-        ns = super().step_ns(plan)
-        for request in plan.decodes:
-            table = request.sequences[0].table
-            table[0] = (table[0] - 1) % 26
-        return ns
+        return step, sampling
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from kvsim_kernels.grid import Limits, Sample, lengths
 from kvsim_kernels.prices import Prices, Setting
 from kvsim_kernels.rows import Row, RowsError, RowStore
 from places import ROOT
-from plans import plan as make_plan
+from plans import lengths_plan
 from unit.calibrate.sweeps import (
     ALONE_NS,
     CPU,
@@ -119,9 +119,8 @@ def test_the_simulator_prices_as_the_judge_does(limits: Limits, tmp_path: Path) 
     steps = [row["shape"] for row in rows if row["kernel"] == "step"]
     assert len(steps) > 50
     for shape in steps:
-        n, chunks = shape["n"], [tuple(chunk) for chunk in shape["chunks"]]
-        plan = make_plan(chunks, n, n * shape["ctx"], samples=n + len(chunks))
-        plan.single_lengths = lengths(shape, limits.max_seq_len).tolist() if n else []
+        decodes = lengths(shape, limits.max_seq_len).tolist() if shape["n"] else []
+        plan = lengths_plan([(q, ctx) for q, ctx in shape["chunks"]], decodes)
         assert cost.step_ns(plan) == pytest.approx(1000 * prices.step(shape), rel=1e-9, abs=1)
 
 
@@ -175,8 +174,7 @@ def test_experts_and_all_reduces_are_measured(tmp_path: Path) -> None:
     assert "all-reduce: figures of h200-sxm" in cost(tensor_parallel_size=4).source
     prices = Prices(profile["fit"], Setting.of(header(SEVERAL)))
     for n in (1, 5, 24):
-        step = make_plan(decode_seqs=n, context_tokens=100 * n, samples=n)
-        step.single_lengths = [100] * n
+        step = lengths_plan([], [100] * n)
         told = 1000 * prices.step({"n": n, "ctx": 100, "chunks": []})
         assert cost().step_ns(step) == pytest.approx(told, rel=1e-3)
 

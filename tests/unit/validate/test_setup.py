@@ -35,7 +35,9 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 def state(thing: Any) -> dict[str, Any]:
     """Plain fields of an object; others by the name of their class, or of what they make."""
     plain = (int, float, str, bool, type(None), type, type(state))
-    fields = vars(thing).items()
+    names = {name for kind in type(thing).__mro__ for name in vars(kind).get("__mypyc_attrs__", ())}
+    compiled = {name: getattr(thing, name) for name in sorted(names) if hasattr(thing, name)}
+    fields = (compiled | getattr(thing, "__dict__", {})).items()
     made = {key: make(0, 4) for key, make in fields if key in ("idle_order", "eviction")}
     return {
         key: value if isinstance(value, plain) else type(value).__name__
