@@ -39,8 +39,8 @@ class ServerOptions(Bundle):
         str | None,
         Option(
             metavar="FILE",
-            help="Settings from the command in a shell script, Dockerfile, Compose or pod file, or"
-            " from the meta.json of a recorded run.",
+            help="Settings from the command in a shell script, or from the meta.json of a recorded"
+            " run.",
         ),
     ] = None
 

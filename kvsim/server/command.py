@@ -165,11 +165,9 @@ def _merge(table: dict[str, Any], keys: list[str], value: str) -> None:
 def _of_file(path: Path, table: Table) -> Iterator[Argument]:
     """The arguments of a YAML file: `tensor-parallel-size: 4`."""
     try:
-        [content] = read_yaml(read_text(path), str(path))
+        content = read_yaml(read_text(path), str(path))
     except ConfigError as error:
         raise ConfigError(f"--config: {error}; correct it, or write its flags out") from None
-    except ValueError:
-        content = None
     if not isinstance(content, Mapping):
         raise ConfigError(f"--config: {path}: expected lines as `tensor-parallel-size: 4`")
     words = [word for key, value in content.items() for word in _as_words(str(key), value)]

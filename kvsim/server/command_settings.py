@@ -35,8 +35,7 @@ def settings_of_text(text: str) -> tuple[Meaning, list[str]]:
 
 
 def settings_of_file(path: str) -> tuple[Meaning, list[str]]:
-    """What the command line in a script, Dockerfile, Compose or pod file says, or what a record
-    says of its engine; and notes."""
+    """What the command line in a script says, or what a record says of its engine; and notes."""
     text = read_text(path)
     record = read_record(text, path)
     if record is None:

@@ -100,12 +100,12 @@ def read_text(path: str | Path) -> str:
     return raw.decode("utf-8-sig", errors="replace")
 
 
-def read_yaml(text: str, where: str) -> list[Any]:
-    """The documents of a YAML text; raises `ConfigError` where it is none."""
+def read_yaml(text: str, where: str) -> Any:
+    """The content of a YAML text; raises `ConfigError` where it is none."""
     import yaml
 
     try:
-        return list(yaml.safe_load_all(text))
+        return yaml.safe_load(text)
     # PyYAML raises plain exceptions for tags with values that are not theirs, as in `!!bool x`.
     except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
         problem = " ".join(str(error).split())

@@ -1,4 +1,4 @@
-"""Where in a text the server's command is: a shell script, a Dockerfile, a Compose or pod file.
+"""Where in a shell script the server's command is.
 
 | text | command |
 |---|---|
@@ -12,20 +12,21 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kvsim.errors import ConfigError
-from kvsim.parsing import parse_json
-from kvsim.server.files import read_yaml
 from kvsim.server.shell import commands
 
 _IMAGE = re.compile(r"(?:\S*/)?vllm-openai[\w-]*(?::(?:v?(\d{1,4}\.\d{1,4}\.\d{1,4}))?\S*|@\S*)?")
 _SGLANG_IMAGE = re.compile(r"(?:\S*/)?sglang:v?(\d{1,4}\.\d{1,4}\.\d{1,4})\S*")
 _SERVERS = re.compile("vllm|sglang")
 _MODULE = re.compile(r"vllm\.entrypoints\.(?:openai\.)?api_server")
-_INSTRUCTION = re.compile(r"(FROM|CMD|ENTRYPOINT|ENV|ARG)\s+(.*)", re.IGNORECASE)
+_CONTAINER = re.compile(
+    r"^(?:FROM[ \t]+\S|[ \t]*(?:- +)?(?:apiVersion|services|image|command|args):(?:\s|$))",
+    re.MULTILINE,
+)
+"""A line of a Dockerfile, or of a Compose, pod or Helm file."""
 _MOST_NESTED = 5
 """Commands in quotes within commands in quotes that are looked through."""
 
@@ -43,15 +44,15 @@ class ServerCommand(NamedTuple):
 
 
 def server_command(text: str, where: str) -> ServerCommand:
-    """The one server command of a text; raises `ConfigError` if there is none, or more than one.
+    """The one server command of a script; `where` is its path, or what stands for it in messages.
 
-    `where`: the path of the text, or what stands for it in messages; YAML ends in `.yaml` or
-    `.yml`.
+    Raises `ConfigError` if there is none, or more than one, and for files of containers.
     """
-    if where.lower().endswith((".yaml", ".yml")):
-        text = _of_yaml(text, where)
-    elif re.search(r"^FROM[ \t]+\S", text, re.MULTILINE):
-        text = _of_dockerfile(text)
+    if where.lower().endswith((".yaml", ".yml")) or _CONTAINER.search(text):
+        raise ConfigError(
+            f"{where}: files of containers are not read; paste the words of `command`, `args` or"
+            " CMD, as a shell would have them, into --vllm, and give --vllm-version"
+        )
     different = {tuple(command.arguments): command for command in _found(text, where)}
     if not different:
         raise ConfigError(
@@ -112,64 +113,3 @@ def _begin_sglang(words: list[str]) -> tuple[int | None, str | None]:
         if word.rpartition("/")[2] == "sglang" and words[place + 1 : place + 2] == ["serve"]:
             return place + 2, version
     return None, version
-
-
-def _of_dockerfile(text: str) -> str:
-    """A shell script that does what a container of the file would do."""
-    image, lines = "", []
-    entry = command = ""
-    for line in re.sub(r"\\[ \t]*\r?\n", " ", text).splitlines():
-        match = _INSTRUCTION.match(line.strip())
-        if match is None:
-            continue
-        instruction, rest = match[1].upper(), match[2].strip()
-        if instruction == "FROM":
-            image = rest.split()[0] if rest else ""
-        elif instruction in ("ENV", "ARG"):
-            lines.append(f"{instruction} {rest}")
-        elif instruction == "CMD":
-            command = _exec_form(rest)
-        else:
-            entry, command = _exec_form(rest), ""
-    whole = f"{entry} {command}".strip()
-    if _IMAGE.fullmatch(image) or _SGLANG_IMAGE.fullmatch(image):
-        whole = f"{image} {whole}"
-    return "\n".join([*lines, whole])
-
-
-def _exec_form(rest: str) -> str:
-    """`["vllm", "serve"]` as a shell would write it; the shell form stays."""
-    try:
-        words = parse_json(rest)
-    except ValueError:
-        return rest
-    return shlex.join(map(str, words)) if isinstance(words, list) else rest
-
-
-def _of_yaml(text: str, where: str) -> str:
-    """A shell script of the containers in a Compose or pod file."""
-    trees = read_yaml(text, where)
-    return "\n".join(dict.fromkeys(line for tree in trees for line in _containers(tree, set())))
-
-
-def _containers(tree: Any, seen: set[int]) -> Iterator[str]:
-    """One line of shell for each container in a tree; what an alias repeats is read once."""
-    if id(tree) in seen or not isinstance(tree, (Mapping, list)):
-        return
-    seen.add(id(tree))
-    if isinstance(tree, Mapping):
-        parts = [_words(tree.get(key)) for key in ("image", "entrypoint", "command", "args")]
-        words = [word for part in parts for word in part]
-        if any(parts[1:]) and any(map(_SERVERS.search, words)):
-            yield " ".join(words)
-    for child in tree.values() if isinstance(tree, Mapping) else tree:
-        yield from _containers(child, seen)
-
-
-def _words(value: Any) -> list[str]:
-    """Words as a shell reads them: those of a list are quoted, a text is one line of shell."""
-    if isinstance(value, str):
-        return [re.sub(r"\\?\n", " ", value)]
-    if isinstance(value, list):
-        return [shlex.quote(str(word)) for word in value]
-    return []

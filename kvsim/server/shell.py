@@ -15,7 +15,7 @@ from kvsim.errors import ConfigError
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^{}]*))?\})")
-_DECLARING = ("export", "local", "declare", "readonly", "ENV", "ARG")
+_DECLARING = ("export", "local", "declare", "readonly")
 _CONTINUED = re.compile(r"\\[ \t]*\r?\n|(?<=[ \t])\\(?=[ \t])")
 """A line goes on; also where the line was folded, and a backslash stands alone."""
 _PLACEHOLDER = re.compile(r"<[A-Za-z_][\w ./:|-]*>")

@@ -94,9 +94,8 @@ def server_settings(
     """The settings that a server's log and its command line say.
 
     `startup_log`: path of a log, gzipped or not; `vllm`: a command line; `vllm_file`: path of a
-    script, Dockerfile, Compose or pod file with one, or of a record's `meta.json`. Where both say
-    something, the command line counts; the number of blocks is the log's, unless the command line
-    has one.
+    shell script with one, or of a record's `meta.json`. Where both say something, the command line
+    counts; the number of blocks is the log's, unless the command line has one.
 
     Raises `ConfigError` for what cannot be read, is unknown, or cannot be simulated.
     """

@@ -502,14 +502,9 @@ def _descriptions() -> list[tuple[str, bytes]]:
     found += [("server.log", v0_log().encode()), ("server.log", v1_log().encode())]
     command = "vllm serve meta-llama/Meta-Llama-3-8B --max-model-len 8K --block-size 16 \\\n"
     command += "  --gpu-memory-utilization 0.9 --max-num-seqs=64 --no-enable-prefix-caching\n"
-    pod = f'spec:\n  containers:\n  - name: a\n    command: ["sh", "-c"]\n    args: ["{_PLAIN}"]\n'
-    docker = 'FROM vllm/vllm-openai:v0.8.5\nENTRYPOINT ["vllm", "serve"]\n'
-    docker += f"CMD {json.dumps(_PLAIN.split()[2:])}\n"
-    scripts = {"s.sh": command, "p.yaml": pod, "Dockerfile": docker, "sglang.sh": _SGLANG}
-    return found + [(name, text.encode()) for name, text in scripts.items()]
+    return [*found, ("s.sh", command.encode()), ("sglang.sh", _SGLANG.encode())]
 
 
-_PLAIN = "vllm serve Qwen/Qwen2.5-7B --max-num-batched-tokens 4096 --dtype bfloat16"
 _SGLANG = """SGLANG_INIT_NEW_TOKEN_RATIO=0.5 python3 -m sglang.launch_server \\
   --model-path meta-llama/Llama-3.1-8B --page-size 16 --schedule-policy lpm --tp 2 \\
   --mem-fraction-static 0.8 --chunked-prefill-size 2048 --radix-eviction-policy slru \\
