@@ -28,7 +28,7 @@ from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine, memory_formula
 from kvsim.engines.versions import Default
 from kvsim.engines.versions import release as version_of
-from kvsim.engines.vllm_v1.groups import Full
+from kvsim.engines.vllm_v1.groups import Full, Group
 from kvsim.engines.vllm_v1.manager import KVCacheManager, full_attention
 from kvsim.engines.vllm_v1.planning import groups_of_model, notes_on_groups
 from kvsim.engines.vllm_v1.releases import LATEST, Release, notes_on, release_of
@@ -97,13 +97,13 @@ def assemble(config: RunConfig, *, switched: tuple[str, ...] = ()) -> Parts:
     draft = _scheduler(config, engine, {**few, "prices": prices, "future": future})
     if config.max_num_batched_tokens is None:
         assumed["max_num_batched_tokens"] = Default(draft.max_num_batched_tokens, engine.about)
-    memory = _memory(config, model, hardware, draft)
-    pools = {"num_gpu_blocks": memory.num_gpu_blocks, "num_cpu_blocks": memory.num_cpu_blocks}
     groups = groups_of_model(model, config, hardware)
     check_retention(config, groups)
     stages = stages_at_work(config, engine, model)
     in_flight = draft.in_flight + stages - 1
-    room = Room(memory, groups, draft.max_num_batched_tokens * in_flight)
+    room = _room(config, model, hardware, draft, groups, in_flight, fits or engine.caps_sequences)
+    memory = room.memory
+    pools = {"num_gpu_blocks": memory.num_gpu_blocks, "num_cpu_blocks": memory.num_cpu_blocks}
     config = _fitted(config, room, assumed) if fits else checked_pool(config, room, engine)
     tiered, drafts = offloads(config, engine, groups), speculates(config, engine)
     loras = config.max_loras if adapts(config, engine) else None
@@ -128,11 +128,12 @@ def assemble(config: RunConfig, *, switched: tuple[str, ...] = ()) -> Parts:
         further["max_loras"] = loras
     scheduler = _scheduler(config, engine, further)
     _check(config, scheduler, blocks, manager)
+    notes = _notes_on_tables(model, config, blocks, offload, speculation)
     return Parts(
         *(config, model, hardware, manager, scheduler, blocks, cost),
         make_link(model, hardware, config, block_bytes(model, config)),
         *(memory, future, assumed),
-        (*_notes_on_tables(model, config, blocks, offload, speculation), *left_out(config, stages)),
+        (*notes, *memory.remarks(), *left_out(config, stages)),
         *(offload, speculation),
     )
 
@@ -179,11 +180,30 @@ def _what(kind: Any) -> str:
     return "a block manager, for --block-manager" if manages else "not a scheduler"
 
 
-def _memory(config: RunConfig, model: Model, hardware: Hardware, engine: Scheduler) -> Budget:
-    """The budget by the formula of the settings; `engine` has the limits of a step."""
-    formula = memory_formula(config.memory_formula)
+def _room(
+    config: RunConfig,
+    model: Model,
+    hardware: Hardware,
+    engine: Scheduler,
+    groups: tuple[Group, ...],
+    in_flight: int,
+    any_length: bool,
+) -> Room:
+    """The pool by the formula of the settings. `engine` has the limits of a step, `in_flight` the
+    steps that are not settled; `any_length`: the engine starts with a pool below `max_model_len`.
+    """
     tokens, seqs = engine.max_num_batched_tokens, engine.max_num_seqs
-    return budget(model, hardware, config, formula, tokens, seqs)
+    longest = 1 if any_length else config.max_model_len
+    assert isinstance(longest, int)
+
+    def room(memory: Budget) -> Room:
+        return Room(memory, groups, tokens * in_flight)
+
+    def holds(memory: Budget) -> bool:
+        return room(memory).longest(config, longest) == longest
+
+    formula = memory_formula(config.memory_formula)
+    return room(budget(model, hardware, config, formula, tokens, seqs, holds))
 
 
 def _given(config: RunConfig) -> dict[str, Any]:

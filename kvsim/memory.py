@@ -12,6 +12,7 @@ takes, often 0.5 to 2 GiB (github.com/vllm-project/vllm/issues/54122 and 54383).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
@@ -35,6 +36,10 @@ What start-up logs counted beyond one GPU's libraries: 1.4 GiB (2 x H200, vLLM 0
 1.8 (2 x H100, github.com/vllm-project/vllm/pull/10511), 1.9 (8 x A100-40, 0.7), 2.4 (16 x H20,
 github.com/vllm-project/vllm/issues/13074); the middle one is taken.
 """
+
+LEAST_NVLINK_BUFFER_BYTES = int(0.44 * GIB)
+"""The least of them that a start-up log had: 4 x H100, vLLM of July 2026
+(github.com/vllm-project/vllm/pull/48601, 0.6 GiB with the libraries)."""
 
 PCIE_BUFFER_BYTES = int(0.1 * GIB)
 """Buffers of NCCL where PCIe connects the GPUs: 0.09 GiB with 2 x RTX 4090
@@ -140,6 +145,20 @@ class Budget(Struct, frozen=True):
     """Blocks for swapping: of `swap_space`, or `num_cpu_blocks_override`."""
     num_gpu_blocks_overridden: bool
     num_cpu_blocks_overridden: bool
+    least: bool
+    """Whether activations and communication are the least that starts were seen to charge, as the
+    usual ones leave too few blocks."""
+
+    def remarks(self) -> tuple[str, ...]:
+        """What a reader should know of the terms, one line each."""
+        if not self.least:
+            return ()
+        return (
+            "memory: by the usual estimate the engine would not start; by the least that servers"
+            " were seen to take (small buffers between GPUs; up to vLLM 0.11.0 the sampler of"
+            " FlashInfer, as in its image) it does, and the run counts with that; --startup-log or"
+            " --num-gpu-blocks-override gives the real blocks",
+        )
 
     def describe(self) -> dict[str, Any]:
         """All terms, for the provenance of a result."""
@@ -178,6 +197,8 @@ class Stage(NamedTuple):
     max_num_seqs: int
     layers: range
     """The layers of its pipeline stage."""
+    least: bool
+    """Whether to charge the least that starts were seen to charge."""
 
     @property
     def last(self) -> bool:
@@ -207,6 +228,11 @@ class Formula(Protocol):
         ...
 
 
+def has_blocks(found: Budget) -> bool:
+    """Whether there is a block at all."""
+    return found.num_gpu_blocks > 0
+
+
 def budget(
     model: Model,
     hardware: Hardware,
@@ -214,20 +240,28 @@ def budget(
     formula: Formula,
     max_num_batched_tokens: int,
     max_num_seqs: int,
+    holds: Callable[[Budget], bool] = has_blocks,
 ) -> Budget:
     """Blocks that fit on each GPU, by the formula of an engine.
 
-    Raises `ConfigError` with all terms if not one block fits and nothing is overridden: vLLM would
-    go on with 0 blocks and refuse to serve, nano-vllm asserts.
+    `holds`: whether an engine starts with a budget. Where it does with the least that starts were
+    seen to charge, but not with the usual estimate, the least counts. Raises `ConfigError` with all
+    terms if not one block fits and nothing is overridden: vLLM would go on with 0 blocks and refuse
+    to serve, nano-vllm asserts.
     """
     shard = model.shard(config.tensor_parallel_size, expert_parallel_size(config))
-    stages = [
-        _stage_budget(
-            formula, Stage(shard, hardware, config, max_num_batched_tokens, max_num_seqs, layers)
+    limits = max_num_batched_tokens, max_num_seqs
+
+    def counted(least: bool) -> Budget:
+        stages = (
+            _stage_budget(formula, Stage(shard, hardware, config, *limits, layers, least))
+            for layers in model.stages(config.pipeline_parallel_size)
         )
-        for layers in model.stages(config.pipeline_parallel_size)
-    ]
-    result = min(stages, key=lambda stage: stage.kv_bytes // stage.block_bytes)
+        return min(stages, key=lambda stage: stage.kv_bytes // stage.block_bytes)
+
+    result = counted(least=False)
+    if not holds(result) and holds(least := counted(least=True)):
+        result = least
     if result.num_gpu_blocks == 0:
         less = "" if result.kv_bytes_given else "lower max_num_batched_tokens or max_num_seqs, "
         raise ConfigError(
@@ -251,11 +285,12 @@ def expert_parallel_size(config: RunConfig) -> int:
 
 def _stage_budget(formula: Formula, stage: Stage) -> Budget:
     """The budget of a GPU of a pipeline stage."""
-    shard, hardware, config, _, _, layers = stage
+    shard, hardware, config, layers = stage.shard, stage.hardware, stage.config, stage.layers
     taken, weights = formula.taken(stage), shard.weight_bytes(config.dtype, layers)
     offloaded = min(weights, int(config.cpu_offload_gb * GIB))
     gpus = config.tensor_parallel_size * config.pipeline_parallel_size
-    buffers = NVLINK_BUFFER_BYTES if hardware.nvlink else PCIE_BUFFER_BYTES
+    nvlink = LEAST_NVLINK_BUFFER_BYTES if stage.least else NVLINK_BUFFER_BYTES
+    buffers = nvlink if hardware.nvlink else PCIE_BUFFER_BYTES
     terms = {
         "weight_bytes": weights - offloaded,
         "drafter_bytes": drafter(shard, config).weight_bytes,
@@ -290,6 +325,7 @@ def _stage_budget(formula: Formula, stage: Stage) -> Budget:
         num_cpu_blocks=swap if cpu is None else cpu,
         num_gpu_blocks_overridden=gpu is not None,
         num_cpu_blocks_overridden=cpu is not None,
+        least=stage.least,
     )
 
 

@@ -20,7 +20,7 @@ class NanoMemory:
     is_vllm = False
 
     def taken(self, stage: Stage) -> Taken:
-        shard, hardware, config, tokens, seqs, _ = stage
+        shard, hardware, config, tokens, seqs = stage[:5]
         overhead = (hardware.library_gib + hardware.context_gib) * GIB
         return Taken(overhead, _activation_bytes(shard, config, tokens, seqs))
 

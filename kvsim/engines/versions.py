@@ -33,6 +33,8 @@ class Startup(NamedTuple):
 
     sampling_bytes: int
     """Bytes per logit at the peak of the dummy sampling."""
+    least_sampling_bytes: int
+    """The same where an optional package samples."""
     sampler_bytes: int
     """Bytes per entry of `max_num_seqs` x vocabulary that the sampler holds for good."""
     charges_cudagraphs: bool
@@ -52,6 +54,16 @@ MASKING_BYTES = 2 + 4 + 4 + 4
 
 Source: vLLM 0.19.0, v1/sample/sampler.py `forward`, v1/sample/ops/topk_topp_sampler.py
 `forward_native`; the first release with `apply_top_k_top_p_triton` is 0.17.
+"""
+
+FLASHINFER_BYTES = 10
+"""Bytes per logit where FlashInfer samples, which sorts nothing: logits, float32 copy and
+probabilities.
+
+Fitted to three start-up logs of vLLM 0.10.1.1, "Using FlashInfer for top-p & top-k sampling":
+Qwen2-7B on one A100 and on two, gpt-oss-120b on four (tests/unit/test_memory.py). V1 takes it up to
+0.11.0 where it is installed, as in the image of vLLM; `pip install vllm` leaves it out
+(github.com/vllm-project/vllm/pull/21959). From 0.11.1 on it has to be asked for (pull/26859).
 """
 
 LOGIT_BYTES = 2
@@ -113,9 +125,10 @@ def startup(version: str | None) -> Startup:
     """
     number = release(version)
     if number >= (0, 26):
-        return Startup(LOGIT_BYTES, COUNT_BYTES, number >= (0, 29))
+        return Startup(LOGIT_BYTES, LOGIT_BYTES, COUNT_BYTES, number >= (0, 29))
     sampling = MASKING_BYTES if number >= (0, 17) else SORTING_BYTES
-    return Startup(sampling, 0, number >= (0, 20))
+    optional = FLASHINFER_BYTES if (0, 8) <= number < (0, 11, 1) else sampling
+    return Startup(sampling, optional, 0, number >= (0, 20))
 
 
 def batch_limits(number: Release, device_name: str, memory_bytes: int) -> tuple[int, int, str]:

@@ -28,12 +28,13 @@ class VllmMemory:
     is_vllm = True
 
     def taken(self, stage: Stage) -> Taken:
-        shard, hardware, config, tokens, seqs, _ = stage
+        shard, hardware, config, tokens, seqs = stage[:5]
         charged = startup(config.vllm_version)
+        logit = charged.least_sampling_bytes if stage.least else charged.sampling_bytes
         graphs = 0
         if charged.charges_cudagraphs and not config.enforce_eager:
             graphs = CUDAGRAPH_POOL_BYTES + CUDAGRAPH_BYTES * cudagraphs(tokens, seqs)
-        sampled = min(seqs, tokens) * charged.sampling_bytes if stage.last else 0
+        sampled = min(seqs, tokens) * logit if stage.last else 0
         sampler = seqs * shard.model.vocab_size * charged.sampler_bytes if stage.last else 0
         activations = peak_bytes(shard, config, tokens, sampled)
         return Taken(hardware.library_gib * GIB, activations, sampler, graphs)

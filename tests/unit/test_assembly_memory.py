@@ -104,6 +104,22 @@ def test_quantised_weights_leave_more_room() -> None:
         parts(quantization="awk")
 
 
+def test_a_server_that_starts_with_flashinfer_alone_is_simulated_and_said() -> None:
+    """39 bytes for each of 1,024 x 151,936 logits leave 4.4 GiB for 8 GiB of KV."""
+    keys = {"model": "qwen3-32b", "hardware": "h100", "engine": "vllm-v1", "max_model_len": 32768}
+    found = parts(**keys, vllm_version="0.11.0")
+    assert found.memory.least
+    assert found.memory.num_gpu_blocks >= 32768 // 16
+    [note] = [note for note in found.notes if note.startswith("memory: ")]
+    assert "FlashInfer" in note
+    assert "--startup-log" in note
+    with pytest.raises(ConfigError, match="32768 tokens do not fit into the KV cache"):
+        parts(**keys, vllm_version="0.11.1")
+    short = parts(**{**keys, "max_model_len": 16384}, vllm_version="0.11.0")
+    assert not short.memory.least
+    assert not any(note.startswith("memory: ") for note in short.notes)
+
+
 def test_expert_weights_are_divided_among_replicas() -> None:
     keys = {"model": "qwen3-30b-a3b", "max_model_len": 4096}
     alone, shared = parts(**keys), parts(**keys, data_parallel_size=2)
