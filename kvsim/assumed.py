@@ -23,6 +23,7 @@ from kvsim.engines.versions import (
     Default,
     gpu_memory_utilization,
     has_cache_groups,
+    reads_cache_scheme,
     retention_interval,
     server_defaults,
 )
@@ -80,6 +81,7 @@ def complete(config: RunConfig, engine: Engine) -> Settings:
     if config.max_model_len == "auto":
         config = msgspec.structs.replace(config, max_model_len=model.max_position_embeddings)
     defaults = {key: each for key, each in defaults.items() if getattr(config, key) is None}
+    defaults |= _stored_cache(config, engine, model)
     config = msgspec.structs.replace(config, **{key: d.value for key, d in defaults.items()})
     config, raised = _whole_states(config, model, hardware)
     defaults |= raised
@@ -148,6 +150,15 @@ def _tables_defaults(config: RunConfig, engine: Engine, model: Model) -> dict[st
         "disable_hybrid_kv_cache_manager": Default(False, rules),
         "prefix_cache_retention_interval": Default(retention_interval(version), rules),
     }
+
+
+def _stored_cache(config: RunConfig, engine: Engine, model: Model) -> dict[str, Default]:
+    """The type of KV cache for which the checkpoint has scales, unless the settings name one."""
+    reads = engine.groups and reads_cache_scheme(config.vllm_version or engine.vllm_version)
+    stored = model.quantization.kv_cache_dtype if model.quantization else None
+    if stored is None or not reads or config.kv_cache_dtype != "auto":
+        return {}
+    return {"kv_cache_dtype": Default(stored, f"the checkpoint of {model.name}")}
 
 
 def _whole_states(

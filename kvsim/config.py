@@ -303,7 +303,11 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = "auto"
     kv_cache_dtype: Annotated[
         Literal["auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2"],
-        _doc(_MEMORY, "Type of the KV cache; auto: as --dtype."),
+        _doc(
+            _MEMORY,
+            "Type of the KV cache; auto: as --dtype, or FP8 if the checkpoint has scales for it"
+            " (vllm-v1, as vLLM from 0.15 on).",
+        ),
     ] = "auto"
     gpu_memory_utilization: Annotated[
         Annotated[float, Meta(gt=0, le=1)] | None,

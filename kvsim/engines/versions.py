@@ -116,6 +116,13 @@ def retention_interval(version: str | None) -> int | str:
     return 0 if release(version) >= (0, 29) else "none"
 
 
+def reads_cache_scheme(version: str | None) -> bool:
+    """Whether a KV cache of dtype auto is in FP8 where the checkpoint has scales for one: from 0.15
+    on (github.com/vllm-project/vllm/pull/30141 for compressed-tensors; pull/29980 for ModelOpt is
+    a month older)."""
+    return release(version) >= (0, 15)
+
+
 def startup(version: str | None) -> Startup:
     """What a start of this version charges.
 

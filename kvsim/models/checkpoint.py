@@ -49,6 +49,7 @@ class _SideCar(Struct, frozen=True, kw_only=True):
     """What ModelOpt's `hf_quant_config.json` has under `quantization`."""
 
     quant_algo: str | None = None
+    kv_cache_quant_algo: str | None = None
     quantized_layers: dict[str, _Layer] | None = None
     exclude_modules: list[str] | None = None
 
@@ -66,6 +67,8 @@ class QuantizationConfig(Struct, frozen=True, kw_only=True):
     load_in_4bit: bool = False
     load_in_8bit: bool = False
     quant_algo: str | None = None
+    kv_cache_quant_algo: str | None = None
+    kv_cache_scheme: dict[str, Any] | None = None
     config_groups: dict[str, _Group] | None = None
     quantized_layers: dict[str, _Layer] | None = None
     modules_to_not_convert: list[str] | None = None
@@ -82,6 +85,7 @@ def of_side_car(table: Mapping[str, Any], where: str) -> QuantizationConfig:
     return QuantizationConfig(
         quant_method="modelopt",
         quant_algo=said.quant_algo,
+        kv_cache_quant_algo=said.kv_cache_quant_algo,
         quantized_layers=said.quantized_layers,
         ignore=said.exclude_modules,
     )
@@ -117,7 +121,23 @@ def stored_as(
     found = {part: each for part, each in found.items() if not _spares(part, spared, layers)}
     first = rules[0][1]
     others = {part: each.bits for part, each in found.items() if each.bits != first.bits}
-    return replace(first, parts=tuple(found), part_bits=others)
+    stored = replace(first, parts=tuple(found), part_bits=others)
+    return replace(stored, kv_cache_dtype="fp8") if _has_fp8_cache(config) else stored
+
+
+def _has_fp8_cache(config: QuantizationConfig) -> bool:
+    """Whether vLLM takes a KV cache in FP8 for a checkpoint, unless it is told otherwise.
+
+    Source: vLLM of 2026, utils/torch_utils.py, `get_kv_cache_quant_algo_string`, for ModelOpt;
+    model_executor/layers/attention/attention.py, `Attention`, for compressed-tensors.
+    """
+    scheme, method = config.kv_cache_scheme, config.quant_method.lower().replace("_", "-")
+    if method.startswith("modelopt"):
+        fp8 = {"dynamic": False, "num_bits": 8, "type": "float"}
+        if scheme:
+            return all(scheme.get(key) == value for key, value in fp8.items())
+        return (config.kv_cache_quant_algo or "").lower() == "fp8"
+    return method == "compressed-tensors" and scheme is not None
 
 
 def _rules(config: QuantizationConfig) -> Iterator[tuple[list[str] | None, Quantization]]:

@@ -33,6 +33,8 @@ class Quantization(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Bits of the parts that have others than `bits`."""
     fp8_products: bool = False
     """Whether activations are quantised to FP8 too, so that products run at the FP8 peak."""
+    kv_cache_dtype: Literal["fp8"] | None = None
+    """Type of the KV cache for which the checkpoint has scales."""
 
 
 def grouped(bits: int, group_size: int, scale_bits: int, zero_bits: int = 0) -> float:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from places import ROOT
+from shared import SHARED, needs_shared
 
 import kvsim
 from kvsim.assembly import Parts, assemble
@@ -102,6 +103,18 @@ def test_quantised_weights_leave_more_room() -> None:
     assert small.memory.num_gpu_blocks > whole.memory.num_gpu_blocks
     with pytest.raises(ConfigError, match=r"^quantization: .*'awk'.*awq"):
         parts(quantization="awk")
+
+
+@needs_shared("models/published")
+def test_a_checkpoint_with_scales_for_an_fp8_cache_has_one() -> None:
+    model = str(SHARED / "models" / "published" / "nvidia--MiniMax-M2.7-NVFP4" / "config.json")
+    keys = {"model": model, "hardware": "b200", "engine": "vllm-v1", "tensor_parallel_size": 4}
+    found, wide = parts(**keys), parts(**keys, kv_cache_dtype="bfloat16")
+    assert found.config.kv_cache_dtype == "fp8"
+    assert found.assumed["kv_cache_dtype"].source == "the checkpoint of nvidia--MiniMax-M2.7-NVFP4"
+    assert 2 * found.memory.block_bytes == wide.memory.block_bytes
+    assert "kv_cache_dtype" not in wide.assumed
+    assert parts(**keys, vllm_version="0.13.0").config.kv_cache_dtype == "auto"
 
 
 def test_a_server_that_starts_with_flashinfer_alone_is_simulated_and_said() -> None:

@@ -327,6 +327,31 @@ def test_bits_of_quantised_checkpoints(stored: dict[str, Any], bits: float) -> N
     assert found == pytest.approx(LAYERS * bits / 8 + 2 * others, abs=2)
 
 
+FP8_SCHEME = {"dynamic": False, "num_bits": 8, "type": "float"}
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype"),
+    [
+        ({"quant_method": "modelopt", "kv_cache_scheme": FP8_SCHEME}, "fp8"),
+        ({"quant_method": "modelopt", "kv_cache_scheme": {**FP8_SCHEME, "num_bits": 4}}, None),
+        ({"quant_method": "modelopt", "kv_cache_scheme": {**FP8_SCHEME, "dynamic": True}}, None),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}, "fp8"),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "NVFP4"}, None),
+        ({"quant_method": "modelopt"}, None),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8}}, "fp8"),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": None}, None),
+        ({"quant_method": "fp8", "kv_cache_scheme": FP8_SCHEME}, None),
+    ],
+)
+def test_the_kv_cache_for_which_a_checkpoint_has_scales(
+    stored: dict[str, Any], dtype: str | None
+) -> None:
+    found = read(quantization_config={"quant_algo": "NVFP4", **stored}).quantization
+    assert found is not None
+    assert found.kv_cache_dtype == dtype
+
+
 def test_an_unknown_method_is_an_upper_bound_and_says_so() -> None:
     notes = read(quantization_config={"quant_method": "mystery"}).notes
     assert notes == (

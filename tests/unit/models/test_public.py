@@ -174,8 +174,9 @@ def test_a_side_car_says_how_weights_are_stored(tmp_path: Path) -> None:
     config = (PUBLISHED / "nvidia--DeepSeek-V3.2-NVFP4" / "config.json").read_text()
     (tmp_path / "config.json").write_text(config)
     spared = ["lm_head", "model.layers.*.self_attn*"]
-    said = {"quantization": {"quant_algo": "NVFP4", "exclude_modules": spared}}
-    (tmp_path / "hf_quant_config.json").write_text(json.dumps(said))
+    said = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "exclude_modules": spared}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": said}))
     stored = load_model(str(tmp_path)).quantization
     assert stored is not None
     assert (stored.method, stored.bits, stored.parts) == ("modelopt_fp4", 4.5, ("mlp", "experts"))
+    assert stored.kv_cache_dtype == "fp8"
