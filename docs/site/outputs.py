@@ -9,7 +9,8 @@ A comment above a code block says what happens to it:
     <!-- output -->               this block is all that the block above printed
     <!-- output: one … other -->  from the first line with `one` to the next line with `other`
 
-All blocks of a page run in order, in an empty folder that sees `traces/`, `configs/` and `docs/`.
+All blocks of a page run in order, in an empty folder that sees `traces/`, `configs/`, `docs/` and
+`tests/`.
 """
 
 import os
@@ -61,7 +62,7 @@ def fresh(page: Path) -> str:
 
 def prepare(folder: Path) -> None:
     """Give the folder what a checkout has, and a command `kvsim`."""
-    for name in ("traces", "configs", "docs"):
+    for name in ("traces", "configs", "docs", "tests"):
         (folder / name).symlink_to(ROOT / name)
     command = folder / "bin" / "kvsim"
     command.parent.mkdir()

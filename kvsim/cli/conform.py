@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
 
 from kvsim.errors import ConfigError, TraceError, check_choice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvsim.conform.cases import Case
+    from kvsim.conform.record import Record
 
 
 def conform(
@@ -39,7 +45,8 @@ def conform(
 ) -> None:
     """Replay recorded cases on the virtual clock and compare every decision.
 
-    Exit code 0 only if all logs are identical, else 1.
+    Without an engine or a router, each line of the files has to say which one it is of, as those of
+    tests/data do. Exit code 0 only if all logs are identical, else 1.
     """
     if release is not None:
         _check_release(release, engine)
@@ -47,10 +54,12 @@ def conform(
         raise typer.Exit(_compare_logs(cases))
     if router is not None:
         raise typer.Exit(_replay_router(cases, router))
+    if engine is None and out is None:
+        raise typer.Exit(_replay_named(cases))
     from kvsim.conform.builders import RECORDED
 
     if engine is None:
-        raise ConfigError(f"conform: give --engine, one of {', '.join(RECORDED)}")
+        raise ConfigError(f"conform: --out needs --engine, one of {', '.join(RECORDED)}")
     check_choice("--engine", engine, RECORDED)
     raise typer.Exit(_replay(cases, engine, release, out))
 
@@ -65,7 +74,6 @@ def _check_release(release: str, engine: str | None) -> None:
 
 
 def _replay(paths: list[str], engine: str, release: str | None, out: str | None) -> int:
-    from kvsim.conform.builders import run_case
     from kvsim.conform.cases import read_cases
     from kvsim.conform.compare import first_divergence
     from kvsim.engines.versions import release as version_of
@@ -76,12 +84,7 @@ def _replay(paths: list[str], engine: str, release: str | None, out: str | None)
         given = {} if release is None else {"vllm_version": release}
         case = read._replace(config=read.config | given)
         if case.recorded is not None or out is not None:
-            try:
-                log = list(run_case(engine, case.config, case.trace))
-            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-                raise TraceError(
-                    f"{case.name}: no case of {engine}: {error!r}; give the --engine that it is of"
-                ) from None
+            log = _log_of(case, engine)
         if out is not None:
             _write_log(Path(out) / case.name / f"{engine}.steps.jsonl", log)
         if case.recorded is None:
@@ -103,6 +106,60 @@ def _replay(paths: list[str], engine: str, release: str | None, out: str | None)
             print(f"vLLM {version}: {_counted(counts[version])}")
     print(_counted(total))
     return 0 if total["identical"] == total["compared"] else 1
+
+
+def _log_of(case: Case, engine: str) -> list[Record]:
+    from kvsim.conform.builders import run_case
+
+    try:
+        return list(run_case(engine, case.config, case.trace))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise TraceError(
+            f"{case.name}: no case of {engine}: {error!r}; give the --engine that it is of"
+        ) from None
+
+
+def _replay_named(paths: list[str]) -> int:
+    """Cases and runs whose lines say which engine or router they are of; counts by file."""
+    from kvsim.conform.builders import RECORDED
+    from kvsim.conform.cases import files_in, stem
+    from kvsim.conform.compare import first_divergence
+
+    total = Counter[str]()
+    for path in map(_there, paths):
+        for file in files_in(path) if path.is_dir() else [path]:
+            count = Counter[str]()
+            for name, recorded, log in _named(file):
+                decided = sum(record.get("op", "route") == "route" for record in log)
+                same = _same(name, first_divergence(recorded, log))
+                count.update(compared=1, identical=int(same), records=decided)
+            if count:
+                print(f"{stem(file)}: {_counted(count)}")
+            total += count
+    if not total:
+        raise TraceError(
+            f"{' '.join(paths)}: no cases in it that say their engine; give --engine, one of"
+            f" {', '.join(RECORDED)}, or --router"
+        )
+    print(f"in all: {_counted(total)}")
+    return 0 if total["identical"] == total["compared"] else 1
+
+
+def _named(file: Path) -> Iterator[tuple[str, list[Record], list[Record]]]:
+    """Of each line of a file: its name, what is recorded, and what kvsim decides."""
+    from kvsim.conform.builders import RECORDED
+    from kvsim.conform.cases import RouterRun, read_named
+    from kvsim.conform.routers import REPLAYS, replay
+
+    for name, read in read_named(file):
+        if isinstance(read, RouterRun):
+            check_choice(f"{file}: router", name, REPLAYS)
+            yield read.name, read.records, replay(name, read)
+        else:
+            check_choice(f"{file}: engine", name, RECORDED)
+            if read.recorded is None:
+                raise TraceError(f"{read.name}: nothing is recorded in it; expected a key steps")
+            yield read.name, read.recorded, _log_of(read, name)
 
 
 def _counted(count: Counter[str]) -> str:

@@ -43,11 +43,7 @@ def read_cases(path: Path, engine: str) -> Iterator[Case]:
     if path.is_dir():
         inside = [path] if (path / "config.json").exists() else sorted(path.iterdir())
         folders = [each for each in inside if (each / "config.json").is_file()]
-        files = (
-            []
-            if folders
-            else [each for each in inside if each.name.endswith((".jsonl", ".jsonl.gz"))]
-        )
+        files = [] if folders else files_in(path)
         if not folders and not files:
             raise TraceError(
                 f"{path}: no case folders (with a config.json) and no *.jsonl files in it"
@@ -58,15 +54,7 @@ def read_cases(path: Path, engine: str) -> Iterator[Case]:
             yield from read_cases(file, engine)
     else:
         for line, row in _json_lines(path):
-            config, trace, steps = (row.get(key) for key in ("config", "trace", "steps"))
-            logged = steps is None or _are_records(steps)
-            if not (isinstance(config, dict) and _are_records(trace) and logged):
-                raise TraceError(f"{path}:{line}: not a case; expected keys config, trace, steps")
-            seed = row.get("seed")
-            number = seed if type(seed) is int else line
-            if "release" in row:
-                config = config | {"vllm_version": row["release"]}
-            yield Case(f"{_stem(path)}-{number}", config, trace, steps)
+            yield _case(path, line, row)
 
 
 class RouterRun(NamedTuple):
@@ -85,13 +73,10 @@ def read_router_runs(path: Path, router: str) -> Iterator[RouterRun]:
     if not path.is_dir():
         lines = list(_json_lines(path))
         if lines and {"config", "workers"} <= lines[0][1].keys():
-            yield RouterRun(_stem(path), lines[0][1], [record for _, record in lines[1:]])
+            yield RouterRun(stem(path), lines[0][1], [record for _, record in lines[1:]])
             return
-        for line, run in lines:
-            header, records = run.get("header"), run.get("records")
-            if not (isinstance(header, dict) and _are_records(records)):
-                raise TraceError(f"{path}:{line}: not a run; expected keys header, records")
-            yield RouterRun(header.get("case", str(line)), header, records)
+        for line, row in lines:
+            yield _run(path, line, row)
         return
     files = [*path.glob("*.jsonl*"), *path.glob(f"cases/{router}/*.jsonl*")]
     files += path.glob(f"fuzz/{router}.jsonl*")
@@ -101,9 +86,48 @@ def read_router_runs(path: Path, router: str) -> Iterator[RouterRun]:
         yield from read_router_runs(file, router)
 
 
+def files_in(path: Path) -> list[Path]:
+    """The files of a folder that may have a case or run a line, in order of their names."""
+    return [each for each in sorted(path.iterdir()) if each.name.endswith((".jsonl", ".jsonl.gz"))]
+
+
+def read_named(path: Path) -> Iterator[tuple[str, Case | RouterRun]]:
+    """Cases and runs of a file whose lines say which `engine` or `router` they are of, each with
+    that name. Raises `TraceError`."""
+    for line, row in _json_lines(path):
+        if isinstance(engine := row.get("engine"), str):
+            yield engine, _case(path, line, row)
+        elif isinstance(router := row.get("router"), str):
+            yield router, _run(path, line, row)
+        else:
+            raise TraceError(
+                f"{path}:{line}: does not say which engine or router it is of;"
+                " give --engine or --router"
+            )
+
+
 def read_log(path: Path) -> list[Record]:
     """The records of a step log. Raises `TraceError`."""
     return [row for _, row in _json_lines(path)]
+
+
+def _case(path: Path, line: int, row: Record) -> Case:
+    config, trace, steps = (row.get(key) for key in ("config", "trace", "steps"))
+    logged = steps is None or _are_records(steps)
+    if not (isinstance(config, dict) and _are_records(trace) and logged):
+        raise TraceError(f"{path}:{line}: not a case; expected keys config, trace, steps")
+    seed = row.get("seed")
+    number = seed if type(seed) is int else line
+    if "release" in row:
+        config = config | {"vllm_version": row["release"]}
+    return Case(f"{stem(path)}-{number}", config, trace, steps)
+
+
+def _run(path: Path, line: int, row: Record) -> RouterRun:
+    header, records = row.get("header"), row.get("records")
+    if not (isinstance(header, dict) and _are_records(records)):
+        raise TraceError(f"{path}:{line}: not a run; expected keys header, records")
+    return RouterRun(header.get("case", str(line)), header, records)
 
 
 def _folder(folder: Path, engine: str) -> Case:
@@ -143,5 +167,6 @@ def _are_records(value: Any) -> TypeGuard[list[Record]]:
     return isinstance(value, list) and all(isinstance(each, dict) for each in value)
 
 
-def _stem(path: Path) -> str:
+def stem(path: Path) -> str:
+    """The name of a file without `.jsonl` or `.jsonl.gz`."""
     return path.name.removesuffix(".gz").removesuffix(".jsonl")

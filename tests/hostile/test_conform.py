@@ -19,9 +19,10 @@ STEPS = list(run_case(ENGINE, CONFIG, [REQUEST]))
 CASE: dict[str, Any] = {"seed": 7, "config": CONFIG, "trace": [REQUEST], "steps": STEPS}
 
 
-def refused(path: Path, *words: str, engine: str = ENGINE) -> str:
+def refused(path: Path, *words: str, engine: str | None = ENGINE) -> str:
     """The one line with which the command refuses a file."""
-    done = run_here(["conform", str(path), *(words or ["--engine", engine])])
+    named = [] if words or engine is None else ["--engine", engine]
+    done = run_here(["conform", str(path), *words, *named])
     assert (done.returncode, done.stdout) == (2, ""), done
     assert done.stderr.startswith("kvsim: ") and done.stderr.count("\n") == 1
     return done.stderr
@@ -155,6 +156,46 @@ def test_an_empty_file(words: list[str], tmp_path: Path) -> None:
 @pytest.mark.parametrize("run", [3, [], {"header": 3, "records": []}, {"header": {}, "records": 3}])
 def test_what_is_no_run_of_a_router(run: Any, tmp_path: Path) -> None:
     assert "cases.jsonl:1: not a" in refused(file_of(tmp_path, run), "--router", "sglang")
+
+
+def test_lines_that_say_their_engine_or_router(tmp_path: Path) -> None:
+    """A router of one worker names it; a log that lacks its end is told from the whole."""
+    header = {"case": "x", "config": {"policy": "vllm_dp"}, "workers": [0]}
+    route = {"op": "route", "id": "a", "snapshot": [[0, 0, 0]], "chosen": 0}
+    run = {"router": "vllm-dp", "header": header, "records": [route, {"op": "end", "id": "a"}]}
+    file_of(tmp_path, CASE | {"engine": ENGINE}, run)
+    counts = f"2 cases, 2 identical, {len(STEPS) + 1} records"
+    done = run_here(["conform", str(tmp_path)])
+    assert done.returncode == 0
+    assert done.stdout == f"cases: {counts}\nin all: {counts}\n"
+    file_of(tmp_path, CASE | {"engine": ENGINE, "steps": STEPS[:-1]})
+    done = run_here(["conform", str(tmp_path)])
+    assert done.returncode == 1
+    assert done.stdout.startswith("cases-7: recorded | kvsim: record")
+    assert done.stdout.endswith(f"in all: 1 cases, 0 identical, {len(STEPS)} records\n")
+
+
+NAMED: dict[str, tuple[Any, str]] = {
+    "no name": (CASE, ":1: does not say which engine or router it is of; give --engine"),
+    "a name that is none": (CASE | {"engine": 3}, ":1: does not say which engine"),
+    "an unknown engine": (CASE | {"engine": "nano"}, "engine: unknown 'nano'; did you mean"),
+    "an unknown router": (
+        {"router": "vllm", "header": {}, "records": []},
+        "router: unknown 'vllm'; did you mean 'vllm-dp'?",
+    ),
+    "no log": (
+        {"engine": ENGINE, "config": CONFIG, "trace": [REQUEST]},
+        "cases-1: nothing is recorded in it",
+    ),
+    "no run": ({"router": "vllm-dp", "header": {}, "records": 3}, ":1: not a run"),
+    "no case": ({"engine": ENGINE, "config": [], "trace": []}, ":1: not a case"),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_lines_that_do_not_say_their_engine(name: str, tmp_path: Path) -> None:
+    line, told = NAMED[name]
+    assert told in refused(file_of(tmp_path, line), engine=None)
 
 
 def test_empty_logs_are_not_compared(tmp_path: Path) -> None:
