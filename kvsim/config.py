@@ -17,7 +17,7 @@ model = "roofline"
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -464,21 +464,6 @@ def merged(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(table[key], Mapping) and isinstance(over[key], Mapping):
             both[key] = {**table[key], **over[key]}
     return both
-
-
-def named_code(value: Any) -> Iterator[str]:
-    """Whatever would be imported of what settings hold, if it stood where a class can stand."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            if key == "class" or (str(key).endswith("module_path") and inner is not None):
-                yield str(inner)
-            else:
-                yield from named_code(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from named_code(inner)
-    elif isinstance(value, str) and ":" in value:
-        yield value
 
 
 def make_config(

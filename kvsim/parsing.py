@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 DEEP = "nested too deeply; flatten it"
@@ -92,3 +92,18 @@ def _finite(text: str) -> float:
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, parse_int=_short)
 _WITH_INFINITIES = json.JSONDecoder(parse_constant=_infinite, parse_float=_finite, parse_int=_short)
+
+
+def named_code(value: Any) -> Iterator[str]:
+    """Whatever would be imported of what settings hold, if it stood where a class can stand."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key == "class" or (str(key).endswith("module_path") and inner is not None):
+                yield str(inner)
+            else:
+                yield from named_code(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from named_code(inner)
+    elif isinstance(value, str) and ":" in value:
+        yield value

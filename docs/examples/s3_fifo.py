@@ -3,7 +3,8 @@
 Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023, Algorithm 1.
 
     PYTHONPATH=docs/examples kvsim run --trace traces/agents.jsonl --engine vllm-v1 \
-        --num-gpu-blocks-override 4000 --set block_manager_args.eviction=s3_fifo:S3Fifo
+        --model llama-3-8b --num-gpu-blocks-override 4000 \
+        --set block_manager_args.eviction=s3_fifo:S3Fifo
 
 66.9 % of the prompt tokens hit; with vLLM's own order, least recently used, 68.0 %: a session comes
 back to what it used last. The p50 of TTFT rises from 28.3 to 33.3 ms, and the p90 falls from 117 to

@@ -4,7 +4,8 @@ Johnson and Shasha, "2Q: a low overhead high performance buffer management repla
 VLDB 1994, simplified: sizes are a quarter and a half of the pool.
 
     PYTHONPATH=docs/examples kvsim run --trace traces/agents.jsonl --engine vllm-v1 \
-        --num-gpu-blocks-override 4000 --set block_manager_args.eviction=two_queues:TwoQueues
+        --model llama-3-8b --num-gpu-blocks-override 4000 \
+        --set block_manager_args.eviction=two_queues:TwoQueues
 
 66.7 % of the prompt tokens hit; with vLLM's own order, least recently used, 68.0 %.
 """

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from kvsim.config import RunConfig, make_config, named_code, to_table
+from kvsim.config import RunConfig, make_config, to_table
 from kvsim.errors import ConfigError
+from kvsim.parsing import named_code
 from kvsim.server.arguments import Meaning
 from kvsim.server.generations import leave_unused
 

@@ -19,11 +19,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvsim.config import named_code
 from kvsim.core.blocks import BlockManager
 from kvsim.core.scheduler import Scheduler
 from kvsim.engines.vllm_v1.manager import KVCacheManager, full_attention
 from kvsim.errors import ConfigError, check_choice
+from kvsim.parsing import named_code
 from kvsim.signatures import signature
 from kvsim.version import __version__
 

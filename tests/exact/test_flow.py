@@ -189,8 +189,9 @@ def test_shipped_traces_end_with_every_request_accounted_for(
 ) -> None:
     trace = open_trace(str(TRACES / f"{name}.jsonl"))
     trace.rows = trace.rows[:250]
-    settings = {"engine": "vllm-0.6.3", "num_gpu_blocks_override": 1000, **chosen}
-    result = kvsim.simulate(trace, settings)
+    # A model of 8,192 tokens, which fit into the pool.
+    settings = {"engine": "vllm-0.6.3", "model": "llama-3-8b", "num_gpu_blocks_override": 1000}
+    result = kvsim.simulate(trace, settings | chosen)
     check(result, trace)
     assert result.meta["outcome"]["kind"] == "finished"
 
