@@ -107,40 +107,22 @@ def ask(*path: Path, **environment: str) -> tuple[str, str, str]:
     return way, Path(file).name, result
 
 
-def test_a_wheel_is_compiled_and_follows_its_sources(project: Path, tmp_path: Path) -> None:
-    packages = tmp_path / "packages"
-    install(str(project), packages=packages)
-    compiled = ("compiled", f"squares{EXTENSION_SUFFIXES[0]}", RESULT)
-    assert ask(packages) == compiled
-    way = f"interpreted: {VARIABLE} is set"
-    assert ask(packages, **{VARIABLE: "1"}) == (way, "squares.py", RESULT)
-    source = packages / "kvsim/core/squares.py"
-    source.write_text(STEPS_OF_20)
-    assert ask(packages) == (EDITED, "squares.py", RESULT_OF_20)
-    source.write_text(SOURCE)
-    assert ask(packages) == compiled
-
-
 def test_a_checkout_is_compiled_and_follows_its_sources(project: Path, tmp_path: Path) -> None:
     packages = tmp_path / "packages"
     before = sorted(project.rglob("*"))
     install("-e", str(project), packages=packages)
     assert sorted(project.rglob("*")) == before
-    assert ask(project, packages) == ("compiled", f"squares{EXTENSION_SUFFIXES[0]}", RESULT)
+    compiled = ("compiled", f"squares{EXTENSION_SUFFIXES[0]}", RESULT)
+    assert ask(project, packages) == compiled
+    way = f"interpreted: {VARIABLE} is set"
+    assert ask(project, packages, **{VARIABLE: "1"}) == (way, "squares.py", RESULT)
     (project / "kvsim/core/squares.py").write_text(STEPS_OF_20)
     assert ask(project, packages) == (EDITED, "squares.py", RESULT_OF_20)
 
 
-def test_sources_are_installed_where_nothing_compiles(project: Path, tmp_path: Path) -> None:
-    packages = tmp_path / "packages"
-    said = install(str(project), packages=packages, CC="/bin/false")
-    assert "kvsim will be interpreted, not compiled" in said
-    way = "interpreted: nothing compiled is installed"
-    assert ask(packages) == (way, "squares.py", RESULT)
-
-
 def test_kvsim_runs_where_nothing_compiles(tmp_path: Path) -> None:
-    install(str(ROOT), packages=tmp_path, CC="/bin/false")
+    said = install(str(ROOT), packages=tmp_path, CC="/bin/false")
+    assert "kvsim will be interpreted, not compiled" in said
     assert not (tmp_path / FOLDER).exists()
     code = f"{ALONE}import kvsim; print(kvsim.simulate('chat').meta['core'])"
     done = subprocess.run(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 
 long = pytest.mark.long
+WHOLE = bool(os.environ.get("KVSIM_WHOLE"))
+"""Everything is to be tested, however long it takes."""
+whole = pytest.mark.skipif(not WHOLE, reason="takes minutes; KVSIM_WHOLE=1 runs it")
 
 
 def mostly_long(groups: int, *, quick: int) -> list[Any]:

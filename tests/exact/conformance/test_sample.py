@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command import run_here
 from exact.conformance.test_vllm_v1_releases import GROUPS
-from marks import long
+from marks import long, whole
 from places import DATA, ROOT
 from sample import LEAST, sample
 from shared import needs_shared
@@ -64,6 +64,7 @@ def replayed_as(recorded: str, other: str) -> int:
 
 
 @long
+@whole
 @needs_shared("conformance")
 def test_it_is_what_is_drawn() -> None:
     assert sample() == {stem(file): gzip.decompress(file.read_bytes()).decode() for file in FILES}

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from marks import long
+from marks import long, whole
 from places import ROOT
 from shared import SHARED, needs_shared
 
@@ -93,6 +93,7 @@ CONSTANTS = (
 
 
 @long
+@whole
 def test_constants_of_the_first_requests_hold_for_the_others_and_the_page_is_fresh() -> None:
     benches = [bench(place) for place in range(3)]
     for run, (constants, late_s, bound) in zip(benches, CONSTANTS, strict=True):
