@@ -8,7 +8,7 @@ result.summary["p99_ttft_ms"], result.requests_frame(), result.plot()
 ```
 """
 
-from kvsim.compiled import find_compiled_first
+from kvsim.core.compiled import find_compiled_first
 
 find_compiled_first()
 
@@ -18,20 +18,20 @@ would show a traceback."""
 if TYPE_CHECKING:
     from typing import Any
 
-    from kvsim.config import RunConfig
-    from kvsim.result import Result
-    from kvsim.run import simulate
+    from kvsim.settings.config import RunConfig
+    from kvsim.run.result import Result
+    from kvsim.run.simulation import simulate
     from kvsim.version import __version__
     from kvsim.workload import open_trace
 
 __all__ = ["Result", "RunConfig", "__version__", "open_trace", "simulate"]
 
 _PLACES = {
-    "Result": "kvsim.result",
-    "RunConfig": "kvsim.config",
+    "Result": "kvsim.run.result",
+    "RunConfig": "kvsim.settings.config",
     "__version__": "kvsim.version",
     "open_trace": "kvsim.workload",
-    "simulate": "kvsim.run",
+    "simulate": "kvsim.run.simulation",
 }
 
 
@@ -40,7 +40,7 @@ def __getattr__(name: str) -> "Any":
     if name in _PLACES:
         from importlib import import_module
 
-        from kvsim.collector import collector_paused
+        from kvsim.core.collector import collector_paused
 
         with collector_paused():
             return getattr(import_module(_PLACES[name]), name)

@@ -7,7 +7,7 @@ import sys
 def run() -> None:
     """Run the command line; Ctrl-C ends it in one line, also while it is being imported."""
     try:
-        from kvsim.collector import collect_no_more, collect_seldom
+        from kvsim.core.collector import collect_no_more, collect_seldom
 
         collect_seldom()
         # Arrow's own pool of memory keeps 12 MB more.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
-from kvsim import compiled
+from kvsim.core import compiled
 
 TESTS = Path(__file__).parent
 # Helpers by their names, modules beside tests by their paths, and the measuring code.

@@ -13,7 +13,7 @@ back to what it used last. The p50 of TTFT rises from 28.3 to 33.3 ms, and the p
 
 from collections import OrderedDict
 
-from kvsim.rules.order import Order
+from kvsim.policies.order import Order
 
 
 class S3Fifo(Order):

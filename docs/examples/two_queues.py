@@ -12,7 +12,7 @@ VLDB 1994, simplified: sizes are a quarter and a half of the pool.
 
 from collections import OrderedDict
 
-from kvsim.rules.order import Order
+from kvsim.policies.order import Order
 
 
 class TwoQueues(Order):

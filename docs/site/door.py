@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvsim.errors import ConfigError
-from kvsim.models import load_model
-from kvsim.server import server_settings
+from kvsim.machine.models import load_model
+from kvsim.settings.server import server_settings
 
 PAGE = Path(__file__).resolve().parents[1] / "results" / "published-setups.md"
 START, END = "<!-- counts -->\n", "<!-- end of counts -->\n"

@@ -15,11 +15,11 @@ from typing import NoReturn
 import typer
 from typer import Option
 
-from kvsim import compiled
+from kvsim.core import compiled
 from kvsim.cli.deferred import DeferredGroup
 from kvsim.cli.stopping import exit_code, heed_signals
 from kvsim.errors import KvsimError, shortened
-from kvsim.limits import VARIABLE, factor
+from kvsim.settings.limits import VARIABLE, factor
 from kvsim.version import __version__
 
 _INTERRUPTED = 130

@@ -14,8 +14,8 @@ from kvsim.cli.server import ServerOptions, SettingOptions
 from kvsim.report.screen import make_console, make_table
 
 if TYPE_CHECKING:
-    from kvsim.advise.search import Advice
-    from kvsim.server import ServerWord
+    from kvsim.search.advise.search import Advice
+    from kvsim.settings.server import ServerWord
 
 Seeds = Annotated[
     int, Option(min=2, metavar="N", help="Up to N seeds; stops when a verdict is settled.")
@@ -43,13 +43,13 @@ def advise(
     Every change meets the same seeds. Prints three sentences, a table with intervals, and the
     command line of the server.
     """
-    from kvsim.advise.cache import cache_sentences
-    from kvsim.advise.search import MOST_COMBINED
-    from kvsim.advise.search import advise as search
-    from kvsim.advise.trials import changes_of
-    from kvsim.advise.wording import record
-    from kvsim.replicates import load_of
-    from kvsim.sweep.slo import parse_slo
+    from kvsim.search.advise.cache import cache_sentences
+    from kvsim.search.advise.search import MOST_COMBINED
+    from kvsim.search.advise.search import advise as search
+    from kvsim.search.advise.trials import changes_of
+    from kvsim.search.advise.wording import record
+    from kvsim.search.replicates import load_of
+    from kvsim.search.sweep.slo import parse_slo
     from kvsim.writing import json_text
 
     objectives = parse_slo(slo)
@@ -76,11 +76,11 @@ def _line(advice: Advice, word: ServerWord, server: ServerOptions) -> str:
     """The server's command line with the advice; for other engines, that of `kvsim run`."""
     from msgspec.structs import replace
 
-    from kvsim.assembly import assemble
+    from kvsim.run.assembly import assemble
     from kvsim.engines import ENGINES
-    from kvsim.server.command_settings import arguments
-    from kvsim.server.line import flags, given_settings, serve_line
-    from kvsim.told import settled
+    from kvsim.settings.server.command_settings import arguments
+    from kvsim.settings.server.line import flags, given_settings, serve_line
+    from kvsim.run.told import settled
 
     best = advice.best.config
     engine = ENGINES.get(best.engine)
@@ -101,7 +101,7 @@ def _line(advice: Advice, word: ServerWord, server: ServerOptions) -> str:
 
 
 def _show(advice: Advice, cache: list[str], line: str) -> None:
-    from kvsim.advise.wording import method, not_tried, rows, sentences
+    from kvsim.search.advise.wording import method, not_tried, rows, sentences
 
     console = make_console()
     for sentence in (*sentences(advice), *cache):

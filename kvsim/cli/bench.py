@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from kvsim.bench.repeat import Bench, Row
-    from kvsim.bench.settings import Case
+    from kvsim.against.bench.repeat import Bench, Row
+    from kvsim.against.bench.settings import Case
 
     Column = tuple[str, Callable[[Row], str]]
 
@@ -84,10 +84,10 @@ def bench(
     and before `simulate()`; a pure decode step is one without arrivals and ends, measured as the
     difference of two runs. Exit code 1 if a run does not give the known results of its workload.
     """
-    from kvsim.bench import repeat
-    from kvsim.bench.peers import check_peer
-    from kvsim.bench.processes import store_bytecode
-    from kvsim.bench.settings import choose
+    from kvsim.against.bench import repeat
+    from kvsim.against.bench.peers import check_peer
+    from kvsim.against.bench.processes import store_bytecode
+    from kvsim.against.bench.settings import choose
 
     cases = choose(names or [], engines or [], trace)
     store_bytecode(Path(kvsim.__file__).parent)
@@ -125,7 +125,7 @@ def _note(row: Row) -> None:
 
 
 def _show(bench: Bench, then: Bench | None) -> None:
-    from kvsim.bench.repeat import ratios
+    from kvsim.against.bench.repeat import ratios
 
     console = make_console()
     console.width = max(console.width, _WIDTH)
@@ -146,7 +146,7 @@ def _show(bench: Bench, then: Bench | None) -> None:
 
 def _columns(bench: Bench) -> Iterator[tuple[list[Row], list[Column]]]:
     """Each table: its rows, where there is something to show, and its columns."""
-    from kvsim.bench.repeat import least, middle
+    from kvsim.against.bench.repeat import least, middle
 
     def cpu_s(row: Row) -> float:
         return least(row.runs, lambda m: m.cpu_s)
@@ -202,7 +202,7 @@ def _columns(bench: Bench) -> Iterator[tuple[list[Row], list[Column]]]:
 
 def _sizes(bench: Bench) -> tuple[list[Row], list[Column]]:
     """What was run, in what memory, and whether the results are the known ones."""
-    from kvsim.bench.repeat import least
+    from kvsim.against.bench.repeat import least
 
     return bench.rows, [
         ("requests", lambda row: f"{row.runs[0].requests:,}"),
@@ -231,8 +231,8 @@ def _known(row: Row) -> str:
 
 
 def _show_parts(cases: list[Case], trace: str | None) -> None:
-    from kvsim.bench.around import around
-    from kvsim.bench.processes import in_fresh_process
+    from kvsim.against.bench.around import around
+    from kvsim.against.bench.processes import in_fresh_process
 
     rows = (
         [*case, part, f"{cpu_s:.3f}"]

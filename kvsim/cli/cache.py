@@ -12,14 +12,14 @@ from typer import Argument, Option
 from kvsim.cli.bundles import Bundle, takes_bundles
 from kvsim.cli.deferred import group_of
 from kvsim.cli.options import AsJson, RunDir, TraceForm
-from kvsim.defaults import DEFAULT_BLOCK_SIZE
+from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.errors import ConfigError
 from kvsim.report.screen import make_console, make_table
 
 if TYPE_CHECKING:
-    from kvsim.cachelab.audit import Recorded
-    from kvsim.cachelab.study import Asked, Study
-    from kvsim.cachelab.wording import Audited
+    from kvsim.explain.cachelab.audit import Recorded
+    from kvsim.explain.cachelab.study import Asked, Study
+    from kvsim.explain.cachelab.wording import Audited
     from kvsim.workload.reuse import Counting
     from kvsim.workload.trace import Trace
 
@@ -83,10 +83,10 @@ class Sizes(Bundle):
 
     def asked(self, block_size: int) -> Asked:
         """What is asked, in blocks of so many tokens. Raises `ConfigError`."""
-        from kvsim.cachelab.study import Asked
-        from kvsim.config import make_config
-        from kvsim.memory import block_bytes as bytes_of
-        from kvsim.models import load_model
+        from kvsim.explain.cachelab.study import Asked
+        from kvsim.settings.config import make_config
+        from kvsim.machine.memory import block_bytes as bytes_of
+        from kvsim.machine.models import load_model
 
         block_bytes = None
         if self.model is not None:
@@ -106,13 +106,13 @@ class Sizes(Bundle):
 @takes_bundles
 def curve(*, blocks: Counted, sizes: Sizes, out: Out = None, as_json: AsJson = False) -> None:
     """Hits by capacity: least recently used at every size, the optimum, and no limit."""
-    from kvsim.cachelab.study import study_trace
+    from kvsim.explain.cachelab.study import study_trace
 
     opened, counting = blocks.counted()
     study = study_trace(opened, counting, sizes.asked(counting.block_size))
     _show(study, as_json=as_json)
     if out is not None and not as_json:
-        from kvsim.pages.cache import build_curve
+        from kvsim.report.pages.cache import build_curve
 
         _write(out, build_curve(study))
 
@@ -129,7 +129,7 @@ def stream(
 
     Its rows are counted and forgotten: a native trace, in blocks of its hash ids.
     """
-    from kvsim.cachelab.recording import open_recording, study_recording
+    from kvsim.explain.cachelab.recording import open_recording, study_recording
     from kvsim.workload.source import Source
 
     with Source(trace) as source:
@@ -139,7 +139,7 @@ def stream(
 
 
 def _show(study: Study, *, as_json: bool) -> None:
-    from kvsim.cachelab.wording import CURVE_HEAD, curve_rows, definitions, sentences
+    from kvsim.explain.cachelab.wording import CURVE_HEAD, curve_rows, definitions, sentences
     from kvsim.writing import json_text
 
     if as_json:
@@ -166,8 +166,8 @@ def sample(
     seed: Annotated[int, Option(min=0, help="Another seed keeps other blocks.")] = 0,
 ) -> None:
     """Estimate the hits of least recently used from a sample of the blocks."""
-    from kvsim.cachelab.sampling import sampled_lru_tokens
-    from kvsim.report.numerals import count, percent
+    from kvsim.explain.cachelab.sampling import sampled_lru_tokens
+    from kvsim.results.numerals import count, percent
     from kvsim.workload.keys import streams
 
     opened, size = blocks.open()
@@ -198,8 +198,8 @@ def policies(
     as_json: AsJson = False,
 ) -> None:
     """Compare eviction policies with the optimum, in a cache alone."""
-    from kvsim.cachelab.ranking import POLICIES, rank_policies
-    from kvsim.cachelab.wording import POLICY_HEAD, policy_rows, policy_sentences
+    from kvsim.explain.cachelab.ranking import POLICIES, rank_policies
+    from kvsim.explain.cachelab.wording import POLICY_HEAD, policy_rows, policy_sentences
     from kvsim.writing import json_text
 
     opened, counting = blocks.counted()
@@ -230,7 +230,7 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Split a run's prompt tokens: hit, lost to policy, pinning, capacity or timing, cold."""
-    from kvsim.cachelab.wording import audit_rows, audit_sentences
+    from kvsim.explain.cachelab.wording import audit_rows, audit_sentences
     from kvsim.writing import json_text
 
     runs = _audited(directory, eviction or ())
@@ -242,7 +242,7 @@ def audit(
     head = ["prompt tokens", *(run.label for run in runs)]
     _print(audit_sentences(runs), head, audit_rows(runs), note, texts=1)
     if out is not None:
-        from kvsim.pages.cache import build_audit
+        from kvsim.report.pages.cache import build_audit
 
         _write(out, build_audit(runs))
 
@@ -250,13 +250,13 @@ def audit(
 def _audited(directory: str, evictions: Sequence[str]) -> list[Audited]:
     """The audit of a run, and of the same run with other evictions; or that of each replica of a
     fleet."""
-    from kvsim.cachelab.audit import Recorded
-    from kvsim.cachelab.audit import audit as audit_run
-    from kvsim.cachelab.wording import Audited
-    from kvsim.config import make_config
+    from kvsim.explain.cachelab.audit import Recorded
+    from kvsim.explain.cachelab.audit import audit as audit_run
+    from kvsim.explain.cachelab.wording import Audited
+    from kvsim.settings.config import make_config
     from kvsim.report.files import FLEET
-    from kvsim.report.plain import numeric
-    from kvsim.run import simulate
+    from kvsim.results.plain import numeric
+    from kvsim.run.simulation import simulate
 
     if (Path(directory) / FLEET).exists():
         folders = sorted(Path(directory).glob("replica-*"), key=lambda path: (len(path.name), path))
@@ -284,7 +284,7 @@ def _audited(directory: str, evictions: Sequence[str]) -> list[Audited]:
 
 def _recorded(directory: str) -> tuple[Recorded, Trace]:
     """What a run folder holds, and the trace that the run replayed. Raises `ConfigError`."""
-    from kvsim.cachelab.audit import Recorded
+    from kvsim.explain.cachelab.audit import Recorded
     from kvsim.report.files import read_results, read_transitions
     from kvsim.workload.keys import streams
 
@@ -303,8 +303,8 @@ def _recorded(directory: str) -> tuple[Recorded, Trace]:
 
 def _trace_of(directory: str, meta: dict[str, Any]) -> Trace:
     """The trace that a run replayed. Raises `ConfigError` if it is another one by now."""
-    from kvsim.config import make_config
-    from kvsim.report.plain import numeric
+    from kvsim.settings.config import make_config
+    from kvsim.results.plain import numeric
     from kvsim.workload import open_trace
     from kvsim.workload.spec import trace_of
 

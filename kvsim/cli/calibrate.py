@@ -57,8 +57,8 @@ def calibrate(
     1: the profile does not pass its own checks, or --limit-s came first.
     """
     from kvsim.cost.profile import refuse_special
-    from kvsim.library import find
-    from kvsim.models import load_model
+    from kvsim.settings.library import find
+    from kvsim.machine.models import load_model
 
     path = find("models", model)
     if path.suffix != ".toml":

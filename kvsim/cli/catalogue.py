@@ -7,17 +7,17 @@ from typing import Any
 
 from rich.table import Table
 
-from kvsim.config import RunConfig
+from kvsim.settings.config import RunConfig
 from kvsim.cost import COSTS
 from kvsim.engines import BLOCK_MANAGERS, ENGINES
 from kvsim.report.screen import make_table
-from kvsim.rules.eviction import EVICTIONS
-from kvsim.rules.growth import GROWTH
-from kvsim.rules.idle import IDLE_ORDERS
-from kvsim.rules.requeue import REQUEUE
-from kvsim.rules.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
-from kvsim.rules.victims import VICTIMS
-from kvsim.signatures import docstring, signature
+from kvsim.policies.eviction import EVICTIONS
+from kvsim.policies.growth import GROWTH
+from kvsim.policies.idle import IDLE_ORDERS
+from kvsim.policies.requeue import REQUEUE
+from kvsim.policies.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
+from kvsim.policies.victims import VICTIMS
+from kvsim.settings.signatures import docstring, signature
 
 SHARED = frozenset(("self", "model", "hardware", "config", "candidates", "blocks")) | {
     "num_gpu_blocks",

@@ -16,7 +16,7 @@ from kvsim.cli.server import ServerOptions, SettingOptions
 from kvsim.report.screen import make_console, make_table, print_remarks
 
 if TYPE_CHECKING:
-    from kvsim.server import ServerWord
+    from kvsim.settings.server import ServerWord
     from kvsim.workload.trace import Trace
 
 BEYOND = 3
@@ -63,7 +63,7 @@ def check(
 
     The result of a benchmark is a trace and the measured answer at once.
     """
-    from kvsim.check.check import check as check_run
+    from kvsim.against.check.check import check as check_run
     from kvsim.workload.measured import join_measured
     from kvsim.writing import json_text
 
@@ -111,7 +111,7 @@ def _with_model(word: ServerWord, trace: Trace) -> ServerWord:
 
 
 def _show(record: dict[str, Any]) -> None:
-    from kvsim.check.wording import correction_rows, figure_rows, part_rows
+    from kvsim.against.check.wording import correction_rows, figure_rows, part_rows
 
     console = make_console()
     print_remarks(console, ((each["text"], each["tone"]) for each in record["verdict"]))
@@ -125,8 +125,8 @@ def _show(record: dict[str, Any]) -> None:
 
 
 def _write(out: str, record: dict[str, Any], text: str) -> None:
-    from kvsim.check.wording import correction_rows, figure_rows, part_rows
-    from kvsim.pages.check import build_check
+    from kvsim.against.check.wording import correction_rows, figure_rows, part_rows
+    from kvsim.report.pages.check import build_check
     from kvsim.writing import write_together
 
     rows = figure_rows(record), part_rows(record), correction_rows(record)

@@ -14,18 +14,18 @@ from kvsim.cli.fleet import Fleet, FleetOptions, only
 from kvsim.cli.options import AsJson, ConfigFile, OutDir, RunDir, TraceForm, TracePath
 from kvsim.cli.progress import simulate_shown
 from kvsim.cli.server import ServerOptions, SettingOptions
-from kvsim.collector import collect_after
+from kvsim.core.collector import collect_after
 from kvsim.errors import ConfigError
 from kvsim.report.screen import make_console
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvsim.blockmap.blockmap import BlockMap
-    from kvsim.blockmap.watch import BlockMapWatcher
-    from kvsim.config import RunConfig
+    from kvsim.results.blockmap.blockmap import BlockMap
+    from kvsim.results.blockmap.watch import BlockMapWatcher
+    from kvsim.settings.config import RunConfig
     from kvsim.fleet.folder import FleetRun, Replica
-    from kvsim.result import Result
+    from kvsim.run.result import Result
     from kvsim.workload.trace import Trace
 
 
@@ -87,13 +87,13 @@ def run(
 
 def report(directory: RunDir) -> None:
     """Rebuild report.html from the results in a folder."""
-    from kvsim.pages.run import build_page
+    from kvsim.report.pages.run import build_page
     from kvsim.report.files import PAGE, is_fleet, read_block_map, read_results
     from kvsim.writing import write_text
 
     if is_fleet(directory):
         from kvsim.fleet.folder import read_fleet
-        from kvsim.pages.fleet import build_fleet
+        from kvsim.fleet.page import build_fleet
 
         print(write_text(Path(directory) / PAGE, build_fleet(read_fleet(directory))))
         return
@@ -112,7 +112,7 @@ def policies() -> None:
 
 
 def _block_map_watcher(out: str | None) -> BlockMapWatcher:
-    from kvsim.blockmap.watch import BlockMapWatcher
+    from kvsim.results.blockmap.watch import BlockMapWatcher
 
     if out is None:
         raise ConfigError("--block-map: needs --out DIR, the folder for the map")
@@ -123,12 +123,12 @@ def _run_engine(
     trace: Trace, config: RunConfig, step_log: str | None, watcher: BlockMapWatcher | None
 ) -> Result:
     """Run one engine before the eyes of a watcher; its decisions are written to `step_log`."""
-    from kvsim.run import simulate
+    from kvsim.run.simulation import simulate
 
     if step_log is None:
         return simulate_shown(simulate, trace, config, "simulating", watcher=watcher)
-    from kvsim.conform.step_log import StepLog
-    from kvsim.watchers import Watchers
+    from kvsim.against.conform.step_log import StepLog
+    from kvsim.run.watchers import Watchers
 
     with StepLog(step_log) as log:
         both = Watchers([log, watcher] if watcher else [log])
@@ -151,7 +151,7 @@ def _write(
 
     html = None
     if page:
-        from kvsim.pages.run import build_page
+        from kvsim.report.pages.run import build_page
 
         html = build_page(run.summary, run.requests, run.steps, block_map)
     write_results(
@@ -175,7 +175,7 @@ def _write_fleet(run: FleetRun, out: str, *, csv: bool, page: bool) -> None:
 
     html = None
     if page:
-        from kvsim.pages.fleet import build_fleet
+        from kvsim.fleet.page import build_fleet
 
         html = build_fleet(run)
     write_fleet(out, run, write, html)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from kvsim.certainty.margin import MARGIN
+from kvsim.explain.certainty.margin import MARGIN
 from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.console import command_line, tell_written
 from kvsim.cli.fleet import Fleet, FleetOptions
@@ -15,17 +15,17 @@ from kvsim.cli.kinds import Kind, Named, of_engines, of_fleets
 from kvsim.cli.options import Jobs, OutDir, TraceForm, TracePath, note_arrivals
 from kvsim.cli.progress import progress_bar, simulate_shown
 from kvsim.cli.server import ServerOptions, SettingOptions
-from kvsim.config import RunConfig
+from kvsim.settings.config import RunConfig
 from kvsim.errors import ConfigError
 from kvsim.report.screen import make_console
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvsim.certainty.comparison import Comparison
-    from kvsim.replicates import Load
-    from kvsim.server import ServerWord
-    from kvsim.upgrades import Upgrade
+    from kvsim.explain.certainty.comparison import Comparison
+    from kvsim.search.replicates import Load
+    from kvsim.settings.server import ServerWord
+    from kvsim.search.upgrades import Upgrade
     from kvsim.workload.trace import Trace
 
 PAGE = "comparison.html"
@@ -97,8 +97,8 @@ def compare(
         from kvsim.cost.uncertain import uncertain
 
         loaded = [(name, uncertain(config)) for name, config in loaded]
-    from kvsim.replicates import load_of
-    from kvsim.upgrades import upgrades
+    from kvsim.search.replicates import load_of
+    from kvsim.search.upgrades import upgrades
 
     found = upgrades(loaded)
     load = load_of(None if trace is None else form.open(trace), loaded)
@@ -121,7 +121,7 @@ def _contenders(
     configs: list[str], fleet: FleetOptions, settings: SettingOptions, word: ServerWord
 ) -> tuple[Configs, Kind]:
     """What is compared, by name, and how. Raises `ConfigError` where there is but one."""
-    from kvsim.upgrades import of_releases
+    from kvsim.search.upgrades import of_releases
 
     paths = list[str | None](configs) or [None]
     stems = [Path(config).name.removesuffix(".toml") for config in configs]
@@ -167,8 +167,8 @@ def _compare_seeds(
     jobs: int | None,
 ) -> tuple[Comparison, Results]:
     """Replicates if something is random; otherwise one replay, whose requests are resampled."""
-    from kvsim.replicates import compare_seeds, redrawn, replicate
-    from kvsim.report.replayed import compare_replay
+    from kvsim.search.replicates import compare_seeds, redrawn, replicate
+    from kvsim.explain.replayed import compare_replay
 
     names = [name for name, _ in configs]
     random = bool(redrawn(load, configs))
@@ -216,8 +216,8 @@ def _show_upgrade(
     upgrade: Upgrade, results: dict[str, Any], trace: Trace, jobs: int | None
 ) -> None:
     """Say what each change does, from runs in which it is undone."""
-    from kvsim.replicates import Load, replicate
-    from kvsim.upgrades import effect_words, simulate_undone
+    from kvsim.search.replicates import Load, replicate
+    from kvsim.search.upgrades import effect_words, simulate_undone
 
     before, after = upgrade.names
     runs = [change.undone for change in upgrade.changes]

@@ -15,8 +15,8 @@ from kvsim.errors import ConfigError, TraceError, check_choice
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvsim.conform.cases import Case
-    from kvsim.conform.record import Record
+    from kvsim.against.conform.cases import Case
+    from kvsim.against.conform.record import Record
 
 
 def conform(
@@ -56,7 +56,7 @@ def conform(
         raise typer.Exit(_replay_router(cases, router))
     if engine is None and out is None:
         raise typer.Exit(_replay_named(cases))
-    from kvsim.conform.builders import RECORDED
+    from kvsim.against.conform.builders import RECORDED
 
     if engine is None:
         raise ConfigError(f"conform: --out needs --engine, one of {', '.join(RECORDED)}")
@@ -65,7 +65,7 @@ def conform(
 
 
 def _check_release(release: str, engine: str | None) -> None:
-    from kvsim.engines.versions import release as version_of
+    from kvsim.settings.versions import release as version_of
     from kvsim.engines.vllm_v1.releases import release_of
 
     if engine != "vllm-v1":
@@ -74,9 +74,9 @@ def _check_release(release: str, engine: str | None) -> None:
 
 
 def _replay(paths: list[str], engine: str, release: str | None, out: str | None) -> int:
-    from kvsim.conform.cases import read_cases
-    from kvsim.conform.compare import first_divergence
-    from kvsim.engines.versions import release as version_of
+    from kvsim.against.conform.cases import read_cases
+    from kvsim.against.conform.compare import first_divergence
+    from kvsim.settings.versions import release as version_of
 
     counts: dict[str | None, Counter[str]] = {}
     alone = 0
@@ -109,7 +109,7 @@ def _replay(paths: list[str], engine: str, release: str | None, out: str | None)
 
 
 def _log_of(case: Case, engine: str) -> list[Record]:
-    from kvsim.conform.builders import run_case
+    from kvsim.against.conform.builders import run_case
 
     try:
         return list(run_case(engine, case.config, case.trace))
@@ -121,9 +121,9 @@ def _log_of(case: Case, engine: str) -> list[Record]:
 
 def _replay_named(paths: list[str]) -> int:
     """Cases and runs whose lines say which engine or router they are of; counts by file."""
-    from kvsim.conform.builders import RECORDED
-    from kvsim.conform.cases import files_in, stem
-    from kvsim.conform.compare import first_divergence
+    from kvsim.against.conform.builders import RECORDED
+    from kvsim.against.conform.cases import files_in, stem
+    from kvsim.against.conform.compare import first_divergence
 
     total = Counter[str]()
     for path in map(_there, paths):
@@ -147,9 +147,9 @@ def _replay_named(paths: list[str]) -> int:
 
 def _named(file: Path) -> Iterator[tuple[str, list[Record], list[Record]]]:
     """Of each line of a file: its name, what is recorded, and what kvsim decides."""
-    from kvsim.conform.builders import RECORDED
-    from kvsim.conform.cases import RouterRun, read_named
-    from kvsim.conform.routers import REPLAYS, replay
+    from kvsim.against.conform.builders import RECORDED
+    from kvsim.against.conform.cases import RouterRun, read_named
+    from kvsim.against.conform.routers import REPLAYS, replay
 
     for name, read in read_named(file):
         if isinstance(read, RouterRun):
@@ -167,9 +167,9 @@ def _counted(count: Counter[str]) -> str:
 
 
 def _replay_router(paths: list[str], router: str) -> int:
-    from kvsim.conform.cases import read_router_runs
-    from kvsim.conform.compare import first_divergence
-    from kvsim.conform.routers import REPLAYS, replay
+    from kvsim.against.conform.cases import read_router_runs
+    from kvsim.against.conform.compare import first_divergence
+    from kvsim.against.conform.routers import REPLAYS, replay
 
     check_choice("--router", router, REPLAYS)
     runs = identical = decisions = 0
@@ -197,8 +197,8 @@ def _same(name: str, divergence: object) -> bool:
 
 
 def _compare_logs(paths: list[str]) -> int:
-    from kvsim.conform.cases import read_log
-    from kvsim.conform.compare import first_divergence
+    from kvsim.against.conform.cases import read_log
+    from kvsim.against.conform.compare import first_divergence
 
     if len(paths) != 2:
         raise ConfigError("--against: give two step logs, A.steps.jsonl B.steps.jsonl")

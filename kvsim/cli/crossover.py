@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from kvsim.defaults import DEFAULT_HARDWARE, DEFAULT_MODEL
+from kvsim.settings.defaults import DEFAULT_HARDWARE, DEFAULT_MODEL
 from kvsim.errors import check_choice
 from kvsim.report.screen import make_console, make_table
 
@@ -82,7 +82,7 @@ def crossover(
     names, layouts = model or [DEFAULT_MODEL], [layout] if layout else list(LAYOUTS)
     _print(_crossings(names, settings, lengths, layouts))
     if out is not None:
-        from kvsim.pages.crossover import build_crossover
+        from kvsim.report.pages.crossover import build_crossover
         from kvsim.writing import write_text
 
         drawn = _crossings(names, settings, sorted({*_curve(lengths[-1]), *lengths}), layouts)
@@ -98,10 +98,10 @@ def _given(**settings: Any) -> dict[str, Any]:
 def _crossings(
     names: list[str], settings: dict[str, Any], lengths: list[int], layouts: list[str]
 ) -> list[ModelCrossings]:
-    from kvsim.config import make_config
+    from kvsim.settings.config import make_config
     from kvsim.cost.crossover import crossings
-    from kvsim.hardware import load_hardware
-    from kvsim.models import load_model
+    from kvsim.machine.hardware import load_hardware
+    from kvsim.machine.models import load_model
 
     config = make_config(settings)
     hardware = load_hardware(config.hardware_name)
@@ -118,7 +118,7 @@ def _curve(longest: int) -> list[int]:
 
 
 def _print(models: list[ModelCrossings]) -> None:
-    from kvsim.pages.crossover import UNITS, caption, head, priced, rows
+    from kvsim.report.pages.crossover import UNITS, caption, head, priced, rows
 
     console = make_console()
     for each in models:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kvsim.fleet.folder import FleetRun
-    from kvsim.report.attribution import Waterfall
-    from kvsim.report.carriers import Carrier
-    from kvsim.report.explanation import Explanation
+    from kvsim.explain.attribution import Waterfall
+    from kvsim.explain.carriers import Carrier
+    from kvsim.explain.explanation import Explanation
 
 
 def diff(
@@ -32,7 +32,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Say why two runs of the same requests differ: which decision, which time, which requests."""
-    from kvsim.report.explanation import explanation_record
+    from kvsim.explain.explanation import explanation_record
     from kvsim.report.files import is_fleet
     from kvsim.writing import json_text, write_together
 
@@ -90,9 +90,9 @@ def _replicas(first: FleetRun, other: FleetRun) -> Table:
 
 def _parts(falls: Sequence[Waterfall]) -> Table:
     """By how much each part of the latencies changed, and their sums."""
-    from kvsim.report.attribution import LABELS
-    from kvsim.report.explanation import title_of
-    from kvsim.report.numerals import signed
+    from kvsim.explain.attribution import LABELS
+    from kvsim.explain.explanation import title_of
+    from kvsim.results.numerals import signed
 
     table = make_table("difference", *map(title_of, falls))
     changed = [dict(fall.changes()) for fall in falls]
@@ -106,8 +106,8 @@ def _parts(falls: Sequence[Waterfall]) -> Table:
 
 
 def _carried(each: Carrier) -> str:
-    from kvsim.report.attribution import LABELS
-    from kvsim.report.numerals import signed
+    from kvsim.explain.attribution import LABELS
+    from kvsim.results.numerals import signed
 
     change = signed((each.e2el_ns[1] - each.e2el_ns[0]) / 1e9, "s")
     return f"{each.id}: {change}, {signed(each.part_ns / 1e9, 's')} {LABELS[each.part]}"

@@ -9,7 +9,7 @@ from kvsim.errors import ConfigError
 from kvsim.report.screen import make_console, make_table
 
 if TYPE_CHECKING:
-    from kvsim.config import RunConfig
+    from kvsim.settings.config import RunConfig
     from kvsim.workload.trace import Trace
 
 FIRST = 100
@@ -25,9 +25,9 @@ class Table(NamedTuple):
 
 def fit_profile(name: str, trace: Trace, config: RunConfig, first: int, out: str) -> list[Table]:
     """Fits the profile of that name and writes it to `out`. Returns its constants and errors."""
-    from kvsim.calibrate.document import to_json
+    from kvsim.cost.calibrate.document import to_json
     from kvsim.cost.profile import load_profile
-    from kvsim.fit import constants
+    from kvsim.against.fit import constants
     from kvsim.writing import write_text
 
     with spinner("fitting") as done:
@@ -62,8 +62,8 @@ def with_fitted(
     from msgspec.structs import replace
 
     from kvsim.cost.shipped import profile_for
-    from kvsim.hardware import load_hardware
-    from kvsim.models import model_of
+    from kvsim.machine.hardware import load_hardware
+    from kvsim.machine.models import model_of
 
     name = config.cost.get("profile")
     if name is None and config.cost.get("model") in (None, "table"):

@@ -14,9 +14,9 @@ import msgspec
 from typer import Option
 
 from kvsim.cli.bundles import Bundle
-from kvsim.config import GOODPUT_METRICS, JSON_TABLES, SIZES, RunConfig, read_size
+from kvsim.settings.config import GOODPUT_METRICS, JSON_TABLES, SIZES, RunConfig, read_size
 from kvsim.errors import ConfigError, check_choice
-from kvsim.parsing import parse_json, typed
+from kvsim.settings.parsing import parse_json, typed
 
 TABLES = ("cost", "scheduler_args", "block_manager_args", "goodput")
 """Keys that hold tables; `--cost-model`, `--goodput` and `--set` reach into them."""

@@ -10,12 +10,12 @@ from typer import Option
 
 from kvsim.cli.bundles import Bundle
 from kvsim.cli.server import SettingOptions, config_path
-from kvsim.config import RunConfig, merged, read_toml
+from kvsim.settings.config import RunConfig, merged, read_toml
 from kvsim.errors import ConfigError
-from kvsim.limits import REPLICAS, check_size
+from kvsim.settings.limits import REPLICAS, check_size
 
 if TYPE_CHECKING:
-    from kvsim.server import ServerWord
+    from kvsim.settings.server import ServerWord
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class FleetOptions(Bundle):
     def _split(self) -> list[dict[str, Any]]:
         """The kinds of replicas of a prefill/decode split; none without one. Raises
         `ConfigError`."""
-        from kvsim.features.offload import NIXL
+        from kvsim.run.features.offload import NIXL
 
         numbers = {"kv_producer": self.prefill_replicas, "kv_consumer": self.decode_replicas}
         if set(numbers.values()) == {None}:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from kvsim.certainty.comparison import Comparison
+    from kvsim.explain.certainty.comparison import Comparison
     from kvsim.fleet.folder import FleetRun
-    from kvsim.report.explanation import Explanation, Run
+    from kvsim.explain.explanation import Explanation, Run
     from kvsim.report.files import Results
-    from kvsim.result import Result
+    from kvsim.run.result import Result
 
 Named = tuple[str, Any]
 """A run and its name."""
@@ -37,9 +37,9 @@ class Kind(NamedTuple):
 
 def of_engines() -> Kind:
     """One engine each."""
-    from kvsim.report.explanation import explain
+    from kvsim.explain.explanation import explain
     from kvsim.report.files import read_results, write_results
-    from kvsim.run import simulate
+    from kvsim.run.simulation import simulate
 
     def tables(named: tuple[str, Result | Results]) -> Run:
         name, run = named
@@ -49,12 +49,12 @@ def of_engines() -> Kind:
         write_results(folder, *tables(("", result))[1:], transitions=result.transitions)
 
     def diff_page(first: Named, other: Named) -> str:
-        from kvsim.pages.diff import build_diff
+        from kvsim.report.pages.diff import build_diff
 
         return build_diff(tables(first), tables(other))
 
     def comparison_page(runs: Sequence[Named], comparison: Comparison | None) -> str:
-        from kvsim.pages.compare import build_comparison
+        from kvsim.report.pages.compare import build_comparison
 
         return build_comparison(list(map(tables, runs)), comparison)
 
@@ -73,9 +73,9 @@ def of_fleets() -> Kind:
     from kvsim.fleet.contender import simulate_contender
     from kvsim.fleet.difference import explain_fleets
     from kvsim.fleet.folder import read_fleet, write_fleet
-    from kvsim.pages.fleet import build_fleet
-    from kvsim.pages.fleet_compare import build_fleet_comparison
-    from kvsim.pages.fleet_diff import build_fleet_diff
+    from kvsim.fleet.page import build_fleet
+    from kvsim.fleet.page_compare import build_fleet_comparison
+    from kvsim.fleet.page_diff import build_fleet_diff
     from kvsim.report.files import write_results
 
     def write(run: FleetRun, folder: Path) -> None:

@@ -64,9 +64,9 @@ def import_(
     surface: Surface = False,
 ) -> None:
     """Turn a folder of kernel times into a profile for --cost-model table."""
-    from kvsim.calibrate import aiconfigurator, llmservingsim, republish
-    from kvsim.calibrate.document import to_json
-    from kvsim.hardware import load_hardware
+    from kvsim.cost.calibrate import aiconfigurator, llmservingsim, republish
+    from kvsim.cost.calibrate.document import to_json
+    from kvsim.machine.hardware import load_hardware
     from kvsim.writing import write_text
 
     path = Path(folder)
@@ -142,9 +142,9 @@ def show(
     ] = None,
 ) -> None:
     """What was measured, where, how well it fits, and the ranges that it covers."""
-    from kvsim.calibrate.compare import parts
+    from kvsim.cost.calibrate.compare import parts
     from kvsim.cost.profile import load_profile
-    from kvsim.pages.profile import build_profile, error_rows, other_statements
+    from kvsim.report.pages.profile import build_profile, error_rows, other_statements
 
     profile = load_profile(name)
     made, console = profile.model, make_console()
@@ -183,7 +183,7 @@ def show(
 @app.command()
 def diff(one: Source, other: Source) -> None:
     """Where two profiles differ: settings, and times of the second over the first."""
-    from kvsim.calibrate.compare import ratios, settings_that_differ
+    from kvsim.cost.calibrate.compare import ratios, settings_that_differ
     from kvsim.cost.profile import load_profile
 
     first, second, console = load_profile(one), load_profile(other), make_console()

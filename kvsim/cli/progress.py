@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kvsim.cli.console import command_line
 
 if TYPE_CHECKING:
-    from kvsim.config import RunConfig
+    from kvsim.settings.config import RunConfig
     from kvsim.workload.trace import Trace
 
 T = TypeVar("T")

@@ -11,10 +11,10 @@ from typer import Option
 from kvsim.cli.bundles import Bundle
 from kvsim.cli.console import note
 from kvsim.cli.flags import Flags
-from kvsim.config import RunConfig, layered, read_toml
+from kvsim.settings.config import RunConfig, layered, read_toml
 
 if TYPE_CHECKING:
-    from kvsim.server import ServerWord
+    from kvsim.settings.server import ServerWord
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ServerOptions(Bundle):
 
     def word(self) -> ServerWord:
         """What the server says; where its settings come from goes to standard error."""
-        from kvsim.server import server_settings
+        from kvsim.settings.server import server_settings
 
         word = server_settings(self.startup_log, self.vllm, self.vllm_file)
         note(*word.notes)
@@ -80,7 +80,7 @@ class SettingOptions(Bundle):
         loaded = layered(table, where, self.flags.settings, assigned, beneath)
         if word is None or not word.origin:
             return loaded
-        from kvsim.told import settled
+        from kvsim.run.told import settled
 
         values = [assignment.partition("=")[2] for assignment in assigned]
         word.refuse_code(loaded, [table, self.flags.settings, *values])
@@ -94,6 +94,6 @@ def config_path(config: str | None) -> str | None:
     """The file that a name in configs/runs, or a path, stands for."""
     if config is None:
         return None
-    from kvsim.library import find
+    from kvsim.settings.library import find
 
     return str(find("runs", config))

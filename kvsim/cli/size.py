@@ -16,15 +16,15 @@ from kvsim.cli.fleet import FleetOptions
 from kvsim.cli.options import ConfigFile, Objectives, OutDir, TraceForm, TracePath, Workers
 from kvsim.cli.progress import spinner
 from kvsim.cli.server import ServerOptions, SettingOptions
-from kvsim.config import RunConfig, to_table
+from kvsim.settings.config import RunConfig, to_table
 from kvsim.errors import ConfigError
 from kvsim.report.screen import make_console, make_table, print_remarks
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from kvsim.size.answer import Answer, Search
-    from kvsim.size.search import Laboratory
+    from kvsim.search.size.answer import Answer, Search
+    from kvsim.search.size.search import Laboratory
     from kvsim.workload.trace import Trace
 
 SEEDS = 5
@@ -83,13 +83,13 @@ def size(
 
     Every value meets the same seeds. With --out no run is ever repeated.
     """
-    from kvsim.pages.size import PAGE, build_page
-    from kvsim.size.answer import searched
-    from kvsim.size.knobs import LASTING, Bounds, make_knob
-    from kvsim.size.record import NAME, size_record
-    from kvsim.size.search import Laboratory
-    from kvsim.sweep.slo import parse_slo
-    from kvsim.sweep.store import Store
+    from kvsim.search.size.page import PAGE, build_page
+    from kvsim.search.size.answer import searched
+    from kvsim.search.size.knobs import LASTING, Bounds, make_knob
+    from kvsim.search.size.record import NAME, size_record
+    from kvsim.search.size.search import Laboratory
+    from kvsim.search.sweep.slo import parse_slo
+    from kvsim.search.sweep.store import Store
     from kvsim.writing import json_text, write_together
 
     objectives = parse_slo(slo)
@@ -149,7 +149,7 @@ def _endless(trace: Trace, config: RunConfig, find: str) -> tuple[Trace, RunConf
 
 def _open(trace: Trace, config: RunConfig) -> RunConfig:
     """The configuration with open arrivals; says so where the trace has sessions."""
-    from kvsim.size.knobs import open_arrivals
+    from kvsim.search.size.knobs import open_arrivals
 
     if config.sessions == "auto" and any(row.after >= 0 for row in trace.rows):
         note(
@@ -165,7 +165,7 @@ def _sharing(
     """The trace with assumed prefixes, and a configuration with the cache that they need."""
     import msgspec
 
-    from kvsim.assembly import assemble
+    from kvsim.run.assembly import assemble
     from kvsim.workload.assumed import assume_hit_rate
 
     if config.enable_prefix_caching is False:
@@ -183,7 +183,7 @@ def what_varies(trace: Trace, config: RunConfig, find: str) -> tuple[str, ...]:
     import msgspec
 
     from kvsim.fleet.settings import FleetConfig
-    from kvsim.replicates import Load, redrawn
+    from kvsim.search.replicates import Load, redrawn
 
     if find == "request_rate":
         config = msgspec.structs.replace(config, request_rate=1.0)
@@ -192,9 +192,9 @@ def what_varies(trace: Trace, config: RunConfig, find: str) -> tuple[str, ...]:
 
 
 def _show(searches: Sequence[Search], price: float | None) -> None:
-    from kvsim.size import routers
-    from kvsim.size.verdict import verdict
-    from kvsim.sweep.choose import sources
+    from kvsim.search.size import routers
+    from kvsim.search.size.verdict import verdict
+    from kvsim.search.sweep.choose import sources
 
     console = make_console()
     for search in searches:
@@ -213,8 +213,8 @@ def _show(searches: Sequence[Search], price: float | None) -> None:
 
 def _neighbours(lab: Laboratory, found: Answer) -> Table:
     """Values around the answer, with their figures."""
-    from kvsim.size.answer import neighbourhood
-    from kvsim.size.verdict import HEAD, row
+    from kvsim.search.size.answer import neighbourhood
+    from kvsim.search.size.verdict import HEAD, row
 
     labels = (metric.label for metric in lab.objectives.metrics)
     table = make_table(lab.knob.name, *HEAD, *labels)

@@ -13,17 +13,17 @@ from kvsim.cli.fleet import FleetOptions
 from kvsim.cli.options import ConfigFile, TraceForm, TracePath, Workers, note_arrivals
 from kvsim.cli.progress import progress_bar
 from kvsim.cli.server import ServerOptions, SettingOptions
-from kvsim.config import to_table
+from kvsim.settings.config import to_table
 from kvsim.errors import ConfigError
 from kvsim.report.screen import make_console, make_table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from kvsim.config import RunConfig
-    from kvsim.sweep.backends import Backend
-    from kvsim.sweep.choose import Chosen
-    from kvsim.sweep.sweep import Plan
+    from kvsim.settings.config import RunConfig
+    from kvsim.search.sweep.backends import Backend
+    from kvsim.search.sweep.choose import Chosen
+    from kvsim.search.sweep.sweep import Plan
     from kvsim.workload.trace import Trace
 
 MOST_LISTED, MOST_FIGURES = 5, 3
@@ -85,11 +85,11 @@ def sweep(
 
     A sweep may be stopped at any moment; the same command continues it.
     """
-    from kvsim.pages.sweep import PAGE
-    from kvsim.sweep.grid import expand, parse_space
-    from kvsim.sweep.slo import parse_slo
-    from kvsim.sweep.sweep import make_plan, read_plan, shard_of, write_plan
-    from kvsim.sweep.table import TABLE
+    from kvsim.search.sweep.page import PAGE
+    from kvsim.search.sweep.grid import expand, parse_space
+    from kvsim.search.sweep.slo import parse_slo
+    from kvsim.search.sweep.sweep import make_plan, read_plan, shard_of, write_plan
+    from kvsim.search.sweep.table import TABLE
 
     if merge:
         _merge(out, folders, trace, grid, rows, random)
@@ -126,8 +126,8 @@ def _run(
     jobs: int | None,
 ) -> None:
     """Run what is missing, and report how much that was."""
-    from kvsim.sweep.store import Store
-    from kvsim.sweep.sweep import run_missing
+    from kvsim.search.sweep.store import Store
+    from kvsim.search.sweep.sweep import run_missing
 
     with progress_bar(len(configs), "sweeping", quiet_below=2) as progress:
         done, store = progress or (lambda number: None), Store(out)
@@ -138,7 +138,7 @@ def _run(
 
 
 def _merge(out: str, folders: list[str] | None, *others: object) -> None:
-    from kvsim.sweep.sweep import merge
+    from kvsim.search.sweep.sweep import merge
 
     if not folders:
         raise ConfigError("--merge: no folders; give kvsim sweep --merge DIR... --out DIR")
@@ -151,11 +151,11 @@ def _merge(out: str, folders: list[str] | None, *others: object) -> None:
 
 def _finish(out: str, plan: Plan) -> None:
     """Table, page and the verdict on the terminal."""
-    from kvsim.pages.sweep import PAGE, build_page
-    from kvsim.sweep.choose import choose
-    from kvsim.sweep.store import Store
-    from kvsim.sweep.sweep import MANIFEST, gather, manifest
-    from kvsim.sweep.table import TABLE, table_bytes
+    from kvsim.search.sweep.page import PAGE, build_page
+    from kvsim.search.sweep.choose import choose
+    from kvsim.search.sweep.store import Store
+    from kvsim.search.sweep.sweep import MANIFEST, gather, manifest
+    from kvsim.search.sweep.table import TABLE, table_bytes
     from kvsim.writing import write_together
 
     outcomes = gather(Store(out), plan, out)
@@ -172,7 +172,7 @@ def _finish(out: str, plan: Plan) -> None:
 
 def _best(chosen: Chosen) -> Table:
     """The first few of the best configurations."""
-    from kvsim.report.numerals import show
+    from kvsim.results.numerals import show
 
     listed, metrics = chosen.best[:MOST_LISTED], chosen.metrics[:MOST_FIGURES]
     keys, labels = list(listed[0].first.settings), (metric.label for metric in metrics)

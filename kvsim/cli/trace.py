@@ -21,7 +21,7 @@ app = group_of("trace")
 def info(*, file: Annotated[str, Argument(metavar="FILE")], form: TraceForm) -> None:
     """Counts, lengths, rates, and how much of the input a prefix cache could save at most."""
     from kvsim.workload import open_trace
-    from kvsim.workload.info import render, trace_info
+    from kvsim.explain.info import render, trace_info
 
     print(render(trace_info(open_trace(file, form.trace_format, form.columns))))
 

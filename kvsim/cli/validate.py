@@ -12,7 +12,7 @@ from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.options import ConfigFile, TraceForm, TracePath
 from kvsim.cli.processes import run_module
 from kvsim.cli.server import SettingOptions, config_path
-from kvsim.config import RunConfig, load_config, read_toml
+from kvsim.settings.config import RunConfig, load_config, read_toml
 from kvsim.errors import ConfigError, check_choice
 from kvsim.report.screen import make_console, make_table
 
@@ -70,10 +70,10 @@ def validate(
     request, beside the difference of two real runs. The pool is really allocated: give
     --num-gpu-blocks-override, few enough that requests are preempted.
     """
-    from kvsim.library import find
-    from kvsim.validate.recording import read_json, write_json
-    from kvsim.validate.setup import foreign
-    from kvsim.validate.setup import prepare as setup_of
+    from kvsim.settings.library import find
+    from kvsim.against.validate.recording import read_json, write_json
+    from kvsim.against.validate.setup import foreign
+    from kvsim.against.validate.setup import prepare as setup_of
 
     if source is not None:
         _go_on(source, trust or (), profile, Path(out), html)
@@ -91,13 +91,13 @@ def validate(
     loaded = _settings(opened, made, config, settings)
     setup = setup_of(opened, loaded, [name.strip() for name in policies.split(",")])
     if prepare is not None:
-        print(f"written to {write_json(prepare, setup)}: measure it with python -m kvsim.validate")
+        print(f"written to {write_json(prepare, setup)}: measure it with python -m kvsim.against.validate")
         return
     assert profile is not None
     written, recording = write_json(Path(out) / SETUP, setup), Path(out) / RECORDING
     arguments = [str(written), "--profile", path, "--device", device, "--out", str(recording)]
     named = foreign(setup)
-    run_module("kvsim.validate", [*arguments, *(f"--trust={name}" for name in named)])
+    run_module("kvsim.against.validate", [*arguments, *(f"--trust={name}" for name in named)])
     _compare(recording, named, profile, Path(out), html)
 
 
@@ -105,9 +105,9 @@ def _go_on(
     source: str, trust: Sequence[str], profile: str | None, out: Path, html: str | None
 ) -> None:
     """Continue from a recording to a result, or from a result to its page."""
-    from kvsim.validate.compare import KEYS, SCHEMA
-    from kvsim.validate.recording import SCHEMA as RECORDED
-    from kvsim.validate.recording import read_json, require
+    from kvsim.against.validate.compare import KEYS, SCHEMA
+    from kvsim.against.validate.recording import SCHEMA as RECORDED
+    from kvsim.against.validate.recording import read_json, require
 
     table = read_json(source, RECORDED, SCHEMA)
     if table["schema"] == RECORDED:
@@ -143,10 +143,10 @@ def _settings(trace: Trace, made: Table, config: str | None, settings: SettingOp
 def _compare(
     recording: Path, trust: Sequence[str], profile: str, out: Path, html: str | None
 ) -> None:
-    from kvsim.validate.compare import compare
-    from kvsim.validate.recording import KEYS, SCHEMA, read_json, require, write_json
-    from kvsim.validate.setup import refuse_foreign
-    from kvsim.validate.verdict import count_rows, error_rows
+    from kvsim.against.validate.compare import compare
+    from kvsim.against.validate.recording import KEYS, SCHEMA, read_json, require, write_json
+    from kvsim.against.validate.setup import refuse_foreign
+    from kvsim.against.validate.verdict import count_rows, error_rows
 
     table = read_json(recording, SCHEMA)
     require(table, KEYS, recording)
@@ -163,7 +163,7 @@ def _compare(
 
 
 def _draw(result: Table, html: str) -> None:
-    from kvsim.pages.validate import build_page
+    from kvsim.against.validate.page import build_page
     from kvsim.writing import write_text
 
     print(f"open {write_text(html, build_page(result))}")

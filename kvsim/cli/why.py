@@ -12,7 +12,7 @@ from kvsim.report.screen import make_console, make_table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvsim.report.story import Story
+    from kvsim.explain.story import Story
 
 
 def why(
@@ -22,7 +22,7 @@ def why(
 ) -> None:
     """Tell one request's story: what it waited for, what delayed it, where its time went."""
     from kvsim.report.files import is_fleet, read_results, read_transitions
-    from kvsim.report.story import find_request, tell
+    from kvsim.explain.story import find_request, tell
     from kvsim.writing import write_text
 
     if is_fleet(directory):
@@ -35,15 +35,15 @@ def why(
     console = make_console()
     _render(story, console)
     if html is not None:
-        from kvsim.pages.story import build_story
+        from kvsim.report.pages.story import build_story
 
         console.print(f"\nwritten to {write_text(html, build_story(story))}")
 
 
 def _render(story: Story, console: Console) -> None:
-    from kvsim.ledger.parts import PROMPT_LABELS, TIME_LABELS
-    from kvsim.report.numerals import seconds
-    from kvsim.report.story import ledger_rows
+    from kvsim.results.ledger.parts import PROMPT_LABELS, TIME_LABELS
+    from kvsim.results.numerals import seconds
+    from kvsim.explain.story import ledger_rows
 
     console.print(f"request {story.id}: {story.about}", style="bold")
     moments = make_table("at", "after", "what happened", pad_edge=False)

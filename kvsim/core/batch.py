@@ -21,13 +21,13 @@ from typing import Any, Final
 from librt.vecs import append, vec
 from mypy_extensions import i64
 
-from kvsim import guard
+from kvsim.core import guard
 from kvsim.core.blocks import BlockManager
 from kvsim.core.plan import RECOMPUTE, SWAP, Plan
 from kvsim.core.request import FINISHED, IGNORED, RUNNING, SWAPPED, WAITING, Request
 from kvsim.core.vectors import EMPTY
-from kvsim.records import transitions
-from kvsim.records.tally import Tally
+from kvsim.core.records import transitions
+from kvsim.core.records.tally import Tally
 
 PIECE: Final = 1 << 16
 """Gaps between tokens that are counted together."""
@@ -62,7 +62,7 @@ class Batch:
     transitions: Any
     token_gaps_ns: Any
     """Time between consecutive tokens of a request in nanoseconds → how often it occurred
-    (`kvsim.records.tally.Tally`)."""
+    (`kvsim.core.records.tally.Tally`)."""
     _plans: list[Plan]
     _gap_ns: i64
     """The gap between tokens that was noted last, and how often in a row."""

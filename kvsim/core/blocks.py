@@ -7,7 +7,7 @@ from typing import Any
 
 from mypy_extensions import i64, mypyc_attr
 
-from kvsim import guard
+from kvsim.core import guard
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
 

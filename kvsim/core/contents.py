@@ -14,7 +14,7 @@ from typing import Any, Final
 from librt.vecs import append, vec
 from mypy_extensions import i64
 
-from kvsim import guard
+from kvsim.core import guard
 from kvsim.core.request import Request
 from kvsim.core.vectors import zeros
 

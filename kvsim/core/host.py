@@ -34,7 +34,7 @@ class Host:
     records_empty: bool
     """Whether steps that take a place in the queue and change nothing are recorded."""
     gauged: tuple[str, ...]
-    """Columns of `kvsim.schema.STEPS` that it knows of a step."""
+    """Columns of `kvsim.core.schema.STEPS` that it knows of a step."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -116,7 +116,7 @@ class SimulatedTime(Host):
     """An inbox, a link and step times of a cost model, in one environment of SimPy."""
 
     inbox: Any
-    """Where requests arrive (`kvsim.replica.inbox.Receiver`)."""
+    """Where requests arrive (`kvsim.run.replica.inbox.Receiver`)."""
     _env: Any
     _price: Callable[[Any], int]
     _link: Any

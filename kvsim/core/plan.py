@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 from librt.vecs import append, extend, vec
 from mypy_extensions import i64
 
-from kvsim import guard
+from kvsim.core import guard
 from kvsim.core.request import Request
 from kvsim.core.vectors import zeros
 
@@ -109,7 +109,7 @@ class Plan:
     batched_tokens: i64
     """Tokens charged to `max_num_batched_tokens`."""
     blocked: i64
-    """Why the head of the waiting queue was refused: index into `kvsim.schema.BLOCKED`."""
+    """Why the head of the waiting queue was refused: index into `kvsim.core.schema.BLOCKED`."""
     rank_tokens: float | None
     """Mean tokens of the ranks that share experts, padding included; None: all have as many as
     this one."""

@@ -17,7 +17,7 @@ from typing import Any
 from librt.vecs import append, vec
 from mypy_extensions import i64
 
-from kvsim import guard
+from kvsim.core import guard
 from kvsim.core.contents import Known
 from kvsim.core.vectors import EMPTY
 
@@ -51,7 +51,7 @@ class Pool:
     evictions: i64
     """Blocks whose content was lost to another use."""
     order: Any
-    """Which free block with content is reused first (`kvsim.rules.order.Order`); None: the one
+    """Which free block with content is reused first (`kvsim.policies.order.Order`); None: the one
     released first."""
     events: Any
     """Where the cache reports what comes and goes (`kvsim.core.cache_events.CacheEvents`); None

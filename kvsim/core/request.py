@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from kvsim import guard
+from kvsim.core import guard
 from kvsim.core.vectors import EMPTY
 
 WAITING: Final = 0

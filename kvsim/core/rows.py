@@ -10,7 +10,7 @@ from mypy_extensions import i64
 
 from kvsim.core.plan import RECOMPUTE, Plan
 from kvsim.core.vectors import EMPTY
-from kvsim.schema import STEP_COLUMNS
+from kvsim.core.schema import STEP_COLUMNS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +20,7 @@ PIECE_STEPS: Final = 1 << 15
 
 
 class StepRows:
-    """The rows of one run: `kvsim.schema.STEP_COLUMNS`, and the gauges that follow them."""
+    """The rows of one run: `kvsim.core.schema.STEP_COLUMNS`, and the gauges that follow them."""
 
     num_steps: i64
     _names: tuple[str, ...]
@@ -29,7 +29,7 @@ class StepRows:
     _full: i64
 
     def __init__(self, gauged: tuple[str, ...] = ()) -> None:
-        from kvsim.records.packed import PackedColumns
+        from kvsim.core.records.packed import PackedColumns
 
         self.num_steps = 0
         self._names = STEP_COLUMNS + gauged
@@ -95,7 +95,7 @@ class StepRows:
     def _seal(self) -> None:
         import numpy as np
 
-        from kvsim import limits
+        from kvsim.settings import limits
 
         limits.check_size("steps", self.num_steps, limits.STEPS)
         if len(self._cells):

@@ -47,7 +47,7 @@ class Scheduler:
 
     @property
     def gauged(self) -> tuple[str, ...]:
-        """Columns of `kvsim.schema.STEPS` that its steps have beyond those of every engine."""
+        """Columns of `kvsim.core.schema.STEPS` that its steps have beyond those of every engine."""
         return ()
 
     def gauges(self, batch: Batch) -> tuple[int, ...]:

@@ -1,14 +1,14 @@
 """Prices a step: how many nanoseconds the modelled engine needs for a plan.
 
 A cost model is a small class with a name in `COSTS`, or a user's own `package.module:Class`. Swap
-copies between GPU and CPU are priced on the link (`kvsim.link`).
+copies between GPU and CPU are priced on the link (`kvsim.machine.link`).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from kvsim.config import RunConfig
+from kvsim.settings.config import RunConfig
 from kvsim.cost.checked import Checked
 from kvsim.cost.constant import ConstantCost
 from kvsim.cost.profile import refuse_special
@@ -17,10 +17,10 @@ from kvsim.cost.shipped import profile_for
 from kvsim.cost.table import TableCost
 from kvsim.cost.uncertain import UncertainCost
 from kvsim.errors import ConfigError
-from kvsim.hardware import Hardware
-from kvsim.library import construct
-from kvsim.link import LINKS
-from kvsim.models import Model
+from kvsim.machine.hardware import Hardware
+from kvsim.settings.library import construct
+from kvsim.machine.link import LINKS
+from kvsim.machine.models import Model
 
 if TYPE_CHECKING:
     from kvsim.core.plan import Plan

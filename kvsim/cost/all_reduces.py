@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 from kvsim.cost.lines import Line
-from kvsim.hardware import AllReduce
+from kvsim.machine.hardware import AllReduce
 
 
 class AllReduces:

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from mypy_extensions import i64
 
-from kvsim.config import RunConfig
+from kvsim.settings.config import RunConfig
 from kvsim.core.plan import Plan
 from kvsim.cost.all_reduces import AllReduces
 from kvsim.cost.attention import Attention
 from kvsim.cost.experts import Routing, exchange
-from kvsim.hardware import Hardware
-from kvsim.memory import block_bytes, expert_parallel_size, kv_dtype
-from kvsim.models import DTYPE_BYTES, Model
+from kvsim.machine.hardware import Hardware
+from kvsim.machine.memory import block_bytes, expert_parallel_size, kv_dtype
+from kvsim.machine.models import DTYPE_BYTES, Model
 
 
 class Bounds:

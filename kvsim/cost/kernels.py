@@ -13,7 +13,7 @@ from kvsim.cost.interpolation import Interpolation
 from kvsim.cost.lines import Line, Lines
 from kvsim.cost.profile import DecodeGrid, Fit, MixedGrid, PrefillGrid
 from kvsim.cost.tail import Uneven
-from kvsim.sums import added
+from kvsim.core.sums import added
 
 MOST_KEPT = 4096
 """Most sizes of chunks longer than any measured one whose lines are kept."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from kvsim.config import RunConfig
+from kvsim.settings.config import RunConfig
 from kvsim.core.plan import Plan
 from kvsim.cost import Cost, make_cost
-from kvsim.hardware import Hardware
-from kvsim.link import LinkTimes, make_link
-from kvsim.memory import block_bytes
-from kvsim.models import Model
+from kvsim.machine.hardware import Hardware
+from kvsim.machine.link import LinkTimes, make_link
+from kvsim.machine.memory import block_bytes
+from kvsim.machine.models import Model
 
 
 class MeansPrices:
-    """Prices by the cost model and the link of a run; implements `kvsim.rules.means.Prices`.
+    """Prices by the cost model and the link of a run; implements `kvsim.policies.means.Prices`.
 
     `cost` should be a separate instance of the cost model, because prices asked here must not count
     as steps of the run.

@@ -24,12 +24,12 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from kvsim.cost.interpolation import Interpolation
 from kvsim.errors import ConfigError, shortened
-from kvsim.hardware import AllReduce
-from kvsim.library import convert, find, read_by, read_json
-from kvsim.models import Experts
+from kvsim.machine.hardware import AllReduce
+from kvsim.settings.library import convert, find, read_by, read_json
+from kvsim.machine.models import Experts
 
 if TYPE_CHECKING:
-    from kvsim.models import Model
+    from kvsim.machine.models import Model
 
 Positive = Annotated[int, Meta(ge=1)]
 Us = Annotated[float, Meta(ge=0)]

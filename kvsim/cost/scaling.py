@@ -39,7 +39,7 @@ from typing import NamedTuple
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from kvsim.config import RunConfig
+from kvsim.settings.config import RunConfig
 from kvsim.cost import layer
 from kvsim.cost.interpolation import Interpolation
 from kvsim.cost.layer import Peaks
@@ -54,10 +54,10 @@ from kvsim.cost.profile import (
     ProfiledModel,
     Tail,
 )
-from kvsim.defaults import DEFAULT_BLOCK_SIZE
-from kvsim.hardware import AllReduce, Hardware
-from kvsim.memory import kv_dtype
-from kvsim.models import DTYPE_BYTES, Experts, Model, Shard
+from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
+from kvsim.machine.hardware import AllReduce, Hardware
+from kvsim.machine.memory import kv_dtype
+from kvsim.machine.models import DTYPE_BYTES, Experts, Model, Shard
 
 GEOMETRY = {
     "num_hidden_layers": "layers",

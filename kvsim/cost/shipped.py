@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from kvsim.config import RunConfig
+from kvsim.settings.config import RunConfig
 from kvsim.cost.profile import load_profile
 from kvsim.cost.scaling import differences
-from kvsim.hardware import Hardware
-from kvsim.library import names
-from kvsim.models import Model
+from kvsim.machine.hardware import Hardware
+from kvsim.settings.library import names
+from kvsim.machine.models import Model
 
 _TRUST = ("measured", "estimated", "public-table", "scaled", "roofline")
 

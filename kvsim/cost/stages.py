@@ -12,7 +12,7 @@ A cost model that does not explain its prices is divided by layers alone.
 Between stages go the hidden states and the residual of every token: vLLM 0.33.0,
 `v1/worker/gpu_worker.py` `execute_model`, `distributed/parallel_state.py` `isend_tensor_dict`. Each
 GPU of a tensor-parallel group sends its share, and the receivers gather them. The figures of the
-link are those of the all-reduce (`kvsim.hardware.AllReduce`). All of this is an estimate.
+link are those of the all-reduce (`kvsim.machine.hardware.AllReduce`). All of this is an estimate.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvsim.config import RunConfig
+from kvsim.settings.config import RunConfig
 from kvsim.cost.explain import Explains, Work
 from kvsim.cost.wrapped import Wrapped
 from kvsim.errors import ConfigError
-from kvsim.hardware import AllReduce, Hardware
-from kvsim.library import convert
-from kvsim.link import STAGE_LINK
-from kvsim.models import DTYPE_BYTES, Model
+from kvsim.machine.hardware import AllReduce, Hardware
+from kvsim.settings.library import convert
+from kvsim.machine.link import STAGE_LINK
+from kvsim.machine.models import DTYPE_BYTES, Model
 
 if TYPE_CHECKING:
     from kvsim.core.plan import Plan

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvsim.defaults import DEFAULT_BLOCK_SIZE
+from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
 
 if TYPE_CHECKING:
-    from kvsim.config import RunConfig
+    from kvsim.settings.config import RunConfig
     from kvsim.core.blocks import BlockManager
     from kvsim.core.scheduler import Scheduler
-    from kvsim.hardware import Hardware
-    from kvsim.memory import Formula
-    from kvsim.models import Model
+    from kvsim.machine.hardware import Hardware
+    from kvsim.machine.memory import Formula
+    from kvsim.machine.models import Model
 
 
 class Engine(NamedTuple):

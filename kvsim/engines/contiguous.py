@@ -16,8 +16,8 @@ from mypy_extensions import i64, mypyc_attr
 
 from kvsim.core.request import Request, Table
 from kvsim.core.vectors import numbers
-from kvsim.engines.vllm_063_blocks import Naive, Pairs, waiting_sequence
-from kvsim.engines.vllm_063_pool import BlockPool
+from kvsim.engines.vllm_063.blocks import Naive, Pairs, waiting_sequence
+from kvsim.engines.vllm_063.pool import BlockPool
 from kvsim.errors import ConfigError
 
 

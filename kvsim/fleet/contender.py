@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from kvsim.config import RunConfig, to_table
+from kvsim.settings.config import RunConfig, to_table
 from kvsim.fleet.bounds import find_bounds
 from kvsim.fleet.figures import summarise_fleet
 from kvsim.fleet.fleet import simulate_fleet

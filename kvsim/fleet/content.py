@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from kvsim.routers.router import TOKEN_CHARACTERS, Asked
+from kvsim.fleet.routers.router import TOKEN_CHARACTERS, Asked
 from kvsim.workload.keys import SpanStream, TokenStream
 from kvsim.workload.trace import Row
 

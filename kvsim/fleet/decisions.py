@@ -10,13 +10,13 @@ import numpy as np
 
 from kvsim.core.blocks import BlockManager
 from kvsim.core.request import Request
-from kvsim.routers.router import Asked, Choice, Router
-from kvsim.schema import CAUSES, ROUTING
+from kvsim.fleet.routers.router import Asked, Choice, Router
+from kvsim.core.schema import CAUSES, ROUTING
 from kvsim.workload.keys import SpanStream, TokenStream
 
 
 class Decisions:
-    """Lets a router decide, and notes the columns of `kvsim.schema.ROUTING`.
+    """Lets a router decide, and notes the columns of `kvsim.core.schema.ROUTING`.
 
     It sees the caches of the engines; the router does not. It changes no decision.
     """

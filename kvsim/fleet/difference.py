@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from kvsim.fleet.folder import FleetRun
-from kvsim.report.explanation import Explanation, explain_requests
-from kvsim.report.numerals import MISSING, count, plural, seconds
+from kvsim.explain.explanation import Explanation, explain_requests
+from kvsim.results.numerals import MISSING, count, plural, seconds
 from kvsim.report.routing import REPLICA_HEAD, replica_rows
 
 NamedFleet = tuple[str, FleetRun]

@@ -10,8 +10,8 @@ from kvsim.fleet.handovers import handover_figures
 from kvsim.fleet.joined import joined_figures, joined_lookups
 from kvsim.fleet.result import FleetResult
 from kvsim.fleet.routing import load_imbalance, routing_figures
-from kvsim.report.statistics import ratio
-from kvsim.report.summary import summarise_requests
+from kvsim.results.statistics import ratio
+from kvsim.results.summary import summarise_requests
 
 OF_A_REPLICA = (
     "num_requests",
@@ -28,7 +28,7 @@ OF_A_REPLICA = (
     "p99_ttft_ms",
     "p99_tpot_ms",
 )
-"""Figures of a run (`kvsim.report.summary`) that are set side by side."""
+"""Figures of a run (`kvsim.results.summary`) that are set side by side."""
 
 
 def summarise_fleet(result: FleetResult, bounds: Bounds | None = None) -> dict[str, Any]:

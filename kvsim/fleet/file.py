@@ -23,11 +23,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from kvsim.config import Positive, merged
+from kvsim.settings.config import Positive, merged
 from kvsim.errors import ConfigError
 from kvsim.fleet.settings import load_settings
-from kvsim.library import converted
-from kvsim.limits import REPLICAS, check_size
+from kvsim.settings.library import converted
+from kvsim.settings.limits import REPLICAS, check_size
 
 
 class _Kind(Struct, frozen=True):

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import simpy
 
-from kvsim.assembly import Parts, assemble
-from kvsim.attempt import show_future
-from kvsim.blame import blaming
-from kvsim.collector import collector_paused
-from kvsim.config import RunConfig
+from kvsim.run.assembly import Parts, assemble
+from kvsim.run.attempt import show_future
+from kvsim.run.blame import blaming
+from kvsim.core.collector import collector_paused
+from kvsim.settings.config import RunConfig
 from kvsim.errors import ConfigError
 from kvsim.fleet.apart import Load, clients_wait, heeds_replicas, routed, serve_apart
 from kvsim.fleet.news import News, looks
@@ -23,16 +23,16 @@ from kvsim.fleet.replicas import Replicas, Sent
 from kvsim.fleet.result import FleetResult
 from kvsim.fleet.settings import load_settings
 from kvsim.fleet.split import Split
-from kvsim.routers import make_router
-from kvsim.routers.router import Router
-from kvsim.run import Settings, assembled, opened, read_config
+from kvsim.fleet.routers import make_router
+from kvsim.fleet.routers.router import Router
+from kvsim.run.simulation import Settings, assembled, opened, read_config
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
 from kvsim.workload.columns import column
 from kvsim.workload.trace import Trace
 
 PartsOf = Callable[[RunConfig], Parts]
-"""Turns settings into the objects of a run, as `kvsim.assembly.assemble` does."""
+"""Turns settings into the objects of a run, as `kvsim.run.assembly.assemble` does."""
 
 
 @collector_paused()
@@ -52,10 +52,10 @@ def simulate_fleet(
 
     `configs` are the settings of each replica, in any form that `simulate` takes. All of them say
     the same of how clients send; each has a `seed` of its own for rules that draw, and arrivals are
-    drawn from that of the first one. `router` is a name of `kvsim.routers.ROUTERS` or a
+    drawn from that of the first one. `router` is a name of `kvsim.fleet.routers.ROUTERS` or a
     `package.module:Class`, `router_args` are arguments of its constructor. `explain`: note what
     each decision chose from, which asks every replica's cache about every request. `parts_of` is
-    that of `kvsim.run.simulate`.
+    that of `kvsim.run.simulation.simulate`.
 
     Where nothing in a replica changes what any of them is sent, they run apart, in at most `jobs`
     processes with equal results, unless decisions are explained; None: one per core, if there are

@@ -23,7 +23,7 @@ from kvsim.errors import OutputError
 from kvsim.fleet.figures import fleet_figures
 from kvsim.fleet.handovers import sides_of, together
 from kvsim.fleet.result import FleetResult
-from kvsim.parsing import typed
+from kvsim.settings.parsing import typed
 from kvsim.report.checked import problem_of_summary
 from kvsim.report.files import (
     FLEET,
@@ -35,8 +35,8 @@ from kvsim.report.files import (
     refuse,
     write_table,
 )
-from kvsim.report.story import find_request
-from kvsim.schema import HANDOVERS, ROUTING
+from kvsim.explain.story import find_request
+from kvsim.core.schema import HANDOVERS, ROUTING
 from kvsim.writing import encoded, json_text, move_all, temporary_folder
 
 
@@ -57,10 +57,10 @@ class FleetRun(NamedTuple):
     requests: Mapping[str, Any]
     """Of all replicas, in the order of the trace, with the column `replica`."""
     decisions: Mapping[str, Any]
-    """Columns of `kvsim.schema.ROUTING`."""
+    """Columns of `kvsim.core.schema.ROUTING`."""
     replicas: Sequence[Replica]
     handovers: Mapping[str, Any] | None = None
-    """Columns of `kvsim.schema.HANDOVERS` in a prefill/decode split."""
+    """Columns of `kvsim.core.schema.HANDOVERS` in a prefill/decode split."""
 
 
 def fleet_run(result: FleetResult, summary: Mapping[str, Any]) -> FleetRun:

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.core.request import DECODE, PREFILL
-from kvsim.ledger.account import check_sums
-from kvsim.ledger.parts import TIME_PARTS
-from kvsim.replica.rdma import Handover
-from kvsim.report.statistics import ratio
-from kvsim.schema import HANDOVERS, LEGS
+from kvsim.results.ledger.account import check_sums
+from kvsim.results.ledger.parts import TIME_PARTS
+from kvsim.run.replica.rdma import Handover
+from kvsim.results.statistics import ratio
+from kvsim.core.schema import HANDOVERS, LEGS
 
 Columns = Mapping[str, Any]
 Ints = NDArray[np.int64]
@@ -67,7 +67,7 @@ class Sides(NamedTuple):
         return {name: c.tolist() if c.dtype.kind in "OU" else c for name, c in whole.items()}
 
     def handovers(self, known: Mapping[int, Handover]) -> dict[str, np.ndarray]:
-        """Returns the columns of `kvsim.schema.HANDOVERS`."""
+        """Returns the columns of `kvsim.core.schema.HANDOVERS`."""
         prefill, decode = self
         index = np.asarray(prefill["index"])
         columns = {column.name: np.full(len(index), -1) for column in HANDOVERS.columns}

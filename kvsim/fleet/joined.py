@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from kvsim.report.statistics import ratio
-from kvsim.report.summary import draft_figures
-from kvsim.sums import added
+from kvsim.results.statistics import ratio
+from kvsim.results.summary import draft_figures
+from kvsim.core.sums import added
 
 SUMMED = (
     "num_preemptions",

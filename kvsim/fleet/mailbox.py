@@ -8,8 +8,8 @@ from math import inf
 import simpy
 
 from kvsim.core.request import Request
-from kvsim.replica.events import Later, Process, woken
-from kvsim.replica.inbox import arrival_order
+from kvsim.run.replica.events import Later, Process, woken
+from kvsim.run.replica.inbox import arrival_order
 
 Ended = Callable[[Iterable[Request]], None]
 

@@ -16,13 +16,13 @@ from math import inf
 
 import simpy
 
-from kvsim.assembly import Parts
+from kvsim.run.assembly import Parts
 from kvsim.core.cache_events import CacheEvents, Stored
 from kvsim.errors import ConfigError
 from kvsim.fleet.mailbox import Mailbox
-from kvsim.replica.events import Process
-from kvsim.routers.router import Router
-from kvsim.serving import Serving
+from kvsim.run.replica.events import Process
+from kvsim.fleet.routers.router import Router
+from kvsim.run.serving import Serving
 from kvsim.workload.clients import Clients
 
 PATIENCE_LOOKS = 1_000_000

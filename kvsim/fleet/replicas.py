@@ -8,20 +8,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import simpy
 
-from kvsim.assembly import Parts
-from kvsim.attempt import play
+from kvsim.run.assembly import Parts
+from kvsim.run.attempt import play
 from kvsim.engines.vllm_memory import captured_tokens
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.fleet.apart import Load
 from kvsim.fleet.decisions import Decisions
 from kvsim.fleet.dispatch import Dispatch
 from kvsim.fleet.result import FleetResult
-from kvsim.replica.events import Process
-from kvsim.replica.inbox import Senders
-from kvsim.replica.lockstep import Ranks
-from kvsim.result import Outcome, Result
-from kvsim.routers.router import Router
-from kvsim.serving import Serving
+from kvsim.run.replica.events import Process
+from kvsim.run.replica.inbox import Senders
+from kvsim.run.replica.lockstep import Ranks
+from kvsim.run.result import Outcome, Result
+from kvsim.fleet.routers.router import Router
+from kvsim.run.serving import Serving
 from kvsim.workload.requests import Requests
 
 
@@ -85,7 +85,7 @@ class Replicas:
         self.dispatch.decisions = Decisions(self._router, blocks, requests.streams, len(requests))
 
     def decisions(self) -> dict[str, np.ndarray] | None:
-        """Columns of `kvsim.schema.ROUTING`, if they were asked for."""
+        """Columns of `kvsim.core.schema.ROUTING`, if they were asked for."""
         noted = self.dispatch.decisions
         return None if noted is None else noted.columns()
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from kvsim.fleet.handovers import Sides, Ways, sides_of, together
-from kvsim.records.tally import Tally
-from kvsim.result import Result
+from kvsim.core.records.tally import Tally
+from kvsim.run.result import Result
 
 
 @dataclass
@@ -28,7 +28,7 @@ class FleetResult:
     """The replica of each request, in the order of the trace, or that of its prompt; -1: it was
     sent to none."""
     decisions: Mapping[str, np.ndarray] | None = None
-    """Columns of `kvsim.schema.ROUTING`, if they were asked for."""
+    """Columns of `kvsim.core.schema.ROUTING`, if they were asked for."""
     ways: Ways | None = None
     """How requests went through a prefill/decode split; None without one."""
 
@@ -41,7 +41,7 @@ class FleetResult:
 
     @cached_property
     def handovers(self) -> dict[str, np.ndarray] | None:
-        """Columns of `kvsim.schema.HANDOVERS`; None without a prefill/decode split."""
+        """Columns of `kvsim.core.schema.HANDOVERS`; None without a prefill/decode split."""
         if self.ways is None or self._sides is None:
             return None
         return self._sides.handovers(self.ways.handovers)

@@ -4,7 +4,7 @@ Of the prompt tokens of all requests that were sent and later admitted:
 
 * `cached_tokens` were in the cache of the chosen replica when the router decided, `best_tokens` in
   that of the best eligible one. The difference is the *regret*; every decision's regret has one
-  cause (`kvsim.schema.CAUSES`), so the parts add up to it.
+  cause (`kvsim.core.schema.CAUSES`), so the parts add up to it.
 * `luck_tokens` are those that a replica drawn at random would have had: the mean over the eligible
   ones. `affinity_tokens` are what the choice added, so the two add up to `cached_tokens`.
 * `hit_tokens` were found at the first admission. `waiting_tokens`, what requests gained or lost
@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.report.statistics import ratio
-from kvsim.schema import CAUSES
-from kvsim.sums import added
+from kvsim.results.statistics import ratio
+from kvsim.core.schema import CAUSES
+from kvsim.core.sums import added
 
 Ints = NDArray[np.int64]
 Columns = Mapping[str, Any]

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 from msgspec import field
 
-from kvsim.config import Positive, RunConfig, make_config
+from kvsim.settings.config import Positive, RunConfig, make_config
 
 
 class FleetConfig(RunConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -16,7 +16,7 @@ class FleetConfig(RunConfig, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     replicas: Positive
     router: str = "round-robin"
-    """A name of `kvsim.routers.ROUTERS` or `package.module:Class`."""
+    """A name of `kvsim.fleet.routers.ROUTERS` or `package.module:Class`."""
     router_args: dict[str, Any] = field(default_factory=dict)
     """Arguments of its constructor."""
 

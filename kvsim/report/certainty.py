@@ -6,12 +6,12 @@ from itertools import pairwise
 from statistics import mean, stdev
 from typing import Any
 
-from kvsim.certainty.comparison import Comparison, Pair, Values
-from kvsim.certainty.stretches import FEWEST
-from kvsim.certainty.verdicts import Verdict
+from kvsim.explain.certainty.comparison import Comparison, Pair, Values
+from kvsim.explain.certainty.stretches import FEWEST
+from kvsim.explain.certainty.verdicts import Verdict
 from kvsim.report.compare import INSIGNIFICANT, NO_DIFFERENCE, Row
-from kvsim.report.metrics import HEADLINES, NAMED, Metric
-from kvsim.report.numerals import interval, percent, plural, signed
+from kvsim.results.metrics import HEADLINES, NAMED, Metric
+from kvsim.results.numerals import interval, percent, plural, signed
 
 
 def certain_table(comparison: Comparison) -> list[Row]:

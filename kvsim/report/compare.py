@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from kvsim.certainty.margin import MARGIN, matters
-from kvsim.certainty.verdicts import Verdict
+from kvsim.explain.certainty.margin import MARGIN, matters
+from kvsim.explain.certainty.verdicts import Verdict
 from kvsim.report import wording
-from kvsim.report.load import load_words, state_of
-from kvsim.report.metrics import METRICS, Metric, value
-from kvsim.report.numerals import interval, percent, show, signed, signed_percent
-from kvsim.report.plain import flat
-from kvsim.report.statistics import ratio
+from kvsim.results.load import load_words, state_of
+from kvsim.results.metrics import METRICS, Metric, value
+from kvsim.results.numerals import interval, percent, show, signed, signed_percent
+from kvsim.results.plain import flat
+from kvsim.results.statistics import ratio
 
 Judgement = Literal["same", "better", "worse", "different", "insignificant"]
 NO_DIFFERENCE = "no difference"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvsim.report.load import load_words, state_of
-from kvsim.report.numerals import (
+from kvsim.results.load import load_words, state_of
+from kvsim.results.numerals import (
     MISSING,
     count,
     milliseconds,
@@ -17,10 +17,10 @@ from kvsim.report.numerals import (
     signed,
     size,
 )
-from kvsim.report.statistics import ratio
+from kvsim.results.statistics import ratio
 from kvsim.report.wording import UNSTEADY, Remark, bound, fate, finished, outcome_title, remedies
-from kvsim.schema import LEG_LABELS, LEGS
-from kvsim.sums import added
+from kvsim.core.schema import LEG_LABELS, LEGS
+from kvsim.core.sums import added
 
 CAUSE_WORDS = {
     "load": ("load forced it", "its index knew the better replica; load or another rule decided"),

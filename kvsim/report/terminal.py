@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from kvsim.ledger.parts import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
+from kvsim.results.ledger.parts import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
 from kvsim.report import routing, wording
-from kvsim.report.ledger_summary import bare
-from kvsim.report.metrics import BLOCKED_BY, LATENCIES, NAMED
-from kvsim.report.numerals import percent, show
+from kvsim.results.ledger_summary import bare
+from kvsim.results.metrics import BLOCKED_BY, LATENCIES, NAMED
+from kvsim.results.numerals import percent, show
 from kvsim.report.screen import make_table, print_remarks
-from kvsim.report.statistics import LISTED
+from kvsim.results.statistics import LISTED
 from kvsim.report.tiers import tier_figures
-from kvsim.sums import added
+from kvsim.core.sums import added
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvsim.certainty.comparison import Comparison
+    from kvsim.explain.certainty.comparison import Comparison
     from kvsim.report.compare import Row
 
 Summaries = Sequence[tuple[str, Mapping[str, Any]]]
@@ -92,7 +92,7 @@ def render_comparison(
     """
     from kvsim.report.certainty import certain_table, method_words
     from kvsim.report.compare import MEANING, NO_DIFFERENCE, compare_table, same_configurations
-    from kvsim.report.metrics import HEADLINES
+    from kvsim.results.metrics import HEADLINES
 
     _render_subjects(runs, console, 1 if comparison is None else len(comparison.seeds))
     if len(same_configurations(runs)) == len(runs) - 1:
@@ -139,9 +139,9 @@ def _render_subjects(runs: Summaries, console: Console, seeds: int) -> None:
 
 def _render_verdicts(comparison: Comparison, rows: Sequence[Row], console: Console) -> None:
     """Print the findings on headline figures against the first run, then the rankings."""
-    from kvsim.certainty.comparison import Pair
+    from kvsim.explain.certainty.comparison import Pair
     from kvsim.report.certainty import finding_words, ranking_words
-    from kvsim.report.metrics import HEADLINES
+    from kvsim.results.metrics import HEADLINES
 
     first, *others = comparison.names
     for other, name in enumerate(others, 1):

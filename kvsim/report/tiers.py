@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvsim.report.numerals import count, plural, seconds, size
+from kvsim.results.numerals import count, plural, seconds, size
 
 
 def tier_figures(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:

@@ -17,7 +17,7 @@ from kvsim.workload.trace import Row
 if TYPE_CHECKING:
     import numpy as np
 
-    from kvsim.config import RunConfig
+    from kvsim.settings.config import RunConfig
 
 _NS_PER_S = 1_000_000_000
 _SUSPICIOUS_RATE = 1000

@@ -22,7 +22,7 @@ from kvsim.workload.source import MAX_NS
 from kvsim.workload.trace import Row
 
 if TYPE_CHECKING:
-    from kvsim.config import RunConfig
+    from kvsim.settings.config import RunConfig
 
 SKIPPED = "predecessor-rejected"
 """Reason of a request whose predecessor was never served, so that its prompt does not exist."""

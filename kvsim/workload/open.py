@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from kvsim.collector import collector_paused
+from kvsim.core.collector import collector_paused
 from kvsim.errors import ConfigError, TraceError, check_choice, nearest
 from kvsim.workload.arrivals import arrival_notes
 from kvsim.workload.head import Head, look
@@ -104,7 +104,7 @@ def _located(path: str) -> str:
     """The path itself, or that of the shipped trace with this name."""
     if "\0" in path or Path(path).exists():  # `Source` says what is wrong with the former
         return path
-    from kvsim.library import find, names  # msgspec is absent where `kvsim.validate` measures
+    from kvsim.settings.library import find, names  # msgspec is absent where `kvsim.against.validate` measures
 
     shipped = names("traces")
     if path in shipped:

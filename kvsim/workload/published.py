@@ -16,7 +16,7 @@ from bisect import bisect_right
 from itertools import pairwise
 from random import Random
 
-from kvsim.sums import added
+from kvsim.core.sums import added
 
 Quantiles = tuple[tuple[float, float], ...]
 

@@ -22,8 +22,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvsim.collector import collector_paused
-from kvsim.limits import BLOCKS, REFERENCES, check_size
+from kvsim.core.collector import collector_paused
+from kvsim.settings.limits import BLOCKS, REFERENCES, check_size
 from kvsim.workload.streams import Span, SpannedStream
 from kvsim.workload.trace import Row
 
@@ -105,7 +105,7 @@ class Reuse:
 def find_reuse(rows: Sequence[Row], streams: Sequence[SpannedStream], counting: Counting) -> Reuse:
     """The reuse in one pass over the requests.
 
-    Raises `ConfigError` if there are more different blocks than `kvsim.limits` has room for.
+    Raises `ConfigError` if there are more different blocks than `kvsim.settings.limits` has room for.
     """
     walk, found = Walk(counting.block_size), list[Found]()
     for chain in chains(rows, streams, counting):
@@ -143,7 +143,7 @@ def bounded_chains(
     rows: Iterable[Row], streams: Iterable[SpannedStream], counting: Counting
 ) -> list[Chain]:
     """The chains of requests whose blocks are looked at one by one. Raises `ConfigError` if they
-    have more blocks than `kvsim.limits` has room for."""
+    have more blocks than `kvsim.settings.limits` has room for."""
     found = list(chains(rows, streams, counting))
     check_size("block references", sum(chain.blocks for chain in found), REFERENCES)
     return found

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import filterfalse, islice
 from typing import Any, NoReturn
 
-from kvsim import limits
+from kvsim.settings import limits
 from kvsim.errors import TraceError
 
 MAX_TOKENS = (1 << 24) - 1
@@ -173,7 +173,7 @@ class Source:
             raise self.error(_unreadable(error)) from None
 
     def excess(self, what: str, most: int, line: int | None = None) -> TraceError:
-        """The error of `what` that is above a limit of `kvsim.limits`."""
+        """The error of `what` that is above a limit of `kvsim.settings.limits`."""
         return self.error(f"{what} above the limit of {most:,}; {limits.REMEDY}", line=line)
 
     def _count(self, rows: int) -> None:

@@ -18,11 +18,11 @@ import shlex
 import msgspec
 from msgspec import Struct
 
-from kvsim import limits
-from kvsim.config import RunConfig, read_toml
+from kvsim.settings import limits
+from kvsim.settings.config import RunConfig, read_toml
 from kvsim.errors import ConfigError
-from kvsim.library import convert, find
-from kvsim.limits import check_size
+from kvsim.settings.library import convert, find
+from kvsim.settings.limits import check_size
 from kvsim.workload.lengths import REQUESTS, Lengths, parse_long, synthesise_lengths
 from kvsim.workload.synthetic import kind_of, synthesise
 from kvsim.workload.trace import Trace

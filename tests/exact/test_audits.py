@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from kvsim import simulate
-from kvsim.assembly import Parts, assemble
-from kvsim.bench.workloads import Lengths, poisson
-from kvsim.config import RunConfig
+from kvsim.run.assembly import Parts, assemble
+from kvsim.against.bench.workloads import Lengths, poisson
+from kvsim.settings.config import RunConfig
 from kvsim.workload.trace import SegmentContent
 
 REQUESTS = 60

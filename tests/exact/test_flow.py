@@ -17,9 +17,9 @@ import kvsim
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
-from kvsim.rules.eviction import EVICTIONS
-from kvsim.rules.growth import GROWTH
-from kvsim.rules.idle import IDLE_ORDERS
+from kvsim.policies.eviction import EVICTIONS
+from kvsim.policies.growth import GROWTH
+from kvsim.policies.idle import IDLE_ORDERS
 from kvsim.workload import open_trace
 from kvsim.workload.trace import Trace
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from kvsim.engines.vllm_v1.manager import KVCacheManager
-from kvsim.result import Result
-from kvsim.rules.order import Order
-from kvsim.run import simulate
+from kvsim.run.result import Result
+from kvsim.policies.order import Order
+from kvsim.run.simulation import simulate
 from kvsim.workload.trace import ParentContent, Row, Trace
 
 MILLISECOND = 1_000_000

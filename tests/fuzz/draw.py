@@ -454,7 +454,7 @@ def _draw_choices(rng: random.Random, settings: dict[str, Any]) -> None:
     if rng.random() < 0.3:
         settings["victim"] = rng.choice(VICTIMS)
     if rng.random() < 0.15:
-        requeue = rng.choice(("tail", "arrival", "kvsim.rules.requeue:tail"))
+        requeue = rng.choice(("tail", "arrival", "kvsim.policies.requeue:tail"))
         if "scheduling_policy" in settings:
             requeue = "priority"
         settings["scheduler_args"] = {**settings.get("scheduler_args", {}), "requeue": requeue}

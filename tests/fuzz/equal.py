@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvsim.errors import ConfigError, PolicyError
-from kvsim.result import Result
-from kvsim.run import simulate
-from kvsim.serving import Serving
+from kvsim.run.result import Result
+from kvsim.run.simulation import simulate
+from kvsim.run.serving import Serving
 from kvsim.workload.trace import Trace
 
 LIMIT_S = 10.0

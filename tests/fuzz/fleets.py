@@ -12,8 +12,8 @@ from kvsim.errors import ConfigError
 from kvsim.fleet.figures import summarise_fleet
 from kvsim.fleet.fleet import FleetResult, simulate_fleet
 from kvsim.fleet.settings import load_settings
-from kvsim.routers import ROUTERS
-from kvsim.run import simulate
+from kvsim.fleet.routers import ROUTERS
+from kvsim.run.simulation import simulate
 from kvsim.workload.trace import Trace
 
 _ARGS: dict[str, dict[str, tuple[Any, ...]]] = {

@@ -26,12 +26,12 @@ from hostile.damage import damaged
 from places import ROOT
 from startup_logs import v0_log, v1_log
 
-from kvsim.config import SIZES, RunConfig, load_config, to_table
+from kvsim.settings.config import SIZES, RunConfig, load_config, to_table
 from kvsim.errors import KvsimError
-from kvsim.models import load_model
+from kvsim.machine.models import load_model
 from kvsim.report.files import read_results
-from kvsim.run import simulate
-from kvsim.sizes import human_readable_int
+from kvsim.run.simulation import simulate
+from kvsim.settings.sizes import human_readable_int
 from kvsim.workload import native, open_trace
 from kvsim.workload.trace import Trace
 

@@ -22,7 +22,7 @@ from kvsim.core.plan import Plan
 from kvsim.core.request import Request
 from kvsim.cost import ConstantCost
 from kvsim.engines import BLOCK_MANAGERS, ENGINES
-from kvsim.schema import BLOCKED
+from kvsim.core.schema import BLOCKED
 
 Body = Callable[..., Any]
 """An overriding method, called with the object, the inherited method and the arguments."""

@@ -8,7 +8,7 @@ import pytest
 from fuzz import outsiders
 from worlds import config, trace
 
-from kvsim.run import simulate
+from kvsim.run.simulation import simulate
 
 _MOST = 2_000
 """Objects that one walk looks at, at most."""

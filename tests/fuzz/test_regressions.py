@@ -8,7 +8,7 @@ import pytest
 from fuzz.equal import assert_equal_runs
 from shared import SHARED, needs_shared
 
-from kvsim.result import Result
+from kvsim.run.result import Result
 
 CHUNKED = {"enable_chunked_prefill": True}
 TINY = {"model": "tiny", "cost": {"model": "constant"}}

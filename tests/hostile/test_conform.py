@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from command import run_here
 
-from kvsim.conform.builders import run_case
-from kvsim.limits import most
+from kvsim.against.conform.builders import run_case
+from kvsim.settings.limits import most
 
 ENGINE = "nano-vllm"
 CONFIG = {"block_size": 16, "num_gpu_blocks": 8, "max_num_seqs": 4, "max_num_batched_tokens": 128}
@@ -91,9 +91,9 @@ def test_a_damaged_gzip_file(place: int | None, tmp_path: Path) -> None:
 def test_a_bombed_gzip_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "cases.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"config":' + b" " * 2_000_000 + b"{}}\n"))
-    monkeypatch.setattr("kvsim.limits.LINE_BYTES", 1_000_000)
+    monkeypatch.setattr("kvsim.settings.limits.LINE_BYTES", 1_000_000)
     assert "a line of bytes above the limit of 1,000,000" in refused(path)
-    monkeypatch.setattr("kvsim.limits.BLANK_BYTES", 1_000)
+    monkeypatch.setattr("kvsim.settings.limits.BLANK_BYTES", 1_000)
     path.write_bytes(gzip.compress(b" \n" * 1_000_000))
     assert f"bytes of blank lines above the limit of {most(1000):,}" in refused(path)
 

@@ -17,10 +17,10 @@ from shared import SHARED
 from kvsim.cli import main
 from kvsim.cost.profile import load_profile
 from kvsim.errors import ConfigError, TraceError, nearest
-from kvsim.limits import check_run
-from kvsim.models import load_model
-from kvsim.parsing import parse_json, parse_toml
-from kvsim.run import simulate
+from kvsim.settings.limits import check_run
+from kvsim.machine.models import load_model
+from kvsim.settings.parsing import parse_json, parse_toml
+from kvsim.run.simulation import simulate
 from kvsim.workload import open_trace
 from kvsim.workload.spec import Workload, made_from, make_trace
 from kvsim.workload.trace import Row, Trace
@@ -251,7 +251,7 @@ HASHES = b'{"kvsim_trace":1,"block_size":1,"hash_kind":"prefix","partial_hash":t
 def test_what_a_small_file_unfolds_to_is_bounded(
     tmp_path: Path, text: bytes, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvsim.limits.BLANK_BYTES", 1 << 20)  # each is a line to be read
+    monkeypatch.setattr("kvsim.settings.limits.BLANK_BYTES", 1 << 20)  # each is a line to be read
     with pytest.raises(TraceError, match=rf"{message}.* --limits 10"):
         open_trace(zipped(tmp_path, text))
 
@@ -260,12 +260,12 @@ def test_rows_and_bytes_of_a_trace_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = zipped(tmp_path, ROW * 9)
-    monkeypatch.setattr("kvsim.limits.ROWS", 8)
+    monkeypatch.setattr("kvsim.settings.limits.ROWS", 8)
     with pytest.raises(TraceError, match=":9: rows above the limit of 8"):
         open_trace(path)
     monkeypatch.setenv("KVSIM_LIMITS", "10")
     assert len(open_trace(path).rows) == 9
-    monkeypatch.setattr("kvsim.limits.TRACE_BYTES", 5)
+    monkeypatch.setattr("kvsim.settings.limits.TRACE_BYTES", 5)
     with pytest.raises(TraceError, match=":1: bytes above the limit of 50"):
         open_trace(path)
 
@@ -279,7 +279,7 @@ def test_far_too_many_rows_are_refused_by_the_size_of_the_file(
         f'{{"timestamp":{i},"input_length":{i % 97 + 1},"output_length":5}}\n' for i in range(20000)
     ).encode()
     path.write_bytes(gzip.compress(text, 0) if suffix else text)  # in more pieces than one
-    monkeypatch.setattr("kvsim.limits.ROWS", 10_000)
+    monkeypatch.setattr("kvsim.settings.limits.ROWS", 10_000)
     monkeypatch.setattr("kvsim.workload.source._SAMPLE_ROWS", 9_900)
     with pytest.raises(TraceError, match=r"gz: about|jsonl: about") as refused:
         open_trace(str(path))
@@ -301,7 +301,7 @@ def test_the_rows_of_a_gzip_file_are_counted_before_most_are_read(
     """Whatever their packed size foretells: rows that are alike take next to nothing."""
     first = [b'{"timestamp":0,"input_length":5,"output_length":5,"x":"%s"}\n' % head] * 10
     path = zipped(tmp_path, b"".join(first) + b"\n" + ROW * 991)
-    monkeypatch.setattr("kvsim.limits.ROWS", 1_000)
+    monkeypatch.setattr("kvsim.settings.limits.ROWS", 1_000)
     monkeypatch.setattr("kvsim.workload.source._SAMPLE_ROWS", 10)
     with pytest.raises(TraceError, match=r"gz: rows above the limit of 1,000; "):
         open_trace(path)
@@ -318,7 +318,7 @@ def test_the_memory_of_a_run_is_foreseen(
     with pytest.raises(ConfigError, match=r"about 6\.2 GB of memory, above the limit of 6\.0 GB"):
         check_run(4_000_000, 33_000_000)
     check_run(3_000_000, 1_000_000)
-    monkeypatch.setattr("kvsim.limits.MEMORY_BYTES", 10**8 + 10**6)
+    monkeypatch.setattr("kvsim.settings.limits.MEMORY_BYTES", 10**8 + 10**6)
     line = refused(["run", "--trace", CHAT, "--cost-model", "constant"], capsys)
     assert (
         "1,200 requests in 1,992 steps or more" in line
@@ -330,7 +330,7 @@ def test_the_memory_of_a_run_is_foreseen(
 
 
 def test_the_steps_of_a_run_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvsim.limits.STEPS", 4_000)
+    monkeypatch.setattr("kvsim.settings.limits.STEPS", 4_000)
     for engine in ("vllm-0.6.3", "vllm-v1"):
         with pytest.raises(ConfigError, match=r"steps: \d+,\d+ is above .* 4,000; .*--limits"):
             assert simulate(CHAT, {"engine": engine, "cost": {"model": "constant"}}).steps
@@ -445,7 +445,7 @@ def test_one_run_of_hash_ids_is_bounded(tmp_path: Path, capsys: pytest.CaptureFi
 def test_limits_are_raised_by_a_flag(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvsim.limits.ROWS", 1)
+    monkeypatch.setattr("kvsim.settings.limits.ROWS", 1)
     path = zipped(tmp_path, ROW * 9)
     assert "--limits 10" in refused(["trace", "info", path], capsys)
     monkeypatch.setenv("KVSIM_LIMITS", "1")  # set again by the flag, and undone by the test

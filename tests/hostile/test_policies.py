@@ -17,9 +17,9 @@ from kvsim.core.plan import Plan
 from kvsim.engines import Naive, VllmV1Async
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.errors import PolicyError
-from kvsim.routers.router import Choice, Router
-from kvsim.rules.order import Order
-from kvsim.run import simulate
+from kvsim.fleet.routers.router import Choice, Router
+from kvsim.policies.order import Order
+from kvsim.run.simulation import simulate
 
 SHORT = ["--trace", "chat", "--num-prompts", "30", "--max-model-len", "2048"]
 SHORT += ["--num-gpu-blocks-override", "150"]
@@ -253,7 +253,7 @@ def test_another_rule(name: str, tmp_path: Path) -> None:
 def test_a_call_that_never_returns(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvsim.limits.POLICY_CALL_S", 0.3)
+    monkeypatch.setattr("kvsim.settings.limits.POLICY_CALL_S", 0.3)
     flag = HANGING[name][0]
     words = [flag, "cost.model="] if flag == "--set" else [flag, ""]
     words = ["--replicas", "2", *words] if flag == "--router" else words
@@ -275,7 +275,7 @@ class Slow(VllmV1Async):
 
 def test_many_calls_may_take_longer_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the module that runs the policy is its own."""
-    monkeypatch.setattr("kvsim.limits.POLICY_CALL_S", 0.2)
+    monkeypatch.setattr("kvsim.settings.limits.POLICY_CALL_S", 0.2)
     settings = {**SETTINGS, "num_prompts": 3, "engine": f"{__name__}:Slow"}
     result = simulate("chat", settings)
     assert result.summary["steps"] * 0.001 > 0.4

@@ -11,7 +11,7 @@ from shutil import copytree
 import pytest
 from places import ROOT
 
-from kvsim.compiled import FOLDER, VARIABLE
+from kvsim.core.compiled import FOLDER, VARIABLE
 
 pytestmark = [
     pytest.mark.long,
@@ -67,7 +67,7 @@ EDITED = (
 def project(tmp_path: Path) -> Path:
     """The source of a small kvsim with the real build hook and finder."""
     folder = tmp_path / "project"
-    copytree(ROOT / "kvsim/compiled", folder / "kvsim/compiled")
+    copytree(ROOT / "kvsim/core/compiled", folder / "kvsim/core/compiled")
     (folder / "kvsim/core").mkdir()
     (folder / "kvsim/core/__init__.py").touch()
     (folder / "kvsim/core/squares.py").write_text(SOURCE)

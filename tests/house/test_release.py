@@ -2,7 +2,7 @@
 
 import gc
 
-from kvsim.run import simulate
+from kvsim.run.simulation import simulate
 from kvsim.workload.trace import Row, Trace
 
 

@@ -3,17 +3,17 @@
 import pytest
 from places import ROOT
 
-from kvsim.archive import Archive
-from kvsim.blockmap.blockmap import STATES
-from kvsim.ledger.parts import KERNEL_LABELS, PROMPT_LABELS, PROMPT_PARTS, WAITING_FOR
-from kvsim.schema import BLOCK_MAP, BLOCKED, REQUESTS, TABLES, Table
-from kvsim.schema.reference import reference
+from kvsim.run.archive import Archive
+from kvsim.results.blockmap.blockmap import STATES
+from kvsim.results.ledger.parts import KERNEL_LABELS, PROMPT_LABELS, PROMPT_PARTS, WAITING_FOR
+from kvsim.core.schema import BLOCK_MAP, BLOCKED, REQUESTS, TABLES, Table
+from kvsim.core.schema.reference import reference
 
 DOCS = ROOT / "docs" / "reference" / "columns.md"
 
 
 def test_the_reference_is_up_to_date() -> None:
-    remedy = f"python -m kvsim.schema > {DOCS.relative_to(DOCS.parents[2])}"
+    remedy = f"python -m kvsim.core.schema > {DOCS.relative_to(DOCS.parents[2])}"
     assert DOCS.read_text(encoding="utf-8") == reference(), remedy
 
 

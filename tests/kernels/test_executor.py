@@ -17,8 +17,8 @@ from worlds import batch_of  # noqa: E402
 from kvsim.core.batch import Batch  # noqa: E402
 from kvsim.core.plan import Plan  # noqa: E402
 from kvsim.core.request import Request  # noqa: E402
-from kvsim.validate.loop import serve  # noqa: E402
-from kvsim.validate.setup import build, build_scheduler  # noqa: E402
+from kvsim.against.validate.loop import serve  # noqa: E402
+from kvsim.against.validate.setup import build, build_scheduler  # noqa: E402
 from kvsim.workload.arrivals import release_times  # noqa: E402
 from kvsim.workload.clients import Clients  # noqa: E402
 from kvsim.workload.requests import make_requests  # noqa: E402
@@ -146,10 +146,10 @@ def run(
     return [executor.said(request) for request in requests], requests, executor
 
 
-V063 = "kvsim.engines.vllm_063:Vllm063"
-ASYNC = "kvsim.engines.vllm_063:Vllm063Async"
+V063 = "kvsim.engines.vllm_063.scheduler:Vllm063"
+ASYNC = "kvsim.engines.vllm_063.scheduler:Vllm063Async"
 V1 = "kvsim.engines.vllm_v1.scheduler:VllmV1"
-NAIVE, PREFIX = "kvsim.engines.vllm_063_blocks:Naive", "kvsim.engines.vllm_063_blocks:PrefixCaching"
+NAIVE, PREFIX = "kvsim.engines.vllm_063.blocks:Naive", "kvsim.engines.vllm_063.blocks:PrefixCaching"
 V1_MANAGER = "kvsim.engines.vllm_v1.manager:full_attention"
 
 

@@ -12,7 +12,7 @@ import pytest
 from small_engines import engine, make_trace
 
 import kvsim
-from kvsim.blockmap.blockmap import (
+from kvsim.results.blockmap.blockmap import (
     CACHED,
     CPU,
     FREE,
@@ -23,14 +23,14 @@ from kvsim.blockmap.blockmap import (
     BlockMap,
     make_groups,
 )
-from kvsim.blockmap.watch import BlockMapWatcher
+from kvsim.results.blockmap.watch import BlockMapWatcher
 from kvsim.errors import OutputError
-from kvsim.pages import block_map as block_map_panel
-from kvsim.pages.block_map import paint
-from kvsim.pages.run import build_page
-from kvsim.report import tables
+from kvsim.report.pages import block_map as block_map_panel
+from kvsim.report.pages.block_map import paint
+from kvsim.report.pages.run import build_page
+from kvsim.results import tables
 from kvsim.report.files import read_block_map, write_results
-from kvsim.schema import BLOCK_MAP
+from kvsim.core.schema import BLOCK_MAP
 
 CROWD = [(7 * (i % 3), 1 + 5 * i % 40, 1 + 3 * i % 19, i % 4) for i in range(25)]
 

@@ -10,18 +10,18 @@ from small_engines import engine, make_trace
 from worlds import config, trace
 
 import kvsim
-from kvsim.blockmap.watch import BlockMapWatcher
-from kvsim.config import make_config
+from kvsim.results.blockmap.watch import BlockMapWatcher
+from kvsim.settings.config import make_config
 from kvsim.cost.crossover import crossings
 from kvsim.cost.profile import load_profile
-from kvsim.hardware import load_hardware
-from kvsim.models import load_model
-from kvsim.pages.compare import build_comparison
-from kvsim.pages.crossover import build_crossover
-from kvsim.pages.diff import build_diff
-from kvsim.pages.profile import build_profile
-from kvsim.pages.run import build_page
-from kvsim.report.replayed import compare_replay
+from kvsim.machine.hardware import load_hardware
+from kvsim.machine.models import load_model
+from kvsim.report.pages.compare import build_comparison
+from kvsim.report.pages.crossover import build_crossover
+from kvsim.report.pages.diff import build_diff
+from kvsim.report.pages.profile import build_profile
+from kvsim.report.pages.run import build_page
+from kvsim.explain.replayed import compare_replay
 
 
 @pytest.fixture(scope="module")

@@ -5,16 +5,16 @@ import re
 import pytest
 from places import ROOT
 
-from kvsim.cachelab.wording import PARTS
-from kvsim.ledger.parts import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
-from kvsim.pages.cache import PART_COLOURS
-from kvsim.pages.compare import COLOURS, run_colour
-from kvsim.pages.figures import coloured
-from kvsim.pages.fleet import CAUSE_COLOURS
-from kvsim.pages.provenance import MEMORY
-from kvsim.pages.story import COLOURS as STANDINGS
-from kvsim.report.ledger_summary import bare
-from kvsim.schema import BLOCKED, CAUSES
+from kvsim.explain.cachelab.wording import PARTS
+from kvsim.results.ledger.parts import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
+from kvsim.report.pages.cache import PART_COLOURS
+from kvsim.report.pages.compare import COLOURS, run_colour
+from kvsim.report.pages.figures import coloured
+from kvsim.fleet.page import CAUSE_COLOURS
+from kvsim.report.pages.provenance import MEMORY
+from kvsim.report.pages.story import COLOURS as STANDINGS
+from kvsim.results.ledger_summary import bare
+from kvsim.core.schema import BLOCKED, CAUSES
 
 STYLE = (ROOT / "kvsim" / "pages" / "page.css").read_text()
 DRAWN = {

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from kvsim.config import make_config
+from kvsim.settings.config import make_config
 from kvsim.cost.crossover import ModelCrossings, crossings
-from kvsim.hardware import load_hardware
-from kvsim.models import load_model
-from kvsim.pages.crossover import build_crossover, head, rows
+from kvsim.machine.hardware import load_hardware
+from kvsim.machine.models import load_model
+from kvsim.report.pages.crossover import build_crossover, head, rows
 
 LENGTHS = [512, 8192]
 

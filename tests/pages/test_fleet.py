@@ -9,7 +9,7 @@ from kvsim.fleet.bounds import find_bounds
 from kvsim.fleet.figures import summarise_fleet
 from kvsim.fleet.fleet import simulate_fleet
 from kvsim.fleet.folder import fleet_run
-from kvsim.pages.fleet import MOST_LANES, build_fleet
+from kvsim.fleet.page import MOST_LANES, build_fleet
 from kvsim.workload import open_trace
 
 CHAT = str(ROOT / "traces" / "chat.jsonl")

@@ -1,8 +1,8 @@
 import re
 
-from kvsim.pages.document import placed
-from kvsim.pages.figures import chart, line
-from kvsim.pages.html import Html, element, facts, join, table
+from kvsim.report.pages.document import placed
+from kvsim.report.pages.figures import chart, line
+from kvsim.report.pages.html import Html, element, facts, join, table
 
 
 def test_text_is_escaped_and_html_is_not():

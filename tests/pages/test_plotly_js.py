@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import kvsim
-from kvsim.pages.document import packed_plotly
-from kvsim.pages.run import build_page
+from kvsim.report.pages.document import packed_plotly
+from kvsim.report.pages.run import build_page
 
 PACKAGE = Path(kvsim.__file__).parent
 TRACES = PACKAGE.parent / "traces"

@@ -17,10 +17,10 @@ from runs import result
 from worlds import MS, config, trace
 
 import kvsim
-from kvsim.pages import requests as request_table
-from kvsim.pages.run import build_page
-from kvsim.report.numerals import SPACE
-from kvsim.result import Result
+from kvsim.report.pages import requests as request_table
+from kvsim.report.pages.run import build_page
+from kvsim.results.numerals import SPACE
+from kvsim.run.result import Result
 
 
 def page_of(run: Result) -> str:
@@ -266,7 +266,7 @@ PROGRAM = """
 import hashlib, sys
 sys.path[:0] = {tests!r}
 from runs import result
-from kvsim.pages.run import build_page
+from kvsim.report.pages.run import build_page
 run = result(30)
 page = build_page(run.summary, run.requests, run.steps)
 print(hashlib.sha256(page.encode()).hexdigest())

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from kvsim.engines.vllm_063 import Vllm063
-from kvsim.rules.future import Future
-from kvsim.rules.order import Order
+from kvsim.engines.vllm_063.scheduler import Vllm063
+from kvsim.policies.future import Future
+from kvsim.policies.order import Order
 
 seen: list[Any] = []
 """What they were told of the future."""

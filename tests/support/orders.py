@@ -7,9 +7,9 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from kvsim.core.request import Request
-from kvsim.rules.future import Future
-from kvsim.rules.order import Order
-from kvsim.rules.sharing import FullHit, HitsSave, PublishAt
+from kvsim.policies.future import Future
+from kvsim.policies.order import Order
+from kvsim.policies.sharing import FullHit, HitsSave, PublishAt
 
 
 class AnyOrder(Order):

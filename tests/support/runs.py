@@ -8,8 +8,8 @@ import numpy as np
 from worlds import hashed
 
 import kvsim
-from kvsim.ledger.parts import KERNELS, PROMPT_PARTS, TIME_PARTS
-from kvsim.result import Result
+from kvsim.results.ledger.parts import KERNELS, PROMPT_PARTS, TIME_PARTS
+from kvsim.run.result import Result
 
 Run = tuple[Any, dict[str, Any], Any, dict[str, Any]]
 """Steps, requests, inter-token gaps and provenance."""

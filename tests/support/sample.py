@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 from places import DATA
 from shared import SHARED
 
-from kvsim.conform.cases import files_in, read_cases, read_router_runs, stem
-from kvsim.conform.compare import error_kind
-from kvsim.conform.routers import REPLAYS
+from kvsim.against.conform.cases import files_in, read_cases, read_router_runs, stem
+from kvsim.against.conform.compare import error_kind
+from kvsim.against.conform.routers import REPLAYS
 
 CORPUS = SHARED / "conformance"
 LEAST = 12

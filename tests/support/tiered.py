@@ -6,9 +6,9 @@ from typing import Any
 
 from made import make_trace
 
-from kvsim.ledger.parts import KERNELS, TIME_PARTS
-from kvsim.result import Result
-from kvsim.run import simulate
+from kvsim.results.ledger.parts import KERNELS, TIME_PARTS
+from kvsim.run.result import Result
+from kvsim.run.simulation import simulate
 from kvsim.workload.trace import TokenContent, Trace
 
 MS = 1_000_000

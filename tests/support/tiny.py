@@ -12,7 +12,7 @@ D  arrives   5, rejected
 
 import numpy as np
 
-from kvsim.schema import BLOCKED, STEP_COLUMNS
+from kvsim.core.schema import BLOCKED, STEP_COLUMNS
 
 MS = 1_000_000
 STEPS = """

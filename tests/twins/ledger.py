@@ -11,7 +11,7 @@ from typing import Any
 from kvsim.core.batch import Batch
 from kvsim.core.plan import RECOMPUTE, Plan
 from kvsim.core.request import Request
-from kvsim.schema import BLOCKED
+from kvsim.core.schema import BLOCKED
 from kvsim.workload.trace import Trace
 
 REASONS = dict(
@@ -223,7 +223,7 @@ class _HandOut:
 
 def assert_same(result: Any, trace: Trace, twin: list[Counter[str]]) -> None:
     """The ledger of a result and what the twin handed out."""
-    from kvsim.ledger.parts import TIME_PARTS
+    from kvsim.results.ledger.parts import TIME_PARTS
 
     for i, row in enumerate(trace.rows):
         found = {name.removesuffix("_ns"): int(result.requests[name][i]) for name in TIME_PARTS}

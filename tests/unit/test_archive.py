@@ -2,7 +2,7 @@
 
 import random
 
-from kvsim.archive import Archive
+from kvsim.run.archive import Archive
 from kvsim.core.request import Request
 from kvsim.workload.trace import Row
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from kvsim.assembly import assemble
-from kvsim.config import make_config
+from kvsim.run.assembly import assemble
+from kvsim.settings.config import make_config
 from kvsim.errors import ConfigError
 from kvsim.report.wording import assumed
 

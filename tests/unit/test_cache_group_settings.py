@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from kvsim.assembly import Parts, assemble
-from kvsim.config import make_config
+from kvsim.run.assembly import Parts, assemble
+from kvsim.settings.config import make_config
 from kvsim.engines.vllm_v1.groups import Sliding
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.errors import ConfigError
-from kvsim.server import server_settings
+from kvsim.settings.server import server_settings
 
 
 def parts(model: str, **keys: Any) -> Parts:

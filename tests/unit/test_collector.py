@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 from kvsim import simulate
-from kvsim.collector import collect_no_more, collector_paused
+from kvsim.core.collector import collect_no_more, collector_paused
 from kvsim.workload.trace import Row, Trace
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from places import ROOT
 
 from kvsim.errors import ConfigError
-from kvsim.hardware import Hardware, hardware_path, load_hardware
-from kvsim.library import names
+from kvsim.machine.hardware import Hardware, hardware_path, load_hardware
+from kvsim.settings.library import names
 
 NAMES = names("hardware")
 BOXES_GB = {

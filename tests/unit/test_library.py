@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from kvsim import library
+from kvsim.settings import library
 from kvsim.errors import ConfigError
-from kvsim.hardware import load_hardware
-from kvsim.library import build, find, names
-from kvsim.rules.future import Future
+from kvsim.machine.hardware import load_hardware
+from kvsim.settings.library import build, find, names
+from kvsim.policies.future import Future
 
 
 class Base:

@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from shared import SHARED
 
-from kvsim.config import RunConfig, make_config
+from kvsim.settings.config import RunConfig, make_config
 from kvsim.engines import memory_formula
 from kvsim.engines.vllm_memory import CUDAGRAPH_BYTES, CUDAGRAPH_POOL_BYTES, cudagraphs
 from kvsim.errors import ConfigError
-from kvsim.hardware import GIB, Hardware, load_hardware
-from kvsim.memory import (
+from kvsim.machine.hardware import GIB, Hardware, load_hardware
+from kvsim.machine.memory import (
     NVLINK_BUFFER_BYTES,
     PCIE_BUFFER_BYTES,
     Budget,
     block_bytes,
     budget,
 )
-from kvsim.models import Model, load_model
+from kvsim.machine.models import Model, load_model
 
 
 def fit(model: str, hardware: str, tokens: int = 8192, seqs: int = 256, **keys: Any) -> Budget:

@@ -10,7 +10,7 @@ from places import ROOT
 
 import kvsim
 from kvsim.errors import ConfigError
-from kvsim.report.numerals import SPACE, show
+from kvsim.results.numerals import SPACE, show
 
 LOAD = {"num_prompts": 60, "max_model_len": 8192}
 
@@ -79,7 +79,7 @@ def test_without_plotly_it_says_what_to_install(results, monkeypatch):
 def test_importing_kvsim_imports_nothing_heavy():
     code = (
         "import sys, kvsim; dir(kvsim);"
-        "heavy = {'numpy', 'pandas', 'plotly', 'msgspec', 'kvsim.run'} & sys.modules.keys();"
+        "heavy = {'numpy', 'pandas', 'plotly', 'msgspec', 'kvsim.run.simulation'} & sys.modules.keys();"
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
@@ -88,12 +88,12 @@ def test_importing_kvsim_imports_nothing_heavy():
 def test_simulate_imports_what_runs_need_when_one_begins():
     code = (
         "import sys, kvsim; kvsim.simulate;"
-        "late = {'numpy', 'simpy', 'email', 'kvsim.attempt', 'kvsim.serving'};"
+        "late = {'numpy', 'simpy', 'email', 'kvsim.run.attempt', 'kvsim.run.serving'};"
         "assert not late & sys.modules.keys(), late & sys.modules.keys();"
         "done = kvsim.simulate('chat', {'num_prompts': 3}); done.summary;"
         "assert late < sys.modules.keys();"
         "never = {'pandas', 'plotly', 'pyarrow', 'rich', 'torch', 'typer'};"
-        "rooms = ('kvsim.cli', 'kvsim.conform', 'kvsim.fleet', 'kvsim.pages', 'kvsim.routers');"
+        "rooms = ('kvsim.cli', 'kvsim.against.conform', 'kvsim.fleet', 'kvsim.report.pages', 'kvsim.fleet.routers');"
         "found = [each for each in sys.modules if each in never];"
         "found += [each for each in sys.modules if each.startswith(rooms)];"
         "assert not found, found"

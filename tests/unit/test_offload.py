@@ -7,8 +7,8 @@ import pytest
 from marks import long
 from tiered import AGAIN, MS, SMALL, prompts, random_run, run, ttft_ms
 
-from kvsim.assembly import assemble
-from kvsim.config import make_config
+from kvsim.run.assembly import assemble
+from kvsim.settings.config import make_config
 from kvsim.engines.vllm_v1.cpu_tier import Access, CpuTier, Lru
 from kvsim.errors import ConfigError
 

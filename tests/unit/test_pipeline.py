@@ -14,24 +14,24 @@ import pytest
 import simpy
 from made import make_trace
 
-from kvsim.assembly import Parts, assemble
-from kvsim.config import RunConfig, make_config
-from kvsim.conform.record import finish_record, step_record
-from kvsim.conform.vllm_v1 import replay
+from kvsim.run.assembly import Parts, assemble
+from kvsim.settings.config import RunConfig, make_config
+from kvsim.against.conform.record import finish_record, step_record
+from kvsim.against.conform.vllm_v1 import replay
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
 from kvsim.cost.constant import ConstantCost
 from kvsim.cost.stages import Passage, StagedCost
 from kvsim.errors import ConfigError
-from kvsim.hardware import load_hardware
-from kvsim.ledger.parts import KERNELS, TIME_PARTS
-from kvsim.models import load_model
-from kvsim.replica.events import Link
-from kvsim.replica.inbox import Inbox
-from kvsim.replica.pipeline import PipelineTime
-from kvsim.result import Result
-from kvsim.run import simulate
+from kvsim.machine.hardware import load_hardware
+from kvsim.results.ledger.parts import KERNELS, TIME_PARTS
+from kvsim.machine.models import load_model
+from kvsim.run.replica.events import Link
+from kvsim.run.replica.inbox import Inbox
+from kvsim.run.replica.pipeline import PipelineTime
+from kvsim.run.result import Result
+from kvsim.run.simulation import simulate
 from kvsim.workload.trace import TokenContent, Trace
 
 MS = 1_000_000

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvsim.assembly import assemble
-from kvsim.config import make_config
+from kvsim.run.assembly import assemble
+from kvsim.settings.config import make_config
 from kvsim.engines.vllm_v1.releases import IDLE, NEWEST, RULES, release_of
 
 

@@ -6,15 +6,15 @@ import pytest
 from marks import long
 from places import ROOT
 
-from kvsim.certainty.comparison import Comparison, Pair
-from kvsim.certainty.estimates import paired
-from kvsim.certainty.verdicts import judge
-from kvsim.config import RunConfig, make_config
+from kvsim.explain.certainty.comparison import Comparison, Pair
+from kvsim.explain.certainty.estimates import paired
+from kvsim.explain.certainty.verdicts import judge
+from kvsim.settings.config import RunConfig, make_config
 from kvsim.errors import ConfigError
-from kvsim.replicates import Load, compare_seeds, load_of, redrawn, replicate
-from kvsim.report.metrics import HEADLINES
-from kvsim.report.replayed import compare_replay
-from kvsim.result import Result
+from kvsim.search.replicates import Load, compare_seeds, load_of, redrawn, replicate
+from kvsim.results.metrics import HEADLINES
+from kvsim.explain.replayed import compare_replay
+from kvsim.run.result import Result
 from kvsim.workload import open_trace
 from kvsim.workload.spec import Workload
 
@@ -91,13 +91,13 @@ def test_what_a_seed_changes_is_said() -> None:
     assert words(request_rate=float("inf")) == ("lengths",)
     assert words(request_rate=None, trace=True) == ()
     assert words(request_rate=None, trace=True, victim="random") == ("victims",)
-    drawing = "kvsim.rules.victims:RandomVictim"
+    drawing = "kvsim.policies.victims:RandomVictim"
     assert words(request_rate=None, trace=True, victim=drawing) == (
         "the draws of your own policies",
     )
-    assert words(request_rate=None, trace=True, victim="kvsim.rules.victims:head") == ()
+    assert words(request_rate=None, trace=True, victim="kvsim.policies.victims:head") == ()
     assert words(request_rate=None, trace=True, engine="kvsim.engines:VllmV1Async") == ()
-    eviction = {"eviction": "kvsim.rules.order:Order"}
+    eviction = {"eviction": "kvsim.policies.order:Order"}
     assert words(request_rate=None, trace=True, block_manager_args=eviction) == ()
     drawing_eviction = {"eviction": drawing}
     assert words(request_rate=None, trace=True, block_manager_args=drawing_eviction) != ()

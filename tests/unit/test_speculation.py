@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import make_trace
 
-from kvsim.assembly import assemble
-from kvsim.config import make_config
+from kvsim.run.assembly import assemble
+from kvsim.settings.config import make_config
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
 from kvsim.cost.constant import ConstantCost
@@ -23,9 +23,9 @@ from kvsim.cost.drafting import Passes
 from kvsim.engines.vllm_v1.acceptance import Rates, Recorded
 from kvsim.engines.vllm_v1.drafts import Drafts
 from kvsim.errors import ConfigError
-from kvsim.ledger.parts import KERNELS, TIME_PARTS
-from kvsim.result import Result
-from kvsim.run import simulate
+from kvsim.results.ledger.parts import KERNELS, TIME_PARTS
+from kvsim.run.result import Result
+from kvsim.run.simulation import simulate
 from kvsim.workload.trace import Trace
 
 MS = 1_000_000

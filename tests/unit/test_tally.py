@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.records import tally
-from kvsim.records.tally import Tally
+from kvsim.core.records import tally
+from kvsim.core.records.tally import Tally
 
 NUMBERS = st.integers(-(2**62), 2**62) | st.integers(0, 5)
 ENTRIES = st.lists(st.tuples(st.lists(NUMBERS, min_size=1, max_size=5), st.integers(1, 9)))

@@ -9,7 +9,7 @@ from mypy_extensions import i64
 
 from kvsim.engines.sglang.node import Node
 from kvsim.errors import ConfigError
-from kvsim.rules.named import callable_with, find_rule
+from kvsim.policies.named import callable_with, find_rule
 
 
 class Rank:

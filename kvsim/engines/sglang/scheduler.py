@@ -32,12 +32,12 @@ from kvsim.engines.sglang.remarks import remarks
 from kvsim.engines.sglang.server import DEFAULT_MAX_PREFILL_TOKENS, max_running_requests
 from kvsim.engines.sglang.standing import Group, Standing
 from kvsim.errors import EngineStopped
-from kvsim.schema import SGLANG_COLUMNS
+from kvsim.core.schema import SGLANG_COLUMNS
 
 SLOTS: Final = 1
 TOKENS: Final = 2
 BLOCKS: Final = 3
-"""Why the head of the waiting queue was refused: indexes into `kvsim.schema.BLOCKED`."""
+"""Why the head of the waiting queue was refused: indexes into `kvsim.core.schema.BLOCKED`."""
 
 STOP_TOKENS: Final = 5
 """A prompt is rejected if it is within this many tokens of the longest sequence."""
@@ -96,7 +96,7 @@ class Sglang(Scheduler):
     """Whether the event loop found nothing to do and no result to wait for."""
     _entries: i64
     _refusal: i64
-    """Why the head of the queue was refused, as an index into `kvsim.schema.BLOCKED`."""
+    """Why the head of the queue was refused, as an index into `kvsim.core.schema.BLOCKED`."""
     _happened: Counter[str]
     """What a user may not expect → how often it happened."""
     _armed: i64

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
-from kvsim import guard
+from kvsim.core import guard
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request, Table
 from kvsim.core.vectors import EMPTY, zeros

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
-from kvsim import guard
+from kvsim.core import guard
 from kvsim.core.blocks import BlockManager
 from kvsim.core.contents import Numbering
 from kvsim.core.plan import Plan
@@ -22,8 +22,8 @@ from kvsim.core.request import Request, Table
 from kvsim.core.vectors import EMPTY, zeros
 from kvsim.engines.vllm_v1.groups import AlignedMamba, Ask, Full, Group, Layout, Prompt
 from kvsim.engines.vllm_v1.releases import LATEST, Release
-from kvsim.rules.eviction import LeastRecentlyUsed, make_eviction
-from kvsim.rules.sharing import FULL_HITS, FullHit
+from kvsim.policies.eviction import LeastRecentlyUsed, make_eviction
+from kvsim.policies.sharing import FULL_HITS, FullHit
 
 
 class Hits(NamedTuple):
@@ -82,7 +82,7 @@ class KVCacheManager(BlockManager):
         """`keyed` says whether blocks have contents although nothing is cached here, as with a
         connector. `in_flight` is the number of steps composed before the oldest is settled.
         `eviction` makes the order in which free blocks with content are reused
-        (`kvsim.rules.eviction`). Raises `ConfigError` for an unknown one."""
+        (`kvsim.policies.eviction`). Raises `ConfigError` for an unknown one."""
         self.release = release
         sizes = [int(group.block_size) for group in groups]
         self.caching = enable_prefix_caching

@@ -34,9 +34,9 @@ from kvsim.engines.vllm_v1.deaths import batch_too_large, padding_cut
 from kvsim.engines.vllm_v1.drafts import Speculation
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.engines.vllm_v1.releases import Release
-from kvsim.records import transitions
-from kvsim.records.drafts import DraftLog
-from kvsim.rules.requeue import make_requeue, priority_by_trace
+from kvsim.core.records import transitions
+from kvsim.core.records.drafts import DraftLog
+from kvsim.policies.requeue import make_requeue, priority_by_trace
 
 SLOTS: Final = 1
 TOKENS: Final = 2
@@ -44,7 +44,7 @@ BLOCKS: Final = 3
 WATERMARK: Final = 4
 PREEMPTED: Final = 6
 LORAS: Final = 7
-"""Why the head of the waiting queue was refused: indexes into `kvsim.schema.BLOCKED`."""
+"""Why the head of the waiting queue was refused: indexes into `kvsim.core.schema.BLOCKED`."""
 
 ASIDE: Final = -1000
 """A request that is passed over, for those behind it."""

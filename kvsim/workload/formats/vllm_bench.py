@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvsim.sums import added
+from kvsim.core.sums import added
 from kvsim.workload.document import read_objects
 from kvsim.workload.gather import Gathered
 from kvsim.workload.head import Head

@@ -9,9 +9,9 @@ import pytest
 import worlds
 
 import kvsim
-from kvsim.cachelab.audit import Audit, Recorded, audit, bounds
-from kvsim.cachelab.wording import PARTS, Audited, audit_rows, audit_sentences
-from kvsim.rules.eviction import EVICTIONS
+from kvsim.explain.cachelab.audit import Audit, Recorded, audit, bounds
+from kvsim.explain.cachelab.wording import PARTS, Audited, audit_rows, audit_sentences
+from kvsim.policies.eviction import EVICTIONS
 from kvsim.workload.keys import streams
 from kvsim.workload.trace import Trace
 

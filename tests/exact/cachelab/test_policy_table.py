@@ -10,9 +10,9 @@ import pytest
 from marks import long
 from shared import SHARED, needs_shared
 
-from kvsim.cachelab.optimum import optimum_tokens
-from kvsim.cachelab.policies import prompts, replay
-from kvsim.rules.eviction import EVICTIONS
+from kvsim.explain.cachelab.optimum import optimum_tokens
+from kvsim.explain.cachelab.policies import prompts, replay
+from kvsim.policies.eviction import EVICTIONS
 from kvsim.workload import open_trace
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, find_reuse

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from marks import long
 
-from kvsim.cachelab.curve import lru_tokens, make_curve
+from kvsim.explain.cachelab.curve import lru_tokens, make_curve
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, Reuse, find_reuse
 from kvsim.workload.trace import Row, SegmentContent, Trace

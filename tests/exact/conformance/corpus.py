@@ -9,10 +9,10 @@ from pathlib import Path
 
 from shared import SHARED
 
-from kvsim.conform.builders import run_case
-from kvsim.conform.cases import PREFIXES, Case, read_cases
-from kvsim.conform.compare import first_divergence
-from kvsim.conform.record import Record
+from kvsim.against.conform.builders import run_case
+from kvsim.against.conform.cases import PREFIXES, Case, read_cases
+from kvsim.against.conform.compare import first_divergence
+from kvsim.against.conform.record import Record
 
 CORPUS = SHARED / "conformance"
 WHOLE = bool(os.environ.get("KVSIM_WHOLE"))

@@ -13,9 +13,9 @@ from places import DATA, ROOT
 from sample import LEAST, sample
 from shared import needs_shared
 
-from kvsim.conform.builders import RECORDED
-from kvsim.conform.cases import Case, RouterRun, files_in, read_named, stem
-from kvsim.engines.versions import release
+from kvsim.against.conform.builders import RECORDED
+from kvsim.against.conform.cases import Case, RouterRun, files_in, read_named, stem
+from kvsim.settings.versions import release
 
 FILES = files_in(DATA)
 RELEASES = sorted((min(group, key=release) for group in GROUPS), key=release)

@@ -12,7 +12,7 @@ from worlds import MS, config
 from kvsim.core.request import Request
 from kvsim.engines import VllmV1, VllmV1Async
 from kvsim.errors import PolicyError
-from kvsim.run import simulate
+from kvsim.run.simulation import simulate
 from kvsim.workload.trace import HashContent, Row, Trace
 
 SCHEDULERS = (VllmV1, VllmV1Async)

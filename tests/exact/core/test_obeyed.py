@@ -13,7 +13,7 @@ from tiered import AGAIN, SMALL, cost
 from kvsim.engines import VllmV1, VllmV1Async
 from kvsim.engines.vllm_v1.groups import Full
 from kvsim.engines.vllm_v1.manager import KVCacheManager
-from kvsim.run import simulate
+from kvsim.run.simulation import simulate
 from kvsim.workload.trace import TokenContent, Trace
 
 PROMPTS = [tuple(range(7 * n, 7 * n + 40 + 10 * (n % 3))) for n in range(12)]

@@ -8,7 +8,7 @@ from twins.content_pool import ListPool
 
 from kvsim.core.pool import Pool
 from kvsim.core.vectors import EMPTY
-from kvsim.rules.eviction import make_eviction
+from kvsim.policies.eviction import make_eviction
 
 SIZE, CONTENTS = 9, range(1, 6)
 

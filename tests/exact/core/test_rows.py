@@ -7,7 +7,7 @@ from kvsim.core import rows
 from kvsim.core.plan import RECOMPUTE, SWAP, Moved, Plan
 from kvsim.core.request import Request
 from kvsim.core.rows import PIECE_STEPS, StepRows
-from kvsim.schema import STEP_COLUMNS
+from kvsim.core.schema import STEP_COLUMNS
 
 ALWAYS_ZERO = (
     "swapped_in",
@@ -101,7 +101,7 @@ def test_no_steps_are_columns_without_rows() -> None:
 
 
 def test_the_number_of_steps_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvsim import limits
+    from kvsim.settings import limits
     from kvsim.errors import ConfigError
 
     plan, _ = made()

@@ -8,10 +8,10 @@ import pytest
 from twins.nano import August2025, Head
 from twins.steps import generated
 
-from kvsim.conform.tokens import RuleStream
+from kvsim.against.conform.tokens import RuleStream
 from kvsim.core.request import Request
 from kvsim.core.vectors import numbers
-from kvsim.engines.nano_blocks import NanoPool, NanoTables, NanoTables2025
+from kvsim.engines.nano.blocks import NanoPool, NanoTables, NanoTables2025
 
 
 class KeysOnly:

@@ -3,7 +3,7 @@
 import pytest
 
 from kvsim.engines import ENGINES
-from kvsim.engines.versions import (
+from kvsim.settings.versions import (
     batch_limits,
     gpu_memory_utilization,
     release,

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.conform.tokens import RuleStream
+from kvsim.against.conform.tokens import RuleStream
 from kvsim.core.request import RUNNING, SWAPPED, Request
-from kvsim.engines.vllm_033_blocks import Vllm033Tables
+from kvsim.engines.vllm_033.blocks import Vllm033Tables
 from kvsim.errors import ConfigError, EngineStopped
-from kvsim.rules.idle import TopStack
+from kvsim.policies.idle import TopStack
 
 
 def admitted(

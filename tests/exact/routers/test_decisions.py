@@ -17,9 +17,9 @@ from kvsim.fleet.bounds import find_bounds
 from kvsim.fleet.figures import summarise_fleet
 from kvsim.fleet.fleet import FleetResult, simulate_fleet
 from kvsim.fleet.routing import in_flight, load_imbalance
-from kvsim.routers import ROUTERS
-from kvsim.routers.router import Asked, Choice, Router
-from kvsim.schema import CAUSES
+from kvsim.fleet.routers import ROUTERS
+from kvsim.fleet.routers.router import Asked, Choice, Router
+from kvsim.core.schema import CAUSES
 from kvsim.workload import open_trace
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import ceiling_tokens

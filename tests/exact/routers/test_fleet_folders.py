@@ -12,7 +12,7 @@ from marks import long
 from msgspec.structs import replace
 from places import ROOT
 
-from kvsim.config import make_config
+from kvsim.settings.config import make_config
 from kvsim.fleet.bounds import find_bounds
 from kvsim.fleet.contender import contender, simulate_contender
 from kvsim.fleet.difference import explain_fleets

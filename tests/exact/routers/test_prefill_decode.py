@@ -24,13 +24,13 @@ from kvsim.fleet.difference import explain_fleets
 from kvsim.fleet.figures import summarise_fleet
 from kvsim.fleet.fleet import FleetResult, simulate_fleet
 from kvsim.fleet.folder import fleet_run, read_fleet, write_fleet
-from kvsim.ledger.parts import TIME_PARTS
-from kvsim.pages.fleet import build_fleet
-from kvsim.pages.fleet_compare import build_fleet_comparison
+from kvsim.results.ledger.parts import TIME_PARTS
+from kvsim.fleet.page import build_fleet
+from kvsim.fleet.page_compare import build_fleet_comparison
 from kvsim.report.files import write_results
-from kvsim.routers import ROUTERS
-from kvsim.run import simulate
-from kvsim.schema import LEGS
+from kvsim.fleet.routers import ROUTERS
+from kvsim.run.simulation import simulate
+from kvsim.core.schema import LEGS
 from kvsim.workload.trace import Trace
 
 BLOCK_BYTES = 16 * 24 * 2 * 2 * 64 * 2

@@ -19,8 +19,8 @@ from kvsim.engines.vllm_v1.scheduler import VllmV1
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.fleet.figures import summarise_fleet
 from kvsim.fleet.fleet import FleetResult, simulate_fleet
-from kvsim.ledger.parts import KERNELS, TIME_PARTS
-from kvsim.run import simulate
+from kvsim.results.ledger.parts import KERNELS, TIME_PARTS
+from kvsim.run.simulation import simulate
 from kvsim.workload.trace import Row, Trace
 
 CHAT = str(ROOT / "traces" / "chat.jsonl")

@@ -9,13 +9,13 @@ from marks import long
 from places import DATA
 from shared import SHARED, needs_shared
 
-from kvsim.conform.cases import RouterRun, read_router_runs
-from kvsim.conform.compare import first_divergence
-from kvsim.conform.routers import REPLAYS, replay
+from kvsim.against.conform.cases import RouterRun, read_router_runs
+from kvsim.against.conform.compare import first_divergence
+from kvsim.against.conform.routers import REPLAYS, replay
 from kvsim.errors import TraceError
-from kvsim.routers.index import Tier
-from kvsim.routers.sglang_tree import Tree
-from kvsim.routers.vllm_dp import DataParallel
+from kvsim.fleet.routers.index import Tier
+from kvsim.fleet.routers.sglang_tree import Tree
+from kvsim.fleet.routers.vllm_dp import DataParallel
 
 RECORDED = SHARED / "conformance" / "routers"
 DECISIONS = {"dynamo": 10_006, "sglang": 11_323, "production-stack": 7_200, "vllm-dp": 5_375}

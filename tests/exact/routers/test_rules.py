@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.conform.routers import Written
+from kvsim.against.conform.routers import Written
 from kvsim.errors import ConfigError
-from kvsim.routers import ROUTERS, make_router
-from kvsim.routers.dynamo import DynamoKv
-from kvsim.routers.index import Tier
-from kvsim.routers.llm_d import Default, Precise
-from kvsim.routers.plain import BoundedHash, PowerOfTwo, SessionAffinity
-from kvsim.routers.router import Asked
-from kvsim.routers.sglang_tree import Tree
+from kvsim.fleet.routers import ROUTERS, make_router
+from kvsim.fleet.routers.dynamo import DynamoKv
+from kvsim.fleet.routers.index import Tier
+from kvsim.fleet.routers.llm_d import Default, Precise
+from kvsim.fleet.routers.plain import BoundedHash, PowerOfTwo, SessionAffinity
+from kvsim.fleet.routers.router import Asked
+from kvsim.fleet.routers.sglang_tree import Tree
 
 FOUR = ("a", "b", "c", "d")
 EVERYONE = range(4)
@@ -51,7 +51,7 @@ def test_every_router_chooses_who_is_alive_and_repeats_itself(name: str) -> None
 
 
 def test_an_outsider_names_a_class_and_gives_it_arguments() -> None:
-    router = make_router("kvsim.routers.plain:BoundedHash", {"bound": 2.0}, FOUR, block_size=16)
+    router = make_router("kvsim.fleet.routers.plain:BoundedHash", {"bound": 2.0}, FOUR, block_size=16)
     assert isinstance(router, BoundedHash)
     with pytest.raises(ConfigError, match="bound is"):
         make_router("bounded-hash", {"bound": 0.5}, FOUR, block_size=16)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvsim.advise.cache import cache_sentences
-from kvsim.config import make_config
+from kvsim.search.advise.cache import cache_sentences
+from kvsim.settings.config import make_config
 from kvsim.workload import open_trace
 
 SETTINGS = {

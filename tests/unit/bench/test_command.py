@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from marks import long
 
-from kvsim.bench import repeat
-from kvsim.bench.workloads import SYNC, WORKLOADS, Checks
+from kvsim.against.bench import repeat
+from kvsim.against.bench.workloads import SYNC, WORKLOADS, Checks
 from kvsim.cli import main
 from kvsim.cli.bench import _columns
 from kvsim.errors import ConfigError
@@ -135,6 +135,6 @@ def test_a_peer_runs_the_same_requests_in_turns(
 
 def test_without_unixs_accounts_bench_says_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "resource", None)
-    monkeypatch.delitem(sys.modules, "kvsim.bench.usage", raising=False)
+    monkeypatch.delitem(sys.modules, "kvsim.against.bench.usage", raising=False)
     with pytest.raises(ConfigError, match="use WSL, Linux or macOS"):
-        import_module("kvsim.bench.usage")
+        import_module("kvsim.against.bench.usage")

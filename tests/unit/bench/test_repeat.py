@@ -5,18 +5,18 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from kvsim.bench import repeat
-from kvsim.bench.measure import Measurement, measure
-from kvsim.bench.peers import Peer
-from kvsim.bench.processes import (
+from kvsim.against.bench import repeat
+from kvsim.against.bench.measure import Measurement, measure
+from kvsim.against.bench.peers import Peer
+from kvsim.against.bench.processes import (
     Whole,
     in_fresh_process,
     kvsim_run,
     store_bytecode,
     write_requests,
 )
-from kvsim.bench.settings import Case
-from kvsim.bench.workloads import WORKLOADS
+from kvsim.against.bench.settings import Case
+from kvsim.against.bench.workloads import WORKLOADS
 from kvsim.errors import ConfigError
 
 ONE = Measurement(

@@ -8,9 +8,9 @@ import pytest
 from marks import long
 from shared import SHARED
 
-from kvsim.bench.measure import measure
-from kvsim.bench.settings import SETTINGS, USUAL, Case, choose
-from kvsim.bench.workloads import (
+from kvsim.against.bench.measure import measure
+from kvsim.against.bench.settings import SETTINGS, USUAL, Case, choose
+from kvsim.against.bench.workloads import (
     DEFAULT,
     WORKLOADS,
     decode,

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from small_engines import ENGINES, engine, make_trace, rows
 
 import kvsim
-from kvsim.blockmap.blockmap import CPU, GPU, KEPT, OWNED, SHARED, STATES, make_groups
-from kvsim.blockmap.watch import FIRST_CELL_NS, BlockMapWatcher
-from kvsim.watchers import Watchers
+from kvsim.results.blockmap.blockmap import CPU, GPU, KEPT, OWNED, SHARED, STATES, make_groups
+from kvsim.results.blockmap.watch import FIRST_CELL_NS, BlockMapWatcher
+from kvsim.run.watchers import Watchers
 
 CROWD = [(7 * (i % 3), 1 + 5 * i % 40, 1 + 3 * i % 19, i % 4) for i in range(25)]
 CONFIGS = {

@@ -14,10 +14,10 @@ from made import jsonl, make_trace
 from marks import long
 from places import ROOT
 
-from kvsim.cachelab.audit import Recorded, audit
-from kvsim.cachelab.recording import open_recording, study_recording
-from kvsim.cachelab.study import Asked, study_trace
-from kvsim.cachelab.wording import sentences
+from kvsim.explain.cachelab.audit import Recorded, audit
+from kvsim.explain.cachelab.recording import open_recording, study_recording
+from kvsim.explain.cachelab.study import Asked, study_trace
+from kvsim.explain.cachelab.wording import sentences
 from kvsim.report.files import read_results, read_transitions
 from kvsim.workload import open_trace
 from kvsim.workload.keys import streams

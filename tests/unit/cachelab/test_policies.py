@@ -10,14 +10,14 @@ import pytest
 from marks import mostly_long
 from trees import BLOCK, Case, random_case
 
-from kvsim.cachelab.curve import lru_tokens
-from kvsim.cachelab.optimum import optimum_tokens
-from kvsim.cachelab.policies import prompts, replay, replay_radix
-from kvsim.cachelab.ranking import POLICIES, RADIX, rank_policies
+from kvsim.explain.cachelab.curve import lru_tokens
+from kvsim.explain.cachelab.optimum import optimum_tokens
+from kvsim.explain.cachelab.policies import prompts, replay, replay_radix
+from kvsim.explain.cachelab.ranking import POLICIES, RADIX, rank_policies
 from kvsim.engines.sglang.ranks import make_rank
 from kvsim.errors import ConfigError
-from kvsim.rules.eviction import EVICTIONS
-from kvsim.rules.replacement.replacement import Replacement
+from kvsim.policies.eviction import EVICTIONS
+from kvsim.policies.replacement.replacement import Replacement
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, find_reuse
 

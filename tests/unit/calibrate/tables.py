@@ -5,7 +5,7 @@ from pathlib import Path
 
 from places import ROOT
 
-from kvsim.models import Experts, load_model
+from kvsim.machine.models import Experts, load_model
 
 META = """\
 profiler_version: 1.0.0

@@ -9,9 +9,9 @@ import pytest
 from command import run_here
 from unit.calibrate.tables import write_tables
 
-from kvsim.calibrate.compare import parts, ratios, settings_that_differ
-from kvsim.calibrate.document import to_json
-from kvsim.calibrate.llmservingsim import import_profile
+from kvsim.cost.calibrate.compare import parts, ratios, settings_that_differ
+from kvsim.cost.calibrate.document import to_json
+from kvsim.cost.calibrate.llmservingsim import import_profile
 from kvsim.cost.profile import Profile, load_profile
 
 

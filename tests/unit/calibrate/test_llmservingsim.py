@@ -17,14 +17,14 @@ from unit.calibrate.tables import (
     write_tables,
 )
 
-from kvsim.calibrate.document import to_json
-from kvsim.calibrate.llmservingsim import _grid_values, import_profile, read_bundle
-from kvsim.config import make_config
+from kvsim.cost.calibrate.document import to_json
+from kvsim.cost.calibrate.llmservingsim import _grid_values, import_profile, read_bundle
+from kvsim.settings.config import make_config
 from kvsim.cost import TableCost
 from kvsim.cost.profile import DecodeGrid, Tail, load_profile
 from kvsim.errors import ConfigError
-from kvsim.hardware import load_hardware
-from kvsim.models import load_model
+from kvsim.machine.hardware import load_hardware
+from kvsim.machine.models import load_model
 
 H100 = load_hardware("h100-sxm")
 

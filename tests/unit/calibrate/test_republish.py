@@ -10,15 +10,15 @@ from marks import long
 from shared import SHARED, needs_shared
 from unit.calibrate.tables import META, write_tables
 
-from kvsim.calibrate.compare import points, reader
-from kvsim.calibrate.document import to_json
-from kvsim.calibrate.heldout import table_error
-from kvsim.calibrate.llmservingsim import import_profile, read_bundle
-from kvsim.calibrate.republish import import_surface
+from kvsim.cost.calibrate.compare import points, reader
+from kvsim.cost.calibrate.document import to_json
+from kvsim.cost.calibrate.heldout import table_error
+from kvsim.cost.calibrate.llmservingsim import import_profile, read_bundle
+from kvsim.cost.calibrate.republish import import_surface
 from kvsim.cost.profile import DecodeGrid, MixedGrid, Profile, load_profile
 from kvsim.errors import ConfigError
-from kvsim.hardware import load_hardware
-from kvsim.run import simulate
+from kvsim.machine.hardware import load_hardware
+from kvsim.run.simulation import simulate
 
 SHIPPED = "rtx-pro-6000-server-llama-3.1-8b-public"
 RUN = SHARED / "groundtruth" / "rtxpro6000-llama-3.1-8b"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.calibrate.smoothing import NOISE, OFFSET, SCALE, Smooth
+from kvsim.cost.calibrate.smoothing import NOISE, OFFSET, SCALE, Smooth
 
 AXES = [[1.0, 2, 4, 8, 16, 32], [0.0, 16, 64, 256, 1024], [16.0 * 2**i for i in range(9)]]
 

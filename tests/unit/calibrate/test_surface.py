@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvsim.calibrate.surface import Law, Scales, Surface, error
+from kvsim.cost.calibrate.surface import Law, Scales, Surface, error
 
 LAW = Law(us=lambda x, y: 5 + x * y / 100, work=lambda x, y: x * y)
 SCALES = Scales(first=3, second=4, work=1, work_share=0.2, noise=0.003)

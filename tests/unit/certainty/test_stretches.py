@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from kvsim.certainty import stretches
-from kvsim.certainty.stretches import FEWEST, Figure, stretch, together
+from kvsim.explain.certainty import stretches
+from kvsim.explain.certainty.stretches import FEWEST, Figure, stretch, together
 
 
 def mean(values: np.ndarray) -> np.ndarray:

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.certainty import estimates
-from kvsim.certainty.comparison import HEADLINE_SHARE, Pair, judge_pairs
-from kvsim.certainty.estimates import Estimate, paired
-from kvsim.certainty.looks import FEWEST, plan_looks
-from kvsim.certainty.verdicts import judge
+from kvsim.explain.certainty import estimates
+from kvsim.explain.certainty.comparison import HEADLINE_SHARE, Pair, judge_pairs
+from kvsim.explain.certainty.estimates import Estimate, paired
+from kvsim.explain.certainty.looks import FEWEST, plan_looks
+from kvsim.explain.certainty.verdicts import judge
 
 
 class Known:

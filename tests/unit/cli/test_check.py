@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from served import bench_result, serve, write
 
-from kvsim.check.slowed import Change
+from kvsim.against.check.slowed import Change
 from kvsim.cli import main
 
 OPTIONS = ["--hardware", "h100", "--no-async-scheduling", "--max-model-len", "4096"]
@@ -36,7 +36,7 @@ def test_a_slow_server_in_one_command(
     assert "Correct first: every step takes 1." in shown
     assert "beyond the tolerance of 5.0 %" in shown
     record = json.loads((tmp_path / "check.json").read_text())
-    assert record["schema"] == "kvsim.check/1"
+    assert record["schema"] == "kvsim.against.check/1"
     assert record["meta"]["model"] == "llama-3.1-8b"
     assert record["corrections"][0]["value"] == pytest.approx(1.1, rel=0.02)
     page = (tmp_path / "check.html").read_text()

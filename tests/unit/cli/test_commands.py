@@ -128,7 +128,7 @@ def test_step_logs_of_two_policies_part_at_a_named_decision(tmp_path: Path) -> N
 def test_an_own_scheduler_and_block_manager_run(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from kvsim.engines import Naive\n"
-        "from kvsim.engines.vllm_063 import Vllm063\n"
+        "from kvsim.engines.vllm_063.scheduler import Vllm063\n"
         "class Scheduler(Vllm063):\n"
         "    def _admission(self, batch, request):\n"
         "        return super()._admission(batch, request)\n"

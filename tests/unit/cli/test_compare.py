@@ -8,7 +8,7 @@ from marks import long
 from places import ROOT
 
 from kvsim.cli import main
-from kvsim.report.numerals import SPACE
+from kvsim.results.numerals import SPACE
 
 CHAT = str(ROOT / "traces" / "chat.jsonl")
 SHORT = ["--trace", CHAT, "--num-prompts", "60", "--num-gpu-blocks-override", "600"]

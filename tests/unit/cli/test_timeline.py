@@ -11,7 +11,7 @@ from command import run_here
 from marks import long
 from places import ROOT
 
-from kvsim.tracks.engine import STEPS
+from kvsim.report.tracks.engine import STEPS
 
 SHORT = ["--trace", str(ROOT / "traces" / "chat.jsonl"), "--num-prompts", "120"]
 SHORT += ["--num-gpu-blocks-override", "700", "--engine", "vllm-v1"]

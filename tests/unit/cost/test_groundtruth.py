@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from shared import SHARED, needs_shared
 
-from kvsim.calibrate.document import to_json
-from kvsim.calibrate.llmservingsim import import_profile
-from kvsim.result import Result
-from kvsim.run import simulate
+from kvsim.cost.calibrate.document import to_json
+from kvsim.cost.calibrate.llmservingsim import import_profile
+from kvsim.run.result import Result
+from kvsim.run.simulation import simulate
 
 RUN = SHARED / "groundtruth" / "rtx4090-llama-3.1-8b"
 SETTINGS: dict[str, Any] = {

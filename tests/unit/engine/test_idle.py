@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from marks import mostly_long
 from twins.evictor import WalkingEvictor
 
-from kvsim.rules.eviction import Evictor
-from kvsim.rules.idle import Queue, Stack
+from kvsim.policies.eviction import Evictor
+from kvsim.policies.idle import Queue, Stack
 
 
 def test_fresh_blocks_come_in_ascending_order_and_returned_ones_before_them() -> None:

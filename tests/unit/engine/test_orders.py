@@ -16,10 +16,10 @@ from orders import Uses
 import kvsim
 from kvsim.core.pool import Pool
 from kvsim.core.vectors import EMPTY, numbers
-from kvsim.engines.nano_blocks import NanoTables
+from kvsim.engines.nano.blocks import NanoTables
 from kvsim.errors import ConfigError
-from kvsim.rules.eviction import EVICTIONS, make_eviction
-from kvsim.rules.idle import IDLE_ORDERS
+from kvsim.policies.eviction import EVICTIONS, make_eviction
+from kvsim.policies.idle import IDLE_ORDERS
 
 OWN = "orders:AnyOrder"
 WITHOUT_ORACLES = [name for name in EVICTIONS if name != "belady"]

@@ -12,11 +12,11 @@ from exact.conformance.generate_prompts import make_arrivals, make_prompt
 from exact.engines.mixes import CHUNKED, ENGINES, SIZE, VARIANTS, make, play, prefills, rows
 
 import kvsim
-from kvsim.conform.virtual import corpus_requests
+from kvsim.against.conform.virtual import corpus_requests
 from kvsim.engines import BLOCK_MANAGERS
 from kvsim.errors import ConfigError
-from kvsim.rules import sharing
-from kvsim.rules.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
+from kvsim.policies import sharing
+from kvsim.policies.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
 
 RESEARCHED = [name for name in VARIANTS if not name.startswith("v1")]
 """Engines whose rules of sharing can be changed."""

@@ -10,12 +10,12 @@ from marks import long
 from shared import SHARED, needs_shared
 from tiered import AGAIN, MS, check, prompts, random_run, run
 
-from kvsim.ledger.parts import TIME_PARTS
-from kvsim.report.attribution import waterfalls
-from kvsim.report.pairing import pair
-from kvsim.report.story import tell
-from kvsim.result import Result
-from kvsim.run import simulate
+from kvsim.results.ledger.parts import TIME_PARTS
+from kvsim.explain.attribution import waterfalls
+from kvsim.explain.pairing import pair
+from kvsim.explain.story import tell
+from kvsim.run.result import Result
+from kvsim.run.simulation import simulate
 
 WEKA = "traces/native-samples/weka_100_sessions.jsonl.gz"
 

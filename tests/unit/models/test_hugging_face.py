@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kvsim.errors import ConfigError
-from kvsim.models import Model, load_model
-from kvsim.models.hugging_face import from_hugging_face
+from kvsim.machine.models import Model, load_model
+from kvsim.machine.models.hugging_face import from_hugging_face
 
 LLAMA = {
     "model_type": "llama",

@@ -9,13 +9,13 @@ from runs import real_run, without_ledger
 from shared import SHARED, needs_shared
 from tiny import no_run
 
-from kvsim.calibrate.document import to_json
-from kvsim.calibrate.llmservingsim import import_profile
-from kvsim.pages.diff import build_diff
-from kvsim.report.explanation import explain, explanation_record
-from kvsim.report.numerals import SPACE
-from kvsim.report.summary import summarise
-from kvsim.run import simulate
+from kvsim.cost.calibrate.document import to_json
+from kvsim.cost.calibrate.llmservingsim import import_profile
+from kvsim.report.pages.diff import build_diff
+from kvsim.explain.explanation import explain, explanation_record
+from kvsim.results.numerals import SPACE
+from kvsim.results.summary import summarise
+from kvsim.run.simulation import simulate
 from kvsim.workload.spec import Workload, make_trace
 
 TRACE = make_trace(Workload("chat", requests=150), 0)

@@ -9,7 +9,7 @@ from tiny import MS, no_run, tiny_run
 
 from kvsim.errors import OutputError
 from kvsim.report.files import read_results, write_results
-from kvsim.report.summary import summarise
+from kvsim.results.summary import summarise
 
 
 def results(run=tiny_run):

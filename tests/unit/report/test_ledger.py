@@ -11,15 +11,15 @@ from worlds import MS, config, hashed, trace
 
 import kvsim
 from kvsim.errors import OutputError
-from kvsim.ledger.parts import KERNELS, PROMPT_PARTS, TIME_PARTS
-from kvsim.pages.run import build_page
-from kvsim.pages.story import build_story
+from kvsim.results.ledger.parts import KERNELS, PROMPT_PARTS, TIME_PARTS
+from kvsim.report.pages.run import build_page
+from kvsim.report.pages.story import build_story
 from kvsim.report.files import read_results, read_transitions, write_results
-from kvsim.report.ledger_summary import request_at
-from kvsim.report.numerals import SPACE
+from kvsim.results.ledger_summary import request_at
+from kvsim.results.numerals import SPACE
 from kvsim.report.screen import make_console
-from kvsim.report.story import find_request, tell
-from kvsim.report.summary import summarise
+from kvsim.explain.story import find_request, tell
+from kvsim.results.summary import summarise
 from kvsim.report.terminal import render
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kvsim.report.load import load_words, state_of
+from kvsim.results.load import load_words, state_of
 from kvsim.report.wording import verdict
-from kvsim.run import simulate
+from kvsim.run.simulation import simulate
 from kvsim.workload.lengths import Lengths, synthesise_lengths
 
 

@@ -1,8 +1,8 @@
 import pytest
 
-from kvsim.report import numerals
-from kvsim.report.metrics import METRICS
-from kvsim.report.numerals import MISSING, UNITS, show, signed, signed_percent
+from kvsim.results import numerals
+from kvsim.results.metrics import METRICS
+from kvsim.results.numerals import MISSING, UNITS, show, signed, signed_percent
 
 
 @pytest.mark.parametrize(

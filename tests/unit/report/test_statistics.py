@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.report.statistics import PERCENTILES, describe, describe_counts, ratio, weighted_mean
+from kvsim.results.statistics import PERCENTILES, describe, describe_counts, ratio, weighted_mean
 
 
 @given(st.dictionaries(st.integers(0, 10**12), st.integers(1, 30), min_size=1, max_size=20))

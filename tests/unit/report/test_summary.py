@@ -6,7 +6,7 @@ import pytest
 from runs import real_run
 from tiny import MS, no_run, tiny_run
 
-from kvsim.report.summary import summarise
+from kvsim.results.summary import summarise
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,11 @@ from places import ROOT
 from runs import real_run, without_ledger
 from tiny import tiny_run
 
-from kvsim.records.packed import PackedColumns
-from kvsim.report import arrow, files, tables
-from kvsim.report.summary import summarise
-from kvsim.schema import STEP_COLUMNS
+from kvsim.core.records.packed import PackedColumns
+from kvsim.results import arrow, tables
+from kvsim.report import files
+from kvsim.results.summary import summarise
+from kvsim.core.schema import STEP_COLUMNS
 
 INTS = arrays(np.int64, st.integers(0, 40), elements=st.integers(-3, 2**62))
 
@@ -109,7 +110,7 @@ def test_writing_results_does_not_import_pandas(tmp_path: Path) -> None:
     code = (
         "import sys; sys.path[:0] = sys.argv[2:]; from tiny import tiny_run;"
         " from kvsim.report.files import write_results;"
-        " from kvsim.report.summary import summarise; run = tiny_run();"
+        " from kvsim.results.summary import summarise; run = tiny_run();"
         " write_results(sys.argv[1], summarise(*run), run[1], run[0], csv=True);"
         " assert 'pyarrow' in sys.modules; assert 'pandas' not in sys.modules"
     )

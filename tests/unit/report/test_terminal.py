@@ -4,9 +4,9 @@ import pytest
 from runs import real_run
 from tiny import no_run, tiny_run
 
-from kvsim.report.numerals import SPACE
+from kvsim.results.numerals import SPACE
 from kvsim.report.screen import make_console
-from kvsim.report.summary import summarise
+from kvsim.results.summary import summarise
 from kvsim.report.terminal import render
 
 

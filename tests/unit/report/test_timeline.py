@@ -2,9 +2,9 @@ import numpy as np
 from runs import real_run
 from tiny import MS, no_run, tiny_run
 
-from kvsim.records.packed import PackedColumns
-from kvsim.report import timeline
-from kvsim.schema import STEP_COLUMNS
+from kvsim.core.records.packed import PackedColumns
+from kvsim.results import timeline
+from kvsim.core.schema import STEP_COLUMNS
 
 
 def rows_of(run):

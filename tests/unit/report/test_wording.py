@@ -6,12 +6,12 @@ from worlds import config, trace
 import kvsim
 from kvsim.fleet.figures import summarise_fleet
 from kvsim.fleet.fleet import simulate_fleet
-from kvsim.pages.run import tags
+from kvsim.report.pages.run import tags
 from kvsim.report import wording
-from kvsim.report.numerals import SPACE
+from kvsim.results.numerals import SPACE
 from kvsim.report.routing import fleet_verdict
-from kvsim.report.summary import summarise
-from kvsim.schema import BLOCKED
+from kvsim.results.summary import summarise
+from kvsim.core.schema import BLOCKED
 
 
 def sentences(run):

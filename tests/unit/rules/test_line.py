@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from trees import BLOCK, random_case
 
-from kvsim.cachelab.policies import prompts, replay
-from kvsim.rules.eviction import EVICTIONS
-from kvsim.rules.replacement.line import Aside, Line
-from kvsim.rules.replacement.replacement import Replacement
+from kvsim.explain.cachelab.policies import prompts, replay
+from kvsim.policies.eviction import EVICTIONS
+from kvsim.policies.replacement.line import Aside, Line
+from kvsim.policies.replacement.replacement import Replacement
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting
 

@@ -19,14 +19,14 @@ from kvsim.core.blocks import BlockManager
 from kvsim.core.request import RUNNING, Request
 from kvsim.core.vectors import numbers
 from kvsim.engines import Naive
-from kvsim.engines.nano import Nano, Nano2025
-from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
-from kvsim.engines.vllm_033 import Vllm033
-from kvsim.engines.vllm_033_blocks import Vllm033Tables
-from kvsim.engines.vllm_063 import Vllm063, Vllm063Async
+from kvsim.engines.nano.scheduler import Nano, Nano2025
+from kvsim.engines.nano.blocks import NanoTables, NanoTables2025
+from kvsim.engines.vllm_033.scheduler import Vllm033
+from kvsim.engines.vllm_033.blocks import Vllm033Tables
+from kvsim.engines.vllm_063.scheduler import Vllm063, Vllm063Async
 from kvsim.engines.vllm_v1.scheduler import VllmV1, VllmV1Async
 from kvsim.errors import ConfigError, EngineStopped
-from kvsim.rules.victims import VICTIMS, Victim, make_victim
+from kvsim.policies.victims import VICTIMS, Victim, make_victim
 from kvsim.workload.arrivals import random_stream
 from kvsim.workload.keys import TokenStream
 

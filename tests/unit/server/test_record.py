@@ -10,8 +10,8 @@ import pytest
 from shared import SHARED, needs_shared
 
 from kvsim.errors import ConfigError
-from kvsim.server import server_settings
-from kvsim.server.command_settings import arguments
+from kvsim.settings.server import server_settings
+from kvsim.settings.server.command_settings import arguments
 
 KWARGS: dict[str, Any] = {
     "model": "Qwen/Qwen3-30B-A3B",

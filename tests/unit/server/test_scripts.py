@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.errors import ConfigError
-from kvsim.server import server_settings
+from kvsim.settings.server import server_settings
 
 SHELL = r"""#!/usr/bin/env bash
 # vllm serve other-model --max-num-seqs 3

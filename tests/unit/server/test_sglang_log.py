@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from kvsim.assembly import assemble
-from kvsim.config import make_config
+from kvsim.run.assembly import assemble
+from kvsim.settings.config import make_config
 from kvsim.engines import BLOCK_MANAGERS, ENGINES
 from kvsim.errors import ConfigError
-from kvsim.server import ServerWord, server_settings
-from kvsim.server.arguments import Used
-from kvsim.server.sglang_arguments import SGLANG
-from kvsim.server.sglang_log import DEFAULTS
-from kvsim.signatures import signature
+from kvsim.settings.server import ServerWord, server_settings
+from kvsim.settings.server.arguments import Used
+from kvsim.settings.server.sglang_arguments import SGLANG
+from kvsim.settings.server.sglang_log import DEFAULTS
+from kvsim.settings.signatures import signature
 
 ARGUMENTS = (
     "model_path='meta-llama/Meta-Llama-3.1-8B-Instruct', tokenizer_mode='auto', dtype='auto',"

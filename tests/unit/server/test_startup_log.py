@@ -13,8 +13,8 @@ from shared import SHARED, needs_shared
 from startup_logs import v0_log, v1_log
 
 from kvsim.errors import ConfigError
-from kvsim.server import ServerWord, server_settings
-from kvsim.server.pool import blocks_of
+from kvsim.settings.server import ServerWord, server_settings
+from kvsim.settings.server.pool import blocks_of
 
 
 def read(text: str, tmp_path: Path) -> ServerWord:

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.config import RunConfig
+from kvsim.settings.config import RunConfig
 from kvsim.errors import ConfigError
-from kvsim.server import server_settings
-from kvsim.server.arguments import Argument, Unsimulated, Used, interpret
-from kvsim.server.command import parse
-from kvsim.server.vllm_arguments import VLLM
+from kvsim.settings.server import server_settings
+from kvsim.settings.server.arguments import Argument, Unsimulated, Used, interpret
+from kvsim.settings.server.command import parse
+from kvsim.settings.server.vllm_arguments import VLLM
 
 V1 = {"engine": "vllm-v1"}
 
@@ -221,7 +221,7 @@ def test_reasons_make_one_sentence() -> None:
 
 
 def test_nothing_is_in_two_lists() -> None:
-    from kvsim.server import vllm_arguments as module
+    from kvsim.settings.server import vllm_arguments as module
 
     lists = [module._USED, module._NO_EFFECT, module._SLIGHT, module._UNSIMULATED, module._EARLIER]
     counts = Counter(flag.name for flags in lists for flag in flags)

@@ -13,10 +13,10 @@ from command import run_here
 from places import ROOT
 from startup_logs import v0_log, v1_log
 
-from kvsim.assembly import assemble
-from kvsim.config import RunConfig, load_config, make_config
+from kvsim.run.assembly import assemble
+from kvsim.settings.config import RunConfig, load_config, make_config
 from kvsim.errors import ConfigError
-from kvsim.server import ServerWord, server_settings
+from kvsim.settings.server import ServerWord, server_settings
 
 CHAT = str(ROOT / "traces" / "chat.jsonl")
 

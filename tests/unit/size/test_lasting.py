@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from marks import long
 
-from kvsim.config import make_config, to_table
+from kvsim.settings.config import make_config, to_table
 from kvsim.errors import ConfigError
-from kvsim.report.load import state_of
-from kvsim.run import simulate
-from kvsim.size.answer import Answer, lasting_answer
-from kvsim.size.knobs import Bounds, make_knob, open_arrivals
-from kvsim.size.search import Laboratory
-from kvsim.size.verdict import verdict
-from kvsim.sweep.slo import parse_slo
-from kvsim.sweep.store import Store
+from kvsim.results.load import state_of
+from kvsim.run.simulation import simulate
+from kvsim.search.size.answer import Answer, lasting_answer
+from kvsim.search.size.knobs import Bounds, make_knob, open_arrivals
+from kvsim.search.size.search import Laboratory
+from kvsim.search.size.verdict import verdict
+from kvsim.search.sweep.slo import parse_slo
+from kvsim.search.sweep.store import Store
 from kvsim.workload import open_trace
 from kvsim.workload.keys import streams
 from kvsim.workload.lengths import Lengths, synthesise_lengths

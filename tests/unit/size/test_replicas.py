@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 from command import run_here
 
-from kvsim.config import make_config, to_table
+from kvsim.settings.config import make_config, to_table
 from kvsim.fleet.settings import FleetConfig, make_settings
-from kvsim.report.load import state_of
-from kvsim.size.answer import Search, lasting_answer
-from kvsim.size.knobs import Bounds, make_knob
-from kvsim.size.record import size_record
-from kvsim.size.routers import compared, rows
-from kvsim.size.search import Laboratory
-from kvsim.size.verdict import cost_of, verdict
-from kvsim.sweep.points import Task, run_point
-from kvsim.sweep.slo import parse_slo
-from kvsim.sweep.store import Store, address
+from kvsim.results.load import state_of
+from kvsim.search.size.answer import Search, lasting_answer
+from kvsim.search.size.knobs import Bounds, make_knob
+from kvsim.search.size.record import size_record
+from kvsim.search.size.routers import compared, rows
+from kvsim.search.size.search import Laboratory
+from kvsim.search.size.verdict import cost_of, verdict
+from kvsim.search.sweep.points import Task, run_point
+from kvsim.search.sweep.slo import parse_slo
+from kvsim.search.sweep.store import Store, address
 from kvsim.workload.lengths import Lengths, synthesise_lengths
 from kvsim.workload.native import write
 from kvsim.writing import json_text

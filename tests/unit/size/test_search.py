@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from marks import long
 
-from kvsim.config import make_config, to_table
+from kvsim.settings.config import make_config, to_table
 from kvsim.errors import ConfigError
-from kvsim.run import simulate
-from kvsim.size.answer import answer
-from kvsim.size.cliffs import find_cliff, slope
-from kvsim.size.knobs import Bounds, Knob, make_knob
-from kvsim.size.search import (
+from kvsim.run.simulation import simulate
+from kvsim.search.size.answer import answer
+from kvsim.search.size.cliffs import find_cliff, slope
+from kvsim.search.size.knobs import Bounds, Knob, make_knob
+from kvsim.search.size.search import (
     CLOSE,
     Laboratory,
     boundary,
@@ -23,12 +23,12 @@ from kvsim.size.search import (
     find_boundary,
     sharpen,
 )
-from kvsim.size.verdict import verdict
-from kvsim.sweep import backends
-from kvsim.sweep.choose import TTFT, joined
-from kvsim.sweep.slo import parse_slo
-from kvsim.sweep.store import Store
-from kvsim.sweep.sweep import Outcome
+from kvsim.search.size.verdict import verdict
+from kvsim.search.sweep import backends
+from kvsim.search.sweep.choose import TTFT, joined
+from kvsim.search.sweep.slo import parse_slo
+from kvsim.search.sweep.store import Store
+from kvsim.search.sweep.sweep import Outcome
 from kvsim.workload.lengths import Lengths, synthesise_lengths
 
 SLO = parse_slo("p99_ttft<100ms")

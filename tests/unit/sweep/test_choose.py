@@ -2,8 +2,8 @@
 
 import math
 
-from kvsim.sweep.choose import TTFT, choose, pareto
-from kvsim.sweep.sweep import Outcome, Plan, Planned
+from kvsim.search.sweep.choose import TTFT, choose, pareto
+from kvsim.search.sweep.sweep import Outcome, Plan, Planned
 
 
 def record(ttft, throughput, memory=100, kind="finished", reason=""):

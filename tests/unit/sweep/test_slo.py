@@ -5,8 +5,8 @@ import math
 import pytest
 
 from kvsim.errors import ConfigError
-from kvsim.report.metrics import METRICS
-from kvsim.sweep.slo import known_metrics, parse_slo
+from kvsim.results.metrics import METRICS
+from kvsim.search.sweep.slo import known_metrics, parse_slo
 
 
 def record(kind="finished", failed=0, **figures):

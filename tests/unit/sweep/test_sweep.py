@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 from marks import long
 
-from kvsim.config import load_config, to_table
-from kvsim.run import simulate
-from kvsim.sweep.grid import expand, parse_space
-from kvsim.sweep.points import figures_of, run_point
-from kvsim.sweep.store import address
-from kvsim.sweep.sweep import Store, Task, gather, make_plan, read_plan, run_missing, write_plan
-from kvsim.sweep.table import figure_kinds, sweep_table
+from kvsim.settings.config import load_config, to_table
+from kvsim.run.simulation import simulate
+from kvsim.search.sweep.grid import expand, parse_space
+from kvsim.search.sweep.points import figures_of, run_point
+from kvsim.search.sweep.store import address
+from kvsim.search.sweep.sweep import Store, Task, gather, make_plan, read_plan, run_missing, write_plan
+from kvsim.search.sweep.table import figure_kinds, sweep_table
 from kvsim.workload.keys import keyed, streams
 from kvsim.workload.trace import (
     HashContent,
@@ -132,7 +132,7 @@ def test_the_ledger_is_worked_out_only_if_asked_for(load, monkeypatch):
     def worked_out(*_):
         raise AssertionError
 
-    monkeypatch.setattr("kvsim.serving.account_times", worked_out)
+    monkeypatch.setattr("kvsim.run.serving.account_times", worked_out)
     config = expand(parse_space(settings[::2]), base)[0].config
     assert run_point(Task("k", config), load)["figures"]["completed"] == 20
     with pytest.raises(AssertionError):

@@ -7,7 +7,7 @@ import pytest
 from small import PROFILE, write_profile, write_trace
 
 from kvsim.cli import main
-from kvsim.validate.recording import KEYS
+from kvsim.against.validate.recording import KEYS
 
 POOL = ["--num-gpu-blocks-override", "40"]
 

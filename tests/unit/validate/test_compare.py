@@ -8,8 +8,8 @@ import pytest
 from small import PROFILE, recording, write_profile, write_trace
 
 from kvsim.errors import ConfigError
-from kvsim.validate.compare import COUNTS, LATENCIES, SIDES, STATISTICS, compare, with_profile
-from kvsim.validate.recording import RUNS
+from kvsim.against.validate.compare import COUNTS, LATENCIES, SIDES, STATISTICS, compare, with_profile
+from kvsim.against.validate.recording import RUNS
 
 
 @pytest.fixture(scope="module")

@@ -142,7 +142,7 @@ def test_measuring_does_without_the_libraries_of_the_simulator(
     )  # fmt: skip
     assert prepared.returncode == 0, prepared.stderr
     done = python(
-        str(Path(__file__).with_name("bare.py")), "kvsim.validate", str(setup),
+        str(Path(__file__).with_name("bare.py")), "kvsim.against.validate", str(setup),
         "--profile", str(profile), "--device", "cpu", "--out", str(out),
         # With these it does not start anew, which would bring the libraries back.
         **ALLOCATOR, OMP_NUM_THREADS="1",

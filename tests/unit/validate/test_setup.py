@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from small import PROFILE, SETTINGS, write_trace
 
-from kvsim.assembly import assemble
-from kvsim.config import make_config
-from kvsim.engines.vllm_063 import Vllm063
+from kvsim.run.assembly import assemble
+from kvsim.settings.config import make_config
+from kvsim.engines.vllm_063.scheduler import Vllm063
 from kvsim.errors import ConfigError
-from kvsim.rules.victims import most_computed
-from kvsim.validate.__main__ import main
-from kvsim.validate.recording import read_json, write_json
-from kvsim.validate.setup import (
+from kvsim.policies.victims import most_computed
+from kvsim.against.validate.__main__ import main
+from kvsim.against.validate.recording import read_json, write_json
+from kvsim.against.validate.setup import (
     POLICIES,
     SCHEMA,
     build,

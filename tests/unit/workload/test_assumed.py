@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from marks import long
 
 from kvsim.errors import ConfigError
-from kvsim.run import simulate
+from kvsim.run.simulation import simulate
 from kvsim.workload.assumed import assume_hit_rate
 from kvsim.workload.lengths import Lengths, synthesise_lengths
 from kvsim.workload.synthetic import synthesise

@@ -318,7 +318,7 @@ def test_a_failed_request_in_a_table_is_refused_with_what_to_do(tmp_path: Path) 
 def test_a_line_that_is_too_long_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvsim.limits.LINE_BYTES", 100)
+    monkeypatch.setattr("kvsim.settings.limits.LINE_BYTES", 100)
     says = "a line of bytes above the limit of 100; give less, or kvsim --limits 10"
     refused(jsonl(tmp_path, PLAIN, ROW, ROW | {"x_": "y" * 100}), 3, says)
 

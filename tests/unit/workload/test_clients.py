@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import make_trace
 
-from kvsim.config import make_config
+from kvsim.settings.config import make_config
 from kvsim.core.request import Request
 from kvsim.workload.clients import SKIPPED, Clients
 from kvsim.workload.trace import Row

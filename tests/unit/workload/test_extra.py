@@ -8,7 +8,7 @@ from made import jsonl
 
 from kvsim.engines import VllmV1Async
 from kvsim.errors import ConfigError
-from kvsim.run import simulate
+from kvsim.run.simulation import simulate
 from kvsim.workload import open_trace
 from kvsim.workload.requests import make_requests
 from kvsim.workload.source import Source

@@ -353,7 +353,7 @@ def test_a_document_of_many_mebibytes_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However the pieces are cut, and whatever the limit of a line is."""
-    monkeypatch.setattr("kvsim.limits.LINE_BYTES", 100)
+    monkeypatch.setattr("kvsim.settings.limits.LINE_BYTES", 100)
     whole = opened(tmp_path, "sharegpt").rows
     for size in (1, 7, 64):
         monkeypatch.setattr("kvsim.workload.source._TEXT_BYTES", size)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from made import make_trace
 
-from kvsim.workload.info import render, trace_info
+from kvsim.explain.info import render, trace_info
 from kvsim.workload.trace import HashContent, ParentContent, Trace
 
 S = 1_000_000_000

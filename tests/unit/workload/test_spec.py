@@ -6,9 +6,9 @@ import pytest
 from places import ROOT
 
 from kvsim import simulate
-from kvsim.config import make_config
+from kvsim.settings.config import make_config
 from kvsim.errors import ConfigError
-from kvsim.library import names
+from kvsim.settings.library import names
 from kvsim.workload import open_trace
 from kvsim.workload.lengths import Lengths, synthesise_lengths
 from kvsim.workload.native import write

@@ -1,0 +1,134 @@
+"""Repeats measurements, and compares them with stored ones."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import median
+from typing import TypeVar
+
+import msgspec
+
+from kvsim.against.bench.measure import Measurement, measure
+from kvsim.against.bench.peers import Peer, measure_peer
+from kvsim.against.bench.processes import Whole, in_fresh_process, kvsim_run, write_requests
+from kvsim.against.bench.settings import Case
+from kvsim.against.bench.workloads import WORKLOADS
+from kvsim.errors import ConfigError
+from kvsim.version import __version__
+
+T = TypeVar("T")
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured of one case, once for each repeat."""
+
+    workload: str
+    settings: str
+    runs: list[Measurement]
+    whole: list[Whole] = []
+    """Measurements of `kvsim run --out`, if there are any."""
+    peer: list[Peer] = []
+
+    @property
+    def case(self) -> Case:
+        """What was measured."""
+        return Case(self.workload, self.settings)
+
+
+class Bench(msgspec.Struct, frozen=True, kw_only=True):
+    """Measurements on one machine."""
+
+    kvsim_version: str
+    python: str
+    machine: str
+    load_average: float | None
+    """Load average of the last minute at the start."""
+    peer: str | None
+    rows: list[Row]
+
+
+def run(
+    cases: Iterable[Case],
+    repeats: int,
+    trace: str | None,
+    done: Callable[[Row], None],
+    peer: tuple[str, str] | None = None,
+) -> Bench:
+    """Measure each case `repeats` times; `done` is called after each case.
+
+    `peer`: the name of another simulator, and the Python that runs it, in turns with kvsim.
+    """
+    rows: list[Row] = []
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    for case in cases:
+        rows.append(_measure_row(case, repeats, trace, peer))
+        done(rows[-1])
+    return Bench(
+        kvsim_version=__version__,
+        python=platform.python_version(),
+        machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
+        load_average=load,
+        peer=None if peer is None else peer[0],
+        rows=rows,
+    )
+
+
+def _measure_row(case: Case, repeats: int, trace: str | None, peer: tuple[str, str] | None) -> Row:
+    row = Row(workload=case.workload, settings=case.settings, runs=[], whole=[], peer=[])
+    is_whole = WORKLOADS[case.workload].whole or peer is not None
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "trace.jsonl")
+        if is_whole:
+            in_fresh_process(write_requests, case.workload, trace, path)
+        for _ in range(repeats):
+            row.runs.append(in_fresh_process(measure, case, trace))
+            if is_whole:
+                row.whole.append(in_fresh_process(kvsim_run, case, path))
+            if peer is not None:
+                row.peer.append(in_fresh_process(measure_peer, *peer, case, path))
+    return row
+
+
+def least(found: Iterable[T], figure: Callable[[T], float]) -> float:
+    """The least of a figure, because disturbances only ever increase it."""
+    return min(map(figure, found))
+
+
+def middle(found: Iterable[T], figure: Callable[[T], float]) -> float:
+    """The median of a figure."""
+    return median(map(figure, found))
+
+
+def to_json(bench: Bench) -> str:
+    """The text that `load` reads."""
+    return msgspec.json.format(msgspec.json.encode(bench), indent=1).decode() + "\n"
+
+
+def load(path: str) -> Bench:
+    """The bench that `kvsim bench --json` printed. Raises `ConfigError`."""
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=Bench)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except msgspec.MsgspecError as error:
+        text = str(error)
+        raise ConfigError(
+            f"{path}: {text[:1].lower()}{text[1:]}; give what `kvsim bench --json` printed"
+        ) from None
+
+
+def ratios(now: Bench, then: Bench) -> dict[Case, tuple[float, float]]:
+    """CPU time and pings of each case in both benches: the least of now over the least of then."""
+    before = {row.case: row.runs for row in then.rows}
+    return {
+        row.case: (
+            least(row.runs, lambda m: m.cpu_s) / least(before[row.case], lambda m: m.cpu_s),
+            least(row.runs, lambda m: m.pings) / least(before[row.case], lambda m: m.pings),
+        )
+        for row in now.rows
+        if before.get(row.case)
+    }

@@ -1,0 +1,172 @@
+"""Says how far a prediction is off, where the difference comes from, and what to correct first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kvsim.results.metrics import LATENCIES
+from kvsim.results.numerals import SPACE, count, milliseconds, percent, plural, show, signed
+from kvsim.report.wording import Remark, assumed, finished, measured, outcome_title, time_source
+from kvsim.core.sums import added
+
+WHOLE = {
+    "duration": ("Duration", "s"),
+    "request_throughput": ("Request throughput", "requests/s"),
+    "output_throughput": ("Output token throughput", "tokens/s"),
+    "total_token_throughput": ("Total token throughput", "tokens/s"),
+}
+"""Figures of the run as a whole: label and unit."""
+
+_WORTH = 0.5
+"""A correction that removes less of the misfit than this is not the cause."""
+_EXPLAINED = 0.03
+"""Nor is one with which more than this mean error is left."""
+_AS_GOOD = 0.1
+"""Corrections whose shares differ by less cannot be told apart."""
+_MERGED = 0.01
+"""Share of gaps between tokens that a client may miss without a remark."""
+
+Record = Mapping[str, Any]
+
+
+def label(key: str) -> tuple[str, str]:
+    """The label and the unit of a figure: `TTFT p99`, `ms`."""
+    if key in WHOLE:
+        return WHOLE[key]
+    statistic, kind, _ = key.split("_")
+    return f"{LATENCIES[kind]} {statistic}", "ms"
+
+
+def share_off(error: float) -> str:
+    """A relative error with its sign: `+0.3 %`."""
+    tenths = round(1000 * error)
+    return f"{'−' if tenths < 0 else '+'}{abs(tenths) / 10:.1f}{SPACE}%"
+
+
+def figure_rows(record: Record) -> list[list[str]]:
+    """A row per figure: label, measured, predicted, error."""
+    rows = []
+    for key, figure in record["figures"].items():
+        name, unit = label(key)
+        sides = (show(figure[side], unit) for side in ("measured", "predicted"))
+        rows.append([name, *sides, share_off(figure["error"])])
+    return rows
+
+
+def part_rows(record: Record) -> list[list[str]]:
+    """A row per part of the mean E2EL: name, measured, predicted, difference."""
+    parts = (record["residual"] or {"parts": []})["parts"]
+    return [
+        [
+            part["name"],
+            *(milliseconds(part[side]) for side in ("measured_ms", "predicted_ms")),
+            signed(part["difference_ms"], "ms"),
+        ]
+        for part in parts
+    ]
+
+
+def correction_rows(record: Record) -> list[list[str]]:
+    """A row per correction that was tried: words, the remedy, the error that is left."""
+    return [
+        [each["words"], each["remedy"], percent(each["misfit"])] for each in record["corrections"]
+    ]
+
+
+def verdict(record: Record, tokens_missing: float) -> list[Remark]:
+    """All remarks on a check. `tokens_missing`: share of the gaps that the client did not see."""
+    return [
+        *_ending(record),
+        _farthest(record),
+        *_judged(record),
+        *_cause(record),
+        *_correction(record),
+        *_guessed(record),
+        *_merged(tokens_missing),
+    ]
+
+
+def _ending(record: Record) -> Iterator[Remark]:
+    """What of the run could not be replayed."""
+    if not finished(record):
+        yield Remark(f"The replay did not finish: {outcome_title(record).lower()}.", "bad")
+    missing = record["requests"]["measured"] - record["requests"]["compared"]
+    if missing:
+        text = f"{plural(missing, 'measured request')} not completed in the replay, and left out."
+        yield Remark(text, "warning")
+
+
+def _farthest(record: Record) -> Remark:
+    key, figure = max(record["figures"].items(), key=lambda each: abs(each[1]["error"]))
+    name, unit = label(key)
+    sides = (
+        f"{show(figure['predicted'], unit)} predicted, {show(figure['measured'], unit)} measured"
+    )
+    error = share_off(figure["error"])
+    return Remark(f"Farthest off of {len(record['figures'])} figures: {name}, {sides} ({error}).")
+
+
+def _judged(record: Record) -> Iterator[Remark]:
+    tolerance = record["tolerance"]
+    if tolerance is None:
+        return
+    beyond = sum(abs(figure["error"]) > tolerance for figure in record["figures"].values())
+    text = f"{count(beyond)} of {plural(len(record['figures']), 'figure')}"
+    text += f" beyond the tolerance of {percent(tolerance)}."
+    yield Remark(text, "bad" if beyond else "plain")
+
+
+def _cause(record: Record) -> Iterator[Remark]:
+    split = record["residual"]
+    if split is None:
+        return
+    parts = split["parts"]
+    whole = added(part["difference_ms"] for part in parts)
+    listed = ", ".join(f"{part['name']} {signed(part['difference_ms'], 'ms')}" for part in parts)
+    text = f"Predicted minus measured E2EL, on average {signed(whole, 'ms')}: {listed}."
+    yield Remark(f"{text} {split['method']}")
+
+
+def _correction(record: Record) -> Iterator[Remark]:
+    """The correction that removes most of the misfit, or that none does."""
+    before = record["misfit"]
+    if not record["corrections"] or not before:
+        return
+    shares = [1 - each["misfit"] / before for each in record["corrections"]]
+    best, share = record["corrections"][0], shares[0]
+    errors = f"{percent(before)} to {percent(best['misfit'])}"
+    if share < _WORTH or best["misfit"] > _EXPLAINED:
+        text = "No single correction explains the difference: the best takes the mean error from"
+        yield Remark(f"{text} {errors}.", "warning")
+        return
+    text = f"Correct first: {best['words']}. That takes the mean error from {errors}."
+    yield Remark(f"{text} Remedy: {best['remedy']}.", "warning")
+    others = [
+        each["words"]
+        for each, other in zip(record["corrections"][1:], shares[1:], strict=True)
+        if share - other < _AS_GOOD
+    ]
+    if others:
+        yield Remark(f"This run cannot tell it from: {'; '.join(others)}.", "warning")
+
+
+def _guessed(record: Record) -> Iterator[Remark]:
+    """Settings that were not given, and times that were not measured."""
+    meta = record["meta"]
+    chosen = [key for key in ("model", "hardware") if key in (meta["assumed"] or {})]
+    if chosen:
+        options = " and ".join(f"--{key}" for key in chosen)
+        text = f"Nobody said which {' and '.join(chosen)} was measured: give {options} first."
+        yield Remark(text, "bad")
+    if not measured(meta):
+        yield Remark(f"{time_source(meta)}: not measured on this machine.", "warning")
+    if meta["assumed"]:
+        yield Remark(f"Assumed: {'; '.join(assumed(meta))}.")
+
+
+def _merged(tokens_missing: float) -> Iterator[Remark]:
+    if abs(tokens_missing) > _MERGED:
+        text = f"The client saw {percent(abs(tokens_missing))}"
+        text += f" {'fewer' if tokens_missing > 0 else 'more'} gaps than there are between tokens:"
+        yield Remark(f"{text} its ITL is that of chunks; judge by TPOT.", "warning")

@@ -1,0 +1,322 @@
+"""SGLang's step log: another clock, and other fields, than those of the other engines.
+
+Each iteration of the event loop takes one second, also one that runs nothing; in overlap, it
+settles the step of the iteration before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from sys import maxsize
+from typing import Any
+from zlib import crc32
+
+from kvsim.against.conform.record import Record, queue_digest
+from kvsim.against.conform.tokens import RuleStream
+from kvsim.against.conform.virtual import STUCK_STEPS, LogClock, played
+from kvsim.core.batch import Batch
+from kvsim.core.host import Waiting
+from kvsim.core.loop import Loop
+from kvsim.core.plan import Plan
+from kvsim.core.request import Request
+from kvsim.engines.sglang.manager import SglangRadixTables, SglangTables
+from kvsim.engines.sglang.ratio import Environment
+from kvsim.engines.sglang.scheduler import Sglang, SglangOverlap
+from kvsim.engines.sglang.standing import Standing
+
+NEVER = 1 << 40
+"""Tokens of an output that no end of sequence ends."""
+
+_SETTINGS = (
+    "max_prefill_tokens",
+    "prefill_max_requests",
+    "max_queued_requests",
+    "min_free_slots_delay",
+    "prefill_decode_interval",
+    "prefill_decode_interval_min_bs",
+    "schedule_policy",
+    "schedule_conservativeness",
+    "enable_mixed_chunk",
+    "enable_priority_scheduling",
+    "disable_priority_preemption",
+    "schedule_low_priority_values_first",
+    "priority_scheduling_preemption_threshold",
+    "retraction_policy",
+)
+"""Keys of a configuration that the scheduler knows under the same name."""
+
+
+class _Notes:
+    """The requests that were given up in an iteration, in the order of the log."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Clears the notes for a new iteration."""
+        self.retracted: list[str] = []
+        self.preempted: list[str] = []
+        self.aborted: list[str] = []
+        self.finished: list[str] = []
+
+
+class _Noting(Sglang):
+    """An SGLang scheduler that notes what the log contains, and goes round its event loop once per
+    step."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.notes = _Notes()
+
+    def stand_in(self, request: Request) -> RuleStream:
+        return RuleStream(request.id, [0])
+
+    def _spins(self, batch: Batch) -> bool:
+        return False
+
+    def _enqueue(self, batch: Batch, request: Request) -> Request | None:
+        loser = super()._enqueue(batch, request)
+        if loser is not None:
+            self.notes.aborted.append(loser.id)
+        return loser
+
+    def _queue_again(self, batch: Batch, request: Request, retracted: bool) -> None:
+        (self.notes.retracted if retracted else self.notes.preempted).append(request.id)
+        super()._queue_again(batch, request, retracted)
+
+    def _abort(self, batch: Batch, request: Request, reason: str) -> None:
+        if reason == "out-of-memory":
+            self.notes.aborted.append(request.id)
+        super()._abort(batch, request, reason)
+
+    def _complete(self, batch: Batch, standing: Standing) -> None:
+        super()._complete(batch, standing)
+        request = standing.request
+        self.notes.finished.append(request.id)
+        if request.reason:
+            self.notes.aborted.append(request.id)
+
+
+class _NotingOverlap(_Noting, SglangOverlap):
+    """The noting scheduler with overlap."""
+
+
+def replay(
+    config: Mapping[str, Any], trace: list[dict[str, Any]], audit_every: int = 0
+) -> Iterator[Record]:
+    """The step log of a case; an engine that dies or gets stuck ends it with an error record.
+
+    `audit_every`: check the books after every so many steps, 0: never. Raises `ValueError` where it
+    refuses to start.
+    """
+    scheduler, blocks = _build(config)
+    batch = Batch(blocks, _lengths(config, trace).__getitem__)
+    clock = _Clock(batch, scheduler, _requests(config, trace), config.get("max_steps", 1_000_000))
+    return played(clock, Loop(clock, scheduler, batch, watcher=clock).run(), batch, audit_every)
+
+
+def _build(config: Mapping[str, Any]) -> tuple[_Noting, SglangTables]:
+    size = config.get("page_size", 1)
+    pages = config["max_total_num_tokens"] // size
+    cached = not config.get("disable_radix_cache", False)
+    eviction = config.get("radix_eviction_policy", "lru")
+    chunk = config.get("chunked_prefill_size", 8192) or 0
+    engine = _NotingOverlap if config.get("overlap", False) else _Noting
+    scheduler = engine(
+        block_size=size,
+        num_gpu_blocks=pages,
+        max_model_len=config.get("context_len", 4096),
+        max_num_seqs=max(1, config.get("max_running_requests", 64)),
+        max_num_batched_tokens=chunk if chunk > 0 else maxsize,
+        enable_chunked_prefill=chunk > 0,
+        enable_prefix_caching=cached,
+        environment={key: config[key] for key in Environment._fields if key in config},
+        **{key: config[key] for key in _SETTINGS if key in config},
+    )
+    if not cached:
+        return scheduler, SglangTables(size, pages)
+    settings = config.get("radix_eviction_policy_config") or {}
+    return scheduler, SglangRadixTables(
+        size, pages, radix_eviction_policy=eviction, radix_eviction_policy_config=settings
+    )
+
+
+def _requests(
+    config: Mapping[str, Any], trace: list[dict[str, Any]]
+) -> list[tuple[float, Request]]:
+    found = []
+    for index, row in enumerate(trace):
+        tokens, output = row["prompt_token_ids"], row["output_len"]
+        ignores = row.get("ignore_eos", config.get("ignore_eos", False))
+        ends = [0 if ignores else output]
+        request = Request(
+            index,
+            row["id"],
+            len(tokens),
+            RuleStream(row["id"], tokens, lengths=ends),
+            priority=row.get("priority", 0),
+            max_new_tokens=row.get("max_new_tokens", output),
+            ignore_eos=ignores,
+            session=row.get("routing_key"),
+        )
+        request.arrival_ns = round(row["arrival"] * 1e9)
+        found.append((row["arrival"], request))
+    found.sort(key=lambda entry: entry[0])
+    return found
+
+
+def _lengths(config: Mapping[str, Any], trace: list[dict[str, Any]]) -> list[int]:
+    return [
+        NEVER
+        if row.get("ignore_eos", config.get("ignore_eos", False)) or not row["output_len"]
+        else row["output_len"]
+        for row in trace
+    ]
+
+
+class _Clock(LogClock):
+    """A host that takes down what is decided, and its time."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        scheduler: _Noting,
+        arrivals: list[tuple[float, Request]],
+        max_steps: int,
+    ) -> None:
+        super().__init__()
+        self.patience_steps = maxsize
+        self._batch, self._scheduler = batch, scheduler
+        self._arrivals = deque(arrivals)
+        self._max_steps = max_steps
+        self._time = 0.0
+        self._step = self._idle_steps = self._in_flight = 0
+        self._ended = False
+        self._record: Record = {}
+        self._records: list[Record] = []
+
+    def take_records(self) -> list[Record]:
+        """Returns the records written since the last call."""
+        records, self._records = self._records, []
+        return records
+
+    def end(self, error: str) -> None:
+        """Ends the log early with an error record."""
+        self._records.append({"step": self._step, "time": self._time, "error": error})
+        self._ended = True
+
+    # -- a host ----------------------------------------------------------------------------------
+
+    def arrived(self) -> list[Request] | None:
+        """Returns the requests that have arrived until now."""
+        arrivals = self._arrivals
+        if self._ended or not (arrivals or self._batch or self._in_flight):
+            return None
+        self._scheduler.notes.clear()
+        found = []
+        while arrivals and arrivals[0][0] <= self._time:
+            found.append(arrivals.popleft()[1])
+        self._rejected = [each.id for each in found if self._is_refused(each)]
+        return found
+
+    def _is_refused(self, request: Request) -> bool:
+        return request.input_length >= self._scheduler.max_model_len
+
+    def step_ns(self, plan: Plan) -> int:
+        """One second."""
+        self._in_flight += 1
+        return 1_000_000_000
+
+    def wait(self, until_ns: int) -> Waiting:
+        """Lets the oldest step finish."""
+        yield
+        self._in_flight -= 1
+
+    def takes_time(self, plan: Plan, in_flight: int) -> bool:
+        """Whether a step takes time: only one that runs something is settled."""
+        return False
+
+    def sleep(self, until_ns: float) -> Waiting:
+        """Ends an idle iteration. Without requests it leaves no record, and time jumps."""
+        if self._batch:
+            self.settled(self._batch, [])
+        else:
+            self._time = max(self._time, float(math.ceil(self._arrivals[0][0])))
+        yield
+        return True
+
+    # -- a watcher -------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A run begins."""
+
+    def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
+        """Take down a step that has just been composed."""
+        scheduler, blocks, notes = self._scheduler, batch.blocks, self._scheduler.notes
+        assert isinstance(blocks, SglangTables)
+        decodes = plan.decodes
+        modes = {(0, 0): "idle", (0, 1): "decode", (1, 0): "extend", (1, 1): "mixed"}
+        unfinished = scheduler.unfinished
+        running = [standing.request for standing in scheduler.running.members]
+        self._record = {
+            "step": self._step,
+            "time": self._time,
+            "added": arrived - len(self._rejected),
+            "rejected": self._rejected,
+            "mode": modes[bool(plan.prefills), bool(decodes)],
+            "prefill": [
+                [p.request.id, p.charged, p.cached, p.computed_before, int(p.samples)]
+                for p in plan.prefills
+            ],
+            "decode": [request.id for request in decodes],
+            "retracted": notes.retracted,
+            "preempted": notes.preempted,
+            "waiting": len(batch.waiting),
+            "running": len(running),
+            "chunked": unfinished.request.id if unfinished else None,
+            "full": int(scheduler.full),
+            "free": blocks.gpu.blank * blocks.block_size,
+            "evictable": blocks.gpu.evictable * blocks.block_size,
+            "protected": blocks.tree.locked_pages * blocks.block_size,
+            "rows": scheduler.free_slots(batch),
+            "ratio": scheduler.ratio,
+            "q": [queue_digest(queue) for queue in (batch.waiting, running)],
+            "kv": _slots_digest(plan, blocks),
+        }
+
+    def settled(self, batch: Batch, ended: list[Request]) -> None:
+        """Complete the record; end the log where the engine is stuck."""
+        record, notes, blocks = self._record, self._scheduler.notes, batch.blocks
+        assert isinstance(blocks, SglangTables)
+        record["aborted"], record["finished"] = notes.aborted, notes.finished
+        record["free_end"] = blocks.gpu.blank * blocks.block_size
+        record["evictable_end"] = blocks.gpu.evictable * blocks.block_size
+        self._records.append(dict(record))
+        notes.clear()
+        self._step, self._time = self._step + 1, self._time + 1.0
+        busy = any(record[key] for key in ("prefill", "decode", "finished", "added", "aborted"))
+        self._idle_steps = 0 if busy else self._idle_steps + 1
+        if self._step >= self._max_steps:
+            self.end("max_steps")
+        elif self._idle_steps >= STUCK_STEPS and not self._arrivals:
+            self.end("deadlock")
+
+
+def _slots_digest(plan: Plan, blocks: SglangTables) -> int:
+    """Returns the digest of the slots of each prompt up to the end of its chunk, and of the new
+    slot of each decode."""
+    digest = 0
+    for prefill in plan.prefills:
+        slots = _slots(blocks, prefill.request, 0, prefill.computed_before + prefill.scheduled)
+        digest = crc32(f"{prefill.request.id}={','.join(slots)};".encode(), digest)
+    for request in plan.decodes:
+        (slot,) = _slots(blocks, request, request.filled - 1, request.filled)
+        digest = crc32(f"{request.id}={slot};".encode(), digest)
+    return digest
+
+
+def _slots(blocks: SglangTables, request: Request, first: int, last: int) -> list[str]:
+    [table], size = blocks.tables(request), blocks.block_size
+    return [str(table[token // size] * size + token % size) for token in range(first, last)]

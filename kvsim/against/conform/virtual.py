@@ -1,0 +1,243 @@
+"""The unit clock: a host whose every step takes one second, as in the conformance corpus.
+
+No event loop, no cost model: what remains is every decision.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from sys import maxsize
+from typing import Any
+
+from kvsim.against.conform.record import Record, finish_record, step_record
+from kvsim.against.conform.tokens import RuleStream
+from kvsim.core.batch import Batch
+from kvsim.core.blocks import BlockManager
+from kvsim.core.host import Host, Waiting
+from kvsim.core.loop import Loop
+from kvsim.core.request import ABORTED, Request
+from kvsim.core.scheduler import Scheduler
+from kvsim.errors import EngineStopped
+
+STUCK_STEPS = 50
+"""Number of consecutive empty steps, with no arrival left, that counts as a deadlock."""
+
+STEP_NS = 1_000_000_000
+
+
+def corpus_requests(trace: list[dict[str, Any]]) -> list[tuple[float, Request]]:
+    """(arrival, request) of a conformance trace, in order of arrival, ties in file order."""
+    requests = []
+    for index, row in enumerate(trace):
+        n = int(row.get("n", 1))
+        lengths = row.get("output_lens")
+        tokens = row["prompt_token_ids"]
+        salt = "\n".join((row.get("lora", ""), row.get("cache_salt", "")))
+        stream = RuleStream(row["id"], tokens, n - 1 if n > 1 else None, lengths, salt)
+        request = Request(
+            index,
+            row["id"],
+            len(tokens),
+            stream,
+            n=n,
+            priority=row.get("priority", 0),
+            prefix_pos=row.get("prefix_pos") or 0,
+        )
+        request.arrival_ns = round(row["arrival"] * 1e9)
+        requests.append((row["arrival"], request))
+    requests.sort(key=lambda entry: entry[0])
+    return requests
+
+
+def seconds(time_ns: int) -> float:
+    """A time as records have it."""
+    return time_ns / 1e9
+
+
+def stalled(record: Record) -> bool:
+    """Whether a step did nothing at all."""
+    return not any(record[kind] for kind in ("prefill", "decode", "ignored", "preempted"))
+
+
+def idled(record: Record) -> bool:
+    """Whether no request arrived, ran or finished in a step (a preemption does not count)."""
+    return not any(record[kind] for kind in ("added", "prefill", "decode", "finished"))
+
+
+def replay(
+    scheduler: Scheduler,
+    blocks: BlockManager,
+    trace: list[dict[str, Any]],
+    max_steps: int = 1_000_000,
+    audit_every: int = 0,
+) -> Iterator[Record]:
+    """The step log of a run; an engine that dies or gets stuck ends it with an error record.
+
+    `audit_every`: check the books after every so many steps and at the end, 0: never.
+    """
+    lengths = [row.get("output_lens") for row in trace]
+    most = [max(row.get("output_lens") or [row["output_len"]]) for row in trace]
+    batch = Batch(blocks, most.__getitem__, scheduler.longest_sequence, lengths.__getitem__)
+    clock = UnitClock(batch, corpus_requests(trace), max_steps, stalled)
+    loop = Loop(clock, scheduler, batch, watcher=clock)
+    return played(clock, loop.run(), batch, audit_every)
+
+
+class LogClock(Host):
+    """A host of a recorded case, which writes its step log; it is the watcher of its loop, too."""
+
+    def take_records(self) -> list[Record]:
+        """Takes out the records written since the last call."""
+        raise NotImplementedError
+
+    def end(self, error: str) -> None:
+        """Ends the log early."""
+        raise NotImplementedError
+
+
+def played(clock: LogClock, steps: Waiting, batch: Any, audit_every: int) -> Iterator[Record]:
+    """The records of a run on a clock, as they are written."""
+    try:
+        for number, _ in enumerate(steps, 1):
+            if audit_every and number % audit_every == 0:
+                batch.audit()
+            yield from clock.take_records()
+        if audit_every:
+            batch.audit()
+    except EngineStopped as stop:
+        clock.end(stop.rule)
+    yield from clock.take_records()
+
+
+class UnitClock(LogClock):
+    """A host that takes down what is decided, and its time.
+
+    Every composed step takes its time, even one that does nothing, so that time goes on while
+    everybody waits. When nothing is left to compose, the last step is *drained*.
+    """
+
+    def __init__(
+        self,
+        batch: Any,
+        arrivals: list[tuple[float, Any]],
+        max_steps: int,
+        stuck: Callable[[Record], bool],
+    ) -> None:
+        """`stuck`: which steps count towards a deadlock."""
+        super().__init__()
+        self.patience_steps = maxsize
+        self._batch = batch
+        self._arrivals = deque(arrivals)
+        self._max_steps, self._stuck = max_steps, stuck
+        self._settles = False
+        """Whether a step is being settled; then time passes."""
+        self._passing_ns = 0
+        self._number = 0
+        self._idle_steps = 0
+        self._ended = False
+        self._news = False
+        self._in_flight = 0
+        self._record: Record = {}
+        self._records: list[Record] = []
+
+    def take_records(self) -> list[Record]:
+        """What was taken down since the last call."""
+        records, self._records = self._records, []
+        return records
+
+    def end(self, error: str) -> None:
+        """The log ends early."""
+        time_s = seconds(self.now_ns + self._passing_ns)
+        self._records.append({"step": self._number, "time": time_s, "error": error})
+        self._ended = True
+
+    # -- a host ----------------------------------------------------------------------------------
+
+    def arrived(self) -> list[Any] | None:
+        """Returns the requests that have arrived until now. If the engine is idle, time jumps to
+        the next arrival."""
+        self.now_ns += self._passing_ns
+        self._passing_ns = 0
+        arrivals, busy = self._arrivals, self.unfinished() or self._in_flight
+        if self._ended or not (arrivals or busy):
+            return None
+        if not busy:
+            second = -(-arrivals[0][0] // 1)
+            self.now_ns = max(self.now_ns, round(second) * STEP_NS)
+        now_s = seconds(self.now_ns)
+        found = []
+        while arrivals and arrivals[0][0] <= now_s:
+            found.append(arrivals.popleft()[1])
+        return found
+
+    def step_ns(self, plan: Any) -> int:
+        """One second."""
+        self._in_flight += 1
+        return STEP_NS
+
+    def wait(self, until_ns: int) -> Waiting:
+        """A step is settled at the time at which the last one was composed; then time goes on."""
+        yield
+        self._in_flight -= 1
+        self._settles = True
+
+    def composes(self, batch: Any) -> bool:
+        """Whether to compose another step. If the step in flight will leave no request, it is
+        drained first."""
+        if self.unfinished() or self.has_news:
+            return True
+        self._record = {
+            "step": self._number,
+            "time": seconds(self.now_ns),
+            "drain": True,
+            "ignored": [request.id for request in batch.ended],
+        }
+        return False
+
+    def takes_time(self, plan: Any, in_flight: int) -> bool:
+        """Every step does."""
+        return True
+
+    def goes_on(self, batch: Any, plan: Any) -> bool:
+        """Whether a step takes time: also one that does nothing, as long as there are requests."""
+        return plan.computes or self.unfinished()
+
+    def unfinished(self) -> bool:
+        """Whether the engine has something to do."""
+        return len(self._batch) > 0
+
+    @property
+    def has_news(self) -> bool:
+        """Whether requests finished that the engine's workers have not been told of: they hear of
+        it with the next composed step."""
+        return self._news
+
+    # -- a watcher -------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A run begins."""
+
+    def composed(self, batch: Any, plan: Any, now_ns: int, arrived: int) -> None:
+        """Take down a step that has just been composed."""
+        away = [request for request in batch.ended if request.reason not in ("", ABORTED)]
+        refused = [request.id for request in away if request not in plan.ignored]
+        added = arrived - len(refused)
+        self._record = step_record(batch, plan, self._number, seconds(now_ns), added)
+        self._record["ignored"] = refused + self._record["ignored"]
+
+    def settled(self, batch: Any, ended: list[Any]) -> None:
+        """Complete the record; end the log where the engine is stuck."""
+        if self._settles:
+            self._settles, self._passing_ns = False, STEP_NS
+        record = finish_record(self._record, batch, ended)
+        self._records.append(record)
+        self._news = bool(record["finished"])
+        self._number += 1
+        if "drain" in record:
+            return
+        self._idle_steps = self._idle_steps + 1 if self._stuck(record) else 0
+        if self._number >= self._max_steps:
+            self.end("max_steps")
+        elif self._idle_steps >= STUCK_STEPS and not self._arrivals:
+            self.end("deadlock")

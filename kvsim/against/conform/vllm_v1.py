@@ -1,0 +1,238 @@
+"""Recorded cases of vLLM V1, with aborts, adapters, drafts, connectors and pipelines.
+
+The model and the copies are replaced by rules. A transfer is over a fixed number of steps after it
+was submitted. A verify step accepts as many drafts as a rule says.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+from zlib import crc32
+
+from kvsim.against.conform.record import Record, queue_digest
+from kvsim.against.conform.virtual import UnitClock, corpus_requests, idled, played, seconds
+from kvsim.against.conform.workers import CONNECTORS, StepWorker
+from kvsim.core.batch import Batch
+from kvsim.core.loop import Loop
+from kvsim.core.plan import Plan
+from kvsim.core.request import Options, Request
+from kvsim.settings.versions import release as version_of
+from kvsim.engines.vllm_v1.connector import NOTHING
+from kvsim.engines.vllm_v1.drafts import Drafts
+from kvsim.engines.vllm_v1.groups import groups_of
+from kvsim.engines.vllm_v1.manager import KVCacheManager
+from kvsim.engines.vllm_v1.releases import LATEST, Release, release_of
+from kvsim.engines.vllm_v1.scheduler import VllmV1, VllmV1Async
+
+Config = Mapping[str, Any]
+
+
+def replay(config: Config, trace: list[dict[str, Any]], audit_every: int = 0) -> Iterator[Record]:
+    """The step log of a case; an engine that dies or gets stuck ends it with an error record.
+
+    `audit_every`: check the books after every so many steps, 0: never. Raises `ValueError` where it
+    refuses to start.
+    """
+    rows = [child for row in trace for child in _children(row)]
+    scheduler, worker = _build(config)
+    arrivals = corpus_requests(rows)
+    for _, request in arrivals:
+        request.options = _options(rows[request.index])
+    lengths = [max(row.get("output_lens") or [row["output_len"]]) for row in rows]
+    batch = Batch(scheduler.blocks, lengths.__getitem__, scheduler.longest_sequence)
+    aborts = [(rows[r.index]["abort"], r) for _, r in arrivals if "abort" in rows[r.index]]
+    mid = {request for _, request in aborts if rows[request.index].get("abort_mid", False)}
+    clock = _Clock(batch, arrivals, config.get("max_steps", 1_000_000), scheduler, worker)
+    scheduler.give_up(clock, sorted(aborts, key=lambda entry: (entry[0], entry[1].index)), mid)
+    return played(clock, Loop(clock, scheduler, batch, watcher=clock).run(), batch, audit_every)
+
+
+def _children(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """The requests that the front end makes of one with several samples
+    (vLLM 0.33.0 `v1/engine/parallel_sampling.py`)."""
+    n = row.get("n", 1)
+    if n == 1:
+        return [row]
+    return [{**row, "id": f"{number}_{row['id']}", "n": 1} for number in range(n)]
+
+
+def _options(row: Mapping[str, Any]) -> Options:
+    return Options(
+        lora=row.get("lora", ""),
+        skip_reading_prefix_cache=row.get("skip_prefix_read", False),
+        grammar_ready_ns=round(row.get("grammar_ready", 0) * 1e9),
+        kv_transfer=row.get("pd", ""),
+    )
+
+
+class _RuleDrafts(Drafts):
+    """Drafts whose number and acceptance follow from the id of the request."""
+
+    def __init__(self, config: Mapping[str, Any], connector: bool) -> None:
+        options = ("draft_slots", "disable_eagle_block_drop", "disable_lookahead_block_hashes")
+        given = {key: config[key] for key in options if key in config}
+        super().__init__(config["method"], config["num_spec_tokens"], connector=connector, **given)
+        self._varies = config["method"] == "ngram"
+        self._accept = config.get("accept")
+
+    def propose(self, sequence: Request) -> int:
+        return self._rule("?", sequence) if self._varies else self.num_spec_tokens
+
+    def accepted(self, sequence: Request, drafts: int) -> int:
+        most = self._rule("!", sequence) if self._accept is None else self._accept
+        return min(drafts, most)
+
+    def _rule(self, mark: str, sequence: Request) -> int:
+        text = f"{sequence.request.id}{mark}{sequence.length - sequence.request.input_length}"
+        return crc32(text.encode()) % (self.num_spec_tokens + 1)
+
+
+class _Played(VllmV1):
+    """A scheduler whose clients give up requests at recorded times."""
+
+    clock: _Clock
+
+    def give_up(
+        self, clock: _Clock, aborts: list[tuple[float, Request]], mid: set[Request]
+    ) -> None:
+        """`aborts`: (time, request) in order; `mid`: those that come while a step computes."""
+        self.clock = clock
+        self._aborts = deque(aborts)
+        self._mid = mid
+
+    def compose(self, batch: Batch, now_ns: int) -> Plan:
+        self.clock.begin_step()
+        self._abort_due(batch, False)
+        plan: Plan = super().compose(batch, now_ns)
+        return plan
+
+    def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
+        self._abort_due(batch, True)
+        super().settle(batch, plan, now_ns)
+
+    def _abort_due(self, batch: Batch, mid: bool) -> None:
+        """Before a step, an abort in mid-step holds up those behind it."""
+        aborts, now_s = self._aborts, seconds(self.clock.now_ns)
+        while aborts and aborts[0][0] <= now_s and (mid or aborts[0][1] not in self._mid):
+            request = aborts.popleft()[1]
+            batch.now_ns = self.clock.now_ns
+            if self.abort(batch, request):
+                self.clock.aborted.append(request.id)
+
+
+class _PlayedAsync(_Played, VllmV1Async):
+    """The same with asynchronous scheduling."""
+
+
+def _build(config: Config) -> tuple[_Played, StepWorker | None]:
+    """The engine of a case, and the worker of its connector."""
+    connector = config.get("kv_connector")
+    asynchronous = config.get("v1_async", False)
+    stages = config.get("pipeline_parallel_size", 1)
+    speculation = _RuleDrafts(config["spec"], bool(connector)) if "spec" in config else None
+    most = config["max_num_batched_tokens"]
+    threshold = config.get("long_prefill_token_threshold", 0)
+    blocks = KVCacheManager(
+        groups_of(config.get("kv_groups", [{"type": "full", "block_size": config["block_size"]}])),
+        config["num_gpu_blocks"],
+        enable_prefix_caching=config.get("enable_prefix_caching", False),
+        keyed=config.get("enable_prefix_caching", False) or bool(connector),
+        max_model_len=config["max_model_len"],
+        max_num_batched_tokens=most,
+        long_prefill_token_threshold=threshold,
+        prefix_cache_retention_interval=config.get("prefix_cache_retention_interval", 0),
+        eagle_drop=speculation is not None and speculation.eagle_drop,
+        lookahead_keys=speculation is not None and speculation.lookahead_keys,
+        num_spec_tokens=speculation.num_spec_tokens if speculation else 0,
+        in_flight=stages + asynchronous,
+        release=_release(config),
+    )
+    built = CONNECTORS[connector](config, blocks) if connector else None
+    scheduler = (_PlayedAsync if asynchronous else _Played)(
+        blocks=blocks,
+        connector=built and built.connector,
+        worker=built and built.worker,
+        speculation=speculation,
+        max_loras=config.get("max_loras"),
+        pipeline_parallel_size=stages,
+        max_model_len=config["max_model_len"],
+        max_num_seqs=config["max_num_seqs"],
+        max_num_batched_tokens=most,
+        enable_chunked_prefill=config.get("v1_enable_chunked_prefill", True),
+        scheduling_policy=config.get("policy", "fcfs"),
+        watermark=config.get("v1_watermark", 0.0),
+        scheduler_reserve_full_isl=config.get("v1_reserve_full_isl", True),
+        long_prefill_token_threshold=threshold,
+        long_prefill_token_threshold_adaptive=config.get("long_prefill_token_threshold_adaptive"),
+        max_num_active_seqs=config.get("max_num_active_seqs"),
+        max_num_scheduled_tokens=config.get("max_num_scheduled_tokens"),
+        prefill_schedule_interval=config.get("prefill_schedule_interval"),
+    )
+    return scheduler, built and built.worker
+
+
+def _release(config: Config) -> Release:
+    """The release of vLLM that recorded a case."""
+    if "vllm_version" not in config:
+        return LATEST
+    return release_of(version_of(config["vllm_version"]))
+
+
+class _Clock(UnitClock):
+    """The unit clock, with what drafts, transfers and aborts add to a record."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        arrivals: list[tuple[float, Request]],
+        max_steps: int,
+        scheduler: VllmV1,
+        worker: StepWorker | None,
+    ) -> None:
+        super().__init__(batch, arrivals, max_steps, idled)
+        self._scheduler, self._worker = scheduler, worker
+        self.aborted: list[str] = []
+        """Requests given up in this step, in order."""
+
+    def takes_time(self, plan: Plan, in_flight: int) -> bool:
+        return self._scheduler.release.queues_empty_steps or plan.computes or not in_flight
+
+    def goes_on(self, batch: Batch, plan: Plan) -> bool:
+        if self._scheduler.release.goes_on_after_empty_steps:
+            return super().goes_on(batch, plan)
+        return plan.computes
+
+    def begin_step(self) -> None:
+        """A step begins."""
+        if self._worker is not None:
+            self._worker.heard = NOTHING
+
+    def unfinished(self) -> bool:
+        if self._worker is None:
+            return super().unfinished()
+        return self._scheduler.unfinished(self._batch) or bool(self._scheduler.finished)
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._scheduler.finished)
+
+    def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
+        super().composed(batch, plan, now_ns, arrived)
+        record = self._record
+        if plan.ghosts:
+            record["ghost"] = [[request.id, tokens] for request, tokens in plan.ghosts]
+        if self._scheduler.speculation.num_spec_tokens:
+            record["spec"] = [[m.request.id, m.drafts] for m in plan.moves if m.drafts]
+        if self._worker is not None:
+            record["holding"] = len(batch.holding)
+            record["q"][2] = queue_digest(batch.holding)
+            record.update(self._worker.handed_over(plan.transfers))
+
+    def settled(self, batch: Batch, ended: list[Request]) -> None:
+        if self._worker is not None:
+            self._record["xdone"] = self._worker.reported()
+        if self.aborted:
+            self._record["aborted"], self.aborted = self.aborted, []
+        super().settled(batch, ended)

@@ -1,0 +1,248 @@
+"""Compares a recording with the predictions of a profile: step by step, and run by run.
+
+There are two separate questions, because a queue multiplies a small error of the first into a large
+one of the second:
+* *teacher-forced*: the real run's own steps, priced one by one;
+* *free-running*: a simulation of the same trace, on its own from the first step to the last.
+
+Beside each error stands the noise: by how much two measurements of the same thing differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.settings.config import RunConfig, make_config
+from kvsim.cost.profile import Profile, load_profile
+from kvsim.errors import ConfigError
+from kvsim.results.phases import durations_ns
+from kvsim.results.plain import plain
+from kvsim.results.statistics import describe
+from kvsim.run.simulation import simulate
+from kvsim.against.validate.replay import KINDS, Replay, replayed
+from kvsim.against.validate.setup import settings_of
+from kvsim.version import __version__
+from kvsim.workload import Trace, open_trace
+
+if TYPE_CHECKING:
+    from kvsim.run.result import Result
+
+SCHEMA = "kvsim.validation/1"
+KEYS = ("device", "software", "model", "engine", "profile", "trace", "policies")
+LATENCIES = ("ttft", "tpot", "e2el")
+STATISTICS = ("mean", "p50", "p99")
+SIDES = ("real", "repeat", "simulated")
+
+COUNTS = {
+    "preemptions": "num_preemptions",
+    "swapped_out_blocks": "swapped_out_blocks",
+    "swapped_in_blocks": "swapped_in_blocks",
+    "recomputed_tokens": "recomputed_tokens",
+    "hit_tokens": "prefix_cache_hit_tokens",
+    "steps": "steps",
+    "duration_s": "duration",
+}
+"""Name here → key of a run's summary."""
+
+Table = dict[str, Any]
+Floats = NDArray[np.float64]
+
+
+def compare(recording: Mapping[str, Any], profile: str) -> Table:
+    """The result of a validation, in plain values, keys in a fixed order.
+
+    `profile`: a path or a shipped name. Raises `ConfigError` if recording, trace and profile do not
+    belong together.
+    """
+    setup, made = recording["setup"], load_profile(profile)
+    trace = open_trace(setup["trace"]["path"])
+    if trace.sha256 != setup["trace"]["sha256"]:
+        raise ConfigError(
+            f"{trace.path}: not the trace that was recorded; restore it, or measure again"
+        )
+    _refuse_other_model(recording["model"], made, profile)
+    settings = {policy["name"]: settings_of(policy) for policy in setup["policies"]}
+    policies = []
+    for policy in recording["policies"]:
+        own = settings[policy["name"]]
+        config = with_profile(own, profile, recording["engine"], made.fit.swap)
+        policies.append(_policy(policy, trace, config))
+    result: Table = plain(
+        {
+            "schema": SCHEMA,
+            "kvsim_version": __version__,
+            "recorded_with": recording["kvsim_version"],
+            **{key: recording[key] for key in ("device", "software", "model", "engine")},
+            "profile": {
+                "path": profile,
+                "source": made.source,
+                "created": made.created,
+                "device": made.device,
+                "error": made.error,
+            },
+            "trace": setup["trace"],
+            "policies": policies,
+        }
+    )
+    return result
+
+
+def with_profile(
+    settings: Mapping[str, Any], path: str, engine: Mapping[str, Any], swap: Mapping[str, Any]
+) -> RunConfig:
+    """Settings whose times come from a profile, for the kernel and the layout that were run.
+
+    `swap`: by layout and direction, `d2h` and `h2d`, microseconds of a copy and of each of its
+    blocks. The simulated link has one price for both directions, so it takes their mean, unless the
+    price is set.
+    """
+    kernel = engine["decode_kernel"].removeprefix("decode_")
+    cost: Table = {"model": "table", "profile": path, "decode_kernel": kernel}
+    if "link" in settings["cost"]:
+        return make_config({**settings, "cost": {**cost, "link": settings["cost"]["link"]}})
+    directions = swap.get(engine["kv_layout"], {})
+    lines = [directions[way] for way in ("d2h", "h2d") if way in directions]
+    if lines:
+        call_us, block_us = (float(np.mean(values)) for values in zip(*lines, strict=True))
+        cost["link"] = {"block_us": max(block_us, 0.0), "call_us": max(call_us, 0.0)}
+    return make_config({**settings, "cost": cost})
+
+
+def _refuse_other_model(recorded: Mapping[str, Any], made: Profile, path: str) -> None:
+    """Refuse a profile of another model: scaling would hide its own error."""
+    for key, value in recorded.items():
+        found = getattr(made.model, key, value)
+        if found != value:
+            raise ConfigError(
+                f"{path}: model: {key} is {found}, the recording's is {value}; give the profile"
+                " that was measured with this model"
+            )
+
+
+def _policy(policy: Mapping[str, Any], trace: Trace, config: RunConfig) -> Table:
+    real = replayed(policy, "real", trace, config)
+    results = {
+        "real": real.result,
+        "repeat": replayed(policy, "repeat", trace, config).result,
+        "simulated": simulate(trace, config),
+    }
+    latencies = {side: _latencies(result) for side, result in results.items()}
+    return {
+        "name": policy["name"],
+        "settings": _settings(config, real.result),
+        "steps": _steps(policy, real.replay),
+        "copies": _copies(policy, real.replay),
+        "requests": {kind: _figures(kind, latencies) for kind in LATENCIES},
+        "counts": {
+            name: {side: result.summary[key] for side, result in results.items()}
+            for name, key in COUNTS.items()
+        },
+        "points": _points(policy, real.replay),
+        "latencies_ms": {
+            kind: {side: _listed(latencies[side][kind]) for side in SIDES} for kind in LATENCIES
+        },
+    }
+
+
+def _settings(config: RunConfig, result: Result) -> Table:
+    """The settings in which policies differ, and the sizes of the pools."""
+    keys = ("engine", "block_manager", "prefix_caching", "block_size")
+    sizes = ("num_gpu_blocks", "num_cpu_blocks", "max_num_batched_tokens")
+    table = {key: result.meta[key] for key in (*keys, *sizes)}
+    own = ("preemption_mode", "max_num_seqs", "max_model_len", "enable_chunked_prefill", "n")
+    return table | {key: getattr(config, key) for key in own}
+
+
+def _steps(policy: Mapping[str, Any], replay: Replay) -> Table:
+    """Teacher-forced errors: of the model, and of a second measurement of the same steps."""
+    measured = _array(policy["real"]["step_ns"])
+    again, predicted = _array(policy["replay"]["step_ns"]), _array(replay.predicted_ns)
+    kinds = np.array(replay.kinds)
+    ran = measured > 0
+    table: Table = {
+        "count": int(ran.sum()),
+        "measured_s": float(measured.sum() / 1e9),
+        "extrapolated": replay.extrapolated_steps,
+    }
+    for name, which in (("all", ran), *((KINDS[k], ran & (kinds == k)) for k in range(3))):
+        if which.any():
+            table[name] = {
+                "count": int(which.sum()),
+                "share_of_time": float(measured[which].sum() / measured[ran].sum()),
+                "prediction": _errors(predicted[which], measured[which]),
+                "noise": _errors(again[which], measured[which]),
+            }
+    return table
+
+
+def _copies(policy: Mapping[str, Any], replay: Replay) -> Table | None:
+    """Swaps: measured, measured again, and priced; None if there were none."""
+    if not replay.swapped_blocks:
+        return None
+    measured = _array(policy["real"]["swap_ns"])
+    again, predicted = _array(policy["replay"]["swap_ns"]), _array(replay.predicted_swap_ns)
+    return {
+        "count": len(measured),
+        "blocks": sum(replay.swapped_blocks),
+        "measured_s": float(measured.sum() / 1e9),
+        "prediction": _errors(predicted, measured),
+        "noise": _errors(again, measured),
+    }
+
+
+def _errors(values: Floats, measured: Floats) -> Table:
+    """Relative errors of single values and of their sum."""
+    distance = np.abs(values / measured - 1)
+    return {
+        "median": float(np.median(distance)),
+        "p95": float(np.percentile(distance, 95)),
+        "max": float(distance.max()),
+        "total": float(values.sum() / measured.sum() - 1),
+    }
+
+
+def _latencies(result: Result) -> dict[str, Floats]:
+    """Milliseconds of each latency, by request; NaN where it has none."""
+    found = durations_ns(result.requests)
+    return {kind: np.asarray(found[kind], float) / 1e6 for kind in LATENCIES}
+
+
+def _figures(kind: str, latencies: Mapping[str, Mapping[str, Floats]]) -> Table:
+    """Each statistic of a latency in milliseconds, its error, and its noise."""
+    described = {
+        side: describe(values[kind][~np.isnan(values[kind])]) for side, values in latencies.items()
+    }
+    return {
+        statistic: {
+            **(figures := {side: described[side][statistic] for side in SIDES}),
+            "error": _relative(figures["simulated"], figures["real"]),
+            "noise": _relative(figures["repeat"], figures["real"]),
+        }
+        for statistic in STATISTICS
+    }
+
+
+def _listed(values: Floats) -> list[float | None]:
+    return [None if np.isnan(value) else float(value) for value in values]
+
+
+def _relative(value: float | None, base: float | None) -> float | None:
+    return value / base - 1 if value is not None and base else None
+
+
+def _points(policy: Mapping[str, Any], replay: Replay) -> Table:
+    """Every step that took time, in order: its kind and its times in microseconds."""
+    runs = {"measured_us": policy["real"]["step_ns"], "again_us": policy["replay"]["step_ns"]}
+    ran = [i for i, ns in enumerate(policy["real"]["step_ns"]) if ns > 0]
+    columns = {**runs, "predicted_us": replay.predicted_ns}
+    return {"kind": [replay.kinds[i] for i in ran]} | {
+        name: [values[i] / 1000 for i in ran] for name, values in columns.items()
+    }
+
+
+def _array(times_ns: list[int]) -> Floats:
+    return np.array(times_ns, dtype=np.float64)

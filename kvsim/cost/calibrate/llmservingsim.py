@@ -1,0 +1,417 @@
+"""Profiles from the per-layer tables of LLMServingSim (github.com/casys-kaist/LLMServingSim).
+
+```
+DIR/meta.yaml                 GPU, model, engine, grid, degrees of tensor parallelism
+DIR/tp1/attention.csv         prefill_chunk, kv_prefill, n_decode, kv_decode -> time_us, one layer;
+                              of newer profilers prefill_key, and layer and decode_q_len besides
+DIR/tp1/dense.csv             layer, tokens -> time_us, one call of each operator
+DIR/tp1/per_sequence.csv      layer, sequences -> time_us: lm_head and sampler
+DIR/tp1/moe.csv               tokens, activated_experts -> time_us, one layer's router and experts;
+                              of newer profilers by degree of expert parallelism, ep
+DIR/tp1/skew.csv              uneven decode batches, where they were measured
+```
+
+Layout and meaning: `profiler/` and `docs/` of that repository. Nothing is fitted: times are taken
+as they are, operators are added up over a step. Host time was not measured and is left at 0.
+Attention is read on the grid that `meta.yaml` states. Some tables have rows off this grid: they
+judge the others. Uneven batches judge the term of `kvsim.cost.calibrate.uneven`. All-reduces of several
+GPUs were not measured: they are the hardware's, and the profile is called estimated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec import UNSET, UnsetType
+
+from kvsim.cost.calibrate.heldout import table_error
+from kvsim.cost.calibrate.rows import columns, numbers, read_yaml
+from kvsim.cost.calibrate.uneven import Judged, derived, judged
+from kvsim.cost.profile import (
+    DecodeGrid,
+    DenseCurve,
+    ExpertGrid,
+    Fit,
+    HeadCurve,
+    MixedGrid,
+    PrefillGrid,
+    Profile,
+    ProfiledEngine,
+    ProfiledModel,
+    refuse_special,
+)
+from kvsim.errors import ConfigError
+from kvsim.machine.hardware import Hardware, load_hardware
+from kvsim.machine.models import Model, load_model
+from kvsim.core.sums import added
+
+ONCE = ("embedding", "final_layernorm")
+PER_LAYER = {
+    "layernorm": 2,
+    "qkv_proj": 1,
+    "rotary_emb": 1,
+    "o_proj": 1,
+}
+"""How often each operator is called in a decoder layer of a Llama, outside the MLP."""
+DENSE_MLP = ("gate_up_proj", "act_fn", "down_proj")
+"""Operators that are called once in a layer without experts."""
+FURTHER = {"qk_norm": 1}
+"""How often each operator that only some models have is called in a decoder layer."""
+PER_SEQUENCE = ("lm_head", "sampler")
+DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+_GRID = re.compile(r"(\d{1,12})(?:-(\d{1,12}) x([1-9](?:\.\d{1,2})?))?")
+
+Attention = dict[tuple[float, ...], float]
+
+
+class Bundle(NamedTuple):
+    """What a folder holds."""
+
+    profile: Profile
+    """The profile, as measured."""
+    beside: Attention
+    """Attention of one layer off the grid, by the counts of `AXES`."""
+
+
+def import_profile(
+    folder: Path,
+    model_name: str | None = None,
+    tp: int = 1,
+    hardware: Hardware | None = None,
+) -> Profile:
+    """The profile that a folder with `meta.yaml` and `tp<N>` holds; see `read_bundle`."""
+    return read_bundle(folder, model_name, tp, hardware).profile
+
+
+def read_bundle(
+    folder: Path,
+    model_name: str | None = None,
+    tp: int = 1,
+    hardware: Hardware | None = None,
+) -> Bundle:
+    """The tables of a folder with `meta.yaml` and `tp<N>`.
+
+    `model_name`: a model of `configs/models` or a `config.json`; None: the last part of the name
+    in `meta.yaml`, in lower case. `hardware` has the figures that no table has: those of
+    all-reduces, and the multiprocessors; None: the GPU that `meta.yaml` names, if it is known.
+    Raises `ConfigError` that names file, line and field.
+    """
+    meta_path = folder / "meta.yaml"
+    meta = read_yaml(meta_path)
+    model = load_model(model_name or _text(meta, "model", meta_path).split("/")[-1].lower())
+    refuse_special(model, ("experts",))
+    engine = _mapping(meta, "engine_effective", meta_path)
+    _refuse_other_model(meta, engine.get("hf_overrides") or {}, model, meta_path)
+    tables = folder / f"tp{tp}"
+    attention_path = tables / "attention.csv"
+    attention, beside = _on_grid(_attention(attention_path), meta, meta_path)
+    gpu = _text(meta, "gpu", meta_path)
+    hardware = hardware or _known(gpu)
+    if tp > 1 and hardware is None:
+        raise ConfigError(
+            f"{meta_path}: gpu: all-reduces were not measured, and no GPU is named {gpu!r}; give"
+            " the figures of its links (--hardware)"
+        )
+    decode, mixed = _decode(attention, attention_path), _mixed(attention, attention_path)
+    uneven = None
+    if hardware is not None and hardware.multiprocessors:
+        tail = derived(decode, mixed, model.shard(tp).kv_heads, hardware.multiprocessors)
+        uneven = judged(tail, decode, mixed, tables / "skew.csv", _iterations(meta))
+    fit = Fit(
+        dense=_dense(tables / "dense.csv", model),
+        head=_head(tables / "per_sequence.csv"),
+        prefill=_prefill(attention, attention_path),
+        decode_v2=decode,
+        mixed=mixed,
+        all_reduce=hardware.all_reduce if hardware is not None and tp > 1 else UNSET,
+        tail=UNSET if uneven is None else uneven.tail,
+        experts=_experts(folder) if model.experts is not None else UNSET,
+    )
+    profile = Profile(
+        version="kvsim.profile/1",
+        source="measured" if tp == 1 else "estimated",
+        created=str(meta.get("profiled_at", ""))[:10],
+        device={"name": gpu},
+        software=_software(meta, meta_path),
+        model=_profiled(model, meta, meta_path, tp),
+        engine=ProfiledEngine(block_size=_block_size(meta, engine, tp, meta_path)),
+        fit=fit,
+        error=_errors(fit, beside, uneven),
+        terms=_terms(fit, hardware),
+    )
+    return Bundle(profile, beside)
+
+
+def _software(meta: dict[str, Any], path: Path) -> dict[str, str]:
+    return {
+        "vllm": _text(meta, "vllm_version", path),
+        "cuda": str(meta.get("cuda_version", "")),
+        "profiler": f"LLMServingSim {meta.get('profiler_version', '')}".strip(),
+    }
+
+
+def _errors(fit: Fit, beside: Attention, uneven: Judged | None) -> dict[str, Any]:
+    return {
+        "held_out": "rows off the grid" if beside else "none: imported as measured",
+        **attention_errors(fit, beside),
+        "step": "host time not measured: taken as 0",
+        **_said_of_uneven(uneven),
+    }
+
+
+def _known(gpu: str) -> Hardware | None:
+    """The hardware of a GPU; None: there is none of that name."""
+    try:
+        return load_hardware(gpu)
+    except ConfigError:
+        return None
+
+
+def _terms(fit: Fit, hardware: Hardware | None) -> dict[str, str]:
+    """Where terms come from that were not measured."""
+    terms = {}
+    if fit.tail is not UNSET:
+        terms["uneven batches"] = "derived from the tables of even ones"
+    if hardware is not None and fit.all_reduce is not UNSET:
+        terms["all-reduce"] = f"figures of {hardware.name}, not measured with the kernels"
+    return terms
+
+
+def _iterations(meta: dict[str, Any]) -> int:
+    """How often each kernel was timed."""
+    found = meta.get("measurement_iterations")
+    return found if isinstance(found, int) and found > 0 else 1
+
+
+def _said_of_uneven(uneven: Judged | None) -> dict[str, Any]:
+    """How uneven decode batches are priced, and the errors on measured ones."""
+    if uneven is None:
+        return {"ragged": "priced at the mean length: the GPU's multiprocessors are not known"}
+    if not uneven.errors:
+        return {"ragged": "priced at the mean length: there are no uneven batches (skew.csv)"}
+    priced = "by their longest lengths" if uneven.tail.used else "at the mean length"
+    return {"ragged": f"priced {priced}, as measured uneven batches say", "uneven": uneven.errors}
+
+
+def attention_errors(fit: Fit, rows: Attention) -> dict[str, Any]:
+    """Errors of `decode`, `prefill` and `mixed` on rows that the tables were not made from."""
+    parts = {
+        "decode": (fit.decode_v2, {p[2:]: us for p, us in rows.items() if p[0] == 0}),
+        "prefill": (fit.prefill, {p[:2]: us for p, us in rows.items() if p[2] == 0}),
+        "mixed": (fit.mixed, {p: us for p, us in rows.items() if p[0] and p[2]}),
+    }
+    return {name: table_error(table, part) for name, (table, part) in parts.items() if part}
+
+
+def _profiled(model: Model, meta: dict[str, Any], path: Path, tp: int) -> ProfiledModel:
+    variant = _text(meta, "variant", path)
+    if variant not in DTYPES:
+        raise ConfigError(f"{path}: variant: {variant!r} is not one of {', '.join(DTYPES)}")
+    return ProfiledModel.of(model, DTYPES[variant], DTYPES[variant], tp)
+
+
+def _refuse_other_model(
+    meta: dict[str, Any], overrides: dict[str, Any], model: Model, path: Path
+) -> None:
+    """`ConfigError` if the tables were measured with another geometry than `model` has.
+
+    The overrides are one GPU's share at one of the degrees of `tp_degrees`.
+    """
+    degrees = meta.get("tp_degrees") or [1]
+    for key in ("intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size"):
+        found, wanted = overrides.get(key), getattr(model, key)
+        if found is not None and wanted not in (found * degree for degree in degrees):
+            raise ConfigError(
+                f"{path}: engine_effective.hf_overrides.{key}: measured with {found}, but"
+                f" {model.name} has {wanted}; give the model that was measured (--model)"
+            )
+
+
+def _attention(path: Path) -> Attention:
+    """All rows; of newer profilers, those of the plain kernel, with one query a decode.
+
+    These measure the past of a chunk from its middle: `prefill_key` is the mean number of keys of
+    its queries (`docs/profiler/output-bundle.md` of that repository).
+    """
+    from_middle = "prefill_key" in columns(path)
+    axes = [name.replace("kv_prefill", "prefill_key") if from_middle else name for name in AXES]
+    usual = {"layer": "attention", "decode_q_len": "1"}
+    named = (*axes, "decode_q_len", "time_us")
+    table: Attention = {}
+    for line, (kernel, *point, queries, us) in numbers(path, named, "layer", usual):
+        if kernel != "attention" or queries != 1:
+            continue
+        if from_middle and point[0]:
+            point[1] -= point[0] / 2
+        if tuple(point) in table:
+            raise ConfigError(f"{path}:{line}: an earlier line has the same point; remove one")
+        table[tuple(point)] = us
+    return table
+
+
+def _on_grid(table: Attention, meta: dict[str, Any], path: Path) -> tuple[Attention, Attention]:
+    """The rows on the grid of `attention_grid`, and those beside it; without a grid, all are on."""
+    stated = meta.get("attention_grid")
+    if not stated:
+        return table, {}
+    chunks, n, kv = (_grid_values(stated, key, path) for key in ("chunks", "n_decode", "kv"))
+    axes = (chunks, kv, n, kv)
+    on = {p: us for p, us in table.items() if all(map(set.__contains__, axes, p))}
+    return on, {p: us for p, us in table.items() if p not in on}
+
+
+def _grid_values(stated: dict[str, Any], key: str, path: Path) -> set[float]:
+    """The numbers of a grid, such as `0, 16-2048 x2`: 0, and 16 doubled until 2,048, which counts
+    in any case; each is rounded to a whole number."""
+    grid = stated.get(key)
+    parts = grid if isinstance(grid, list) else str(grid).split(",")
+    values = set()
+    for part in parts:
+        spec = _GRID.fullmatch(str(part).strip())
+        factor = float(spec[3] or 2) if spec else 0.0
+        if spec is None or factor <= 1 or (spec[2] and not int(spec[1])):
+            raise ConfigError(f"{path}: attention_grid.{key}: expected a grid, got {grid!r}")
+        value, last = float(spec[1]), float(spec[2] or spec[1])
+        values.add(last)
+        while value < last:
+            values.add(float(round(value)))
+            value *= factor
+    return values
+
+
+def _decode(table: Attention, path: Path) -> DecodeGrid:
+    n = _axis(p[2] for p in table if p[0] == 0)
+    kv = _axis(p[3] for p in table if p[0] == 0)
+    us = [[_look_up(table, (0.0, 0.0, a, b), path) for b in kv] for a in n]
+    return DecodeGrid(n, kv, us)
+
+
+def _prefill(table: Attention, path: Path) -> PrefillGrid:
+    q = _axis(p[0] for p in table if p[2] == 0)
+    ctx = _axis(p[1] for p in table if p[2] == 0)
+    us = [[_look_up(table, (a, b, 0.0, 0.0), path) for b in ctx] for a in q]
+    return PrefillGrid(q, ctx, us)
+
+
+def _mixed(table: Attention, path: Path) -> MixedGrid:
+    points = [p for p in table if p[0] and p[2]]
+    q, ctx, n, kv = (_axis(p[axis] for p in points) for axis in range(4))
+    us = [[[[_look_up(table, (a, b, c, d), path) for d in kv] for c in n] for b in ctx] for a in q]
+    return MixedGrid(q, ctx, n, kv, us)
+
+
+def _axis(values: Iterable[float]) -> list[float]:
+    return sorted(set(values))
+
+
+def _look_up(table: Attention, point: tuple[float, ...], path: Path) -> float:
+    if point not in table:
+        named = ", ".join(f"{axis} {value:g}" for axis, value in zip(AXES, point, strict=True))
+        raise ConfigError(f"{path}: no row for {named}; the grid must be complete")
+    return table[point]
+
+
+def _dense(path: Path, model: Model) -> DenseCurve:
+    """Every operator of a step except attention, experts and logits, by tokens."""
+    layers = model.num_hidden_layers
+    calls = dict.fromkeys(ONCE, 1) | {name: count * layers for name, count in PER_LAYER.items()}
+    further = {name: count * layers for name, count in FURTHER.items()}
+    mlps = dict.fromkeys(DENSE_MLP, layers - model.expert_layers)
+    if model.expert_layers < layers:
+        calls |= mlps
+    else:
+        further |= mlps
+    return DenseCurve(*_summed(path, "tokens", calls, further))
+
+
+def _experts(folder: Path) -> ExpertGrid | UnsetType:
+    """Layers with experts, where they were measured: whole experts of one GPU, whatever the degree.
+
+    Where they were measured as the share of one of several GPUs (`ep`), the least share counts: of
+    so many tokens, each GPU has the rows of an `ep`-th. Of few tokens only few experts can be
+    active. Beyond the last count that was measured, a row keeps its time.
+    """
+    import numpy as np
+
+    path = folder / "tp1" / "moe.csv"
+    if not path.is_file():
+        return UNSET
+    named = "ep", "tokens", "activated_experts", "time_us"
+    measured = list(numbers(path, named, usual={"ep": "1"}))
+    least = min((row[0] for _, row in measured), default=1.0)
+    if least < 1:
+        raise ConfigError(f"{path}: ep: expected at least 1, got {least:g}")
+    rows: dict[float, dict[float, float]] = {}
+    for line, (ep, tokens, active, us) in measured:
+        if ep > least:
+            continue
+        tokens /= ep
+        if active in rows.setdefault(tokens, {}):
+            raise ConfigError(f"{path}:{line}: an earlier line has the same point; remove one")
+        rows[tokens][active] = us
+    x, experts = sorted(rows), _axis(active for row in rows.values() for active in row)
+    if len(x) < 2 or len(experts) < 2:
+        raise ConfigError(f"{path}: tokens and activated_experts need at least 2 values each")
+    rows = {tokens: dict(sorted(row.items())) for tokens, row in rows.items()}
+    lines = (np.interp(experts, list(rows[tokens]), list(rows[tokens].values())) for tokens in x)
+    us = [line.round(3).tolist() for line in lines]
+    return ExpertGrid(x, experts, us)
+
+
+def _head(path: Path) -> HeadCurve:
+    return HeadCurve(*_summed(path, "sequences", dict.fromkeys(PER_SEQUENCE, 1)))
+
+
+def _summed(
+    path: Path, axis: str, calls: dict[str, int], further: dict[str, int] | None = None
+) -> tuple[list[float], list[float]]:
+    """Points of `axis`, and the time of all calls of all operators at each; those of `further` are
+    called where the table has them."""
+    known = calls | (further or {})
+    times: dict[str, dict[float, float]] = {name: {} for name in calls}
+    for line, (name, point, us) in numbers(path, (axis, "time_us"), label="layer"):
+        if name not in known:
+            raise ConfigError(
+                f"{path}:{line}: layer: unknown operator {name!r}; known: {', '.join(known)}"
+            )
+        times.setdefault(name, {})[point] = us
+    points = _axis(point for curve in times.values() for point in curve)
+    for name, curve in times.items():
+        missing = [point for point in points if point not in curve]
+        if missing:
+            raise ConfigError(f"{path}: no row of {name} for {missing[0]:g} {axis}")
+    return points, [
+        round(added(known[name] * curve[point] for name, curve in times.items()), 3)
+        for point in points
+    ]
+
+
+def _text(meta: dict[str, Any], key: str, path: Path) -> str:
+    if not isinstance(meta.get(key), str | float | int):
+        raise ConfigError(f"{path}: {key}: missing")
+    return str(meta[key])
+
+
+def _mapping(meta: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
+    if not isinstance(meta.get(key), dict):
+        raise ConfigError(f"{path}: {key}: expected a table of keys")
+    found: dict[str, Any] = meta[key]
+    return found
+
+
+def _block_size(meta: dict[str, Any], engine: dict[str, Any], tp: int, path: Path) -> int:
+    """Tokens per block: those asked for, or of newer profilers those that the engine chose."""
+    size: Any = meta.get("engine_resolved")
+    for key in ("per_tp", str(tp), "block_size"):
+        known = size if isinstance(size, dict) else {}
+        size = {str(name): value for name, value in known.items()}.get(key)
+    size = engine.get("block_size", size)
+    if not isinstance(size, int) or size < 1:
+        raise ConfigError(
+            f"{path}: engine_effective.block_size: expected a number of tokens, got {size!r}"
+        )
+    return size

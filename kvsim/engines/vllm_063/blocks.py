@@ -1,0 +1,537 @@
+"""Block tables over a GPU pool and a CPU pool, and paged blocks that are shared between equal
+prefixes.
+
+Questions change nothing. Moves assume that the matching question was asked first and that its
+result allowed the move.
+
+```
+              table            filled = 10, block_size = 4
+  sequence ─► [ 7 | 3 | 12 ]   7 and 3 are full, 12 holds 2 tokens: 2 empty slots
+```
+
+Sources: vLLM 0.6.3.post1, `core/block_manager.py`, `core/block/block_table.py`,
+`core/block/prefix_caching_block.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from librt.vecs import extend, vec
+from mypy_extensions import i64, mypyc_attr
+
+from kvsim.core import guard
+from kvsim.core.blocks import BlockManager
+from kvsim.core.contents import Numbering
+from kvsim.core.plan import Plan
+from kvsim.core.request import WAITING, Request, Table
+from kvsim.core.vectors import numbers
+from kvsim.engines.vllm_063.pool import BlockPool, PrefixPool
+from kvsim.errors import EngineStopped
+from kvsim.policies.eviction import Evictor, make_eviction
+from kvsim.policies.growth import make_growth
+from kvsim.policies.idle import make_idle_order
+from kvsim.policies.sharing import (
+    FULL_HITS,
+    HITS_SAVE,
+    PUBLISH_AT,
+    make_full_hit,
+    make_hits_save,
+    make_publish_at,
+)
+
+Pairs = list[tuple[int, int]]
+"""Copied blocks: (source, target)."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Naive(BlockManager):
+    """Paged blocks, none shared but between the samples of a request (vLLM without
+    `enable_prefix_caching`)."""
+
+    gpu: BlockPool
+    idle_order: Any
+    """Makes the order in which blocks without content are reused."""
+    publish_at: Any
+    hits_save: Any
+    full_hit: Any
+    """Its rules of sharing (`kvsim.policies.sharing`)."""
+    grows: bool
+    """Whether a running request can need more blocks than it has. If not, no request is ever
+    preempted for lack of blocks, and a watermark has no purpose."""
+    swap_space_rule: str
+    """Where the engine raises if the CPU pool is too small for a victim, as `error @ file:line`."""
+    _growth: Any
+
+    def __init__(
+        self,
+        block_size: int,
+        num_gpu_blocks: int,
+        num_cpu_blocks: int,
+        *,
+        growth: Any = "one-each",
+        idle_order: Any = "stack",
+    ) -> None:
+        """`growth` and `idle_order` are values of `GROWTH` and `IDLE_ORDERS`, or a user's
+        `package.module:name`. Values other than those of vLLM 0.6.3 are for research. Raises
+        `ConfigError`."""
+        self.block_size = block_size
+        given = {"block_size": block_size, "num_gpu_blocks": num_gpu_blocks}
+        self._growth = make_growth(growth, **given)
+        self.idle_order = make_idle_order(idle_order, **given)
+        self.gpu = self.make_pool(num_gpu_blocks, 0)
+        self.cpu = self.make_pool(num_cpu_blocks, num_gpu_blocks)
+        self.empty_slots = 0
+        self.tier = None
+        self.needs_keys, self.grows = False, True
+        self.swap_space_rule = "RuntimeError @ core/scheduler.py:1536"
+        self.publish_at = PUBLISH_AT["allocation"]
+        self.hits_save = HITS_SAVE["computation"]
+        self.full_hit = FULL_HITS["last-block"]
+
+    def make_pool(self, size: int, first: int) -> BlockPool:
+        """Returns a pool of the kind that this manager needs."""
+        return BlockPool(size, first, self.idle_order)
+
+    # -- for those who look on -------------------------------------------------------------------
+
+    @property
+    def swaps(self) -> bool:
+        return True
+
+    @property
+    def stranded(self) -> int:
+        """Free GPU blocks that no admission can use: none, because any block serves any token."""
+        return 0
+
+    def observe(self, plan: Plan) -> None:
+        gpu, cpu = self.gpu, self.cpu
+        plan.used_blocks, plan.cached_blocks = gpu.used, gpu.cached
+        plan.free_blocks = gpu.free - plan.cached_blocks
+        plan.cpu_used_blocks, plan.empty_slots = cpu.used, self.empty_slots
+        plan.stranded_blocks = self.stranded
+
+    def tables(self, request: Request) -> list[list[int]]:
+        return [request.table]
+
+    def own_blocks(self, request: Request) -> int:
+        references = self.gpu.references
+        return sum([references.get(block) == 1 for block in request.table])
+
+    # -- questions -------------------------------------------------------------------------------
+
+    def admission_need(self, request: Request) -> int:
+        """The blocks that admitting a waiting request takes, prefix hits not discounted."""
+        return self._blocks(waiting_sequence(request).length)
+
+    @property
+    def admission_free(self) -> int:
+        """The free GPU blocks that an admission can use."""
+        return self.gpu.free
+
+    @property
+    def admission_total(self) -> int:
+        """The value of `admission_free` when nothing runs."""
+        return self.gpu.size
+
+    def swapped(self, sequence: Request) -> bool:
+        """Whether the table of a sequence is on the CPU."""
+        first: i64 = self.cpu.first
+        return len(sequence.tables) > 0 and _begins_at(sequence.tables[0], first)
+
+    def growth_need(self, sequence: Request) -> int:
+        """The free blocks that `append` requires."""
+        need: int = self._growth(sequence, self.block_size, self.gpu)
+        return need
+
+    def swap_need(self, sequences: Iterable[Request], target: Any) -> int:
+        """The blocks of the pool `target` that moving these sequences there requires."""
+        return sum([self._move_need(sequence) for sequence in sequences])
+
+    def match(self, sequence: Request) -> list[int]:
+        """The leading blocks of a sequence that an admission would find computed."""
+        return []
+
+    def hit_tokens(self, sequence: Request, hits: list[int]) -> int:
+        """The tokens whose computation `hits` would save, the blocks that `match` returned."""
+        return min(len(hits) * self.block_size, sequence.length - int(self.full_hit.least))
+
+    def cached_tokens(self, request: Request) -> int:
+        hits = self.match(request)
+        return self.hit_tokens(request, hits) if hits else 0
+
+    # -- moves -----------------------------------------------------------------------------------
+
+    def allocate(self, sequence: Request) -> None:
+        """Gives a sequence without a table slots for all its known tokens."""
+        self.give(sequence, numbers(self.gpu.take_many(self._blocks(sequence.length))))
+
+    def give(self, sequence: Request, blocks: vec[i64]) -> None:
+        """Gives a sequence without a table one of these blocks, for all its known tokens."""
+        assert not sequence.tables
+        table: Table = Table()
+        table.blocks = blocks
+        sequence.tables = [table]
+        sequence.filled, sequence.access_ns = sequence.length, -1
+        sequence.seen, sequence.gap = 0, False
+        self.empty_slots += self._empty(sequence)
+
+    def append(self, sequence: Request) -> Pairs:
+        """Adds slots for the known tokens that have none. Returns the copies on write."""
+        size: i64 = self.block_size
+        table: Table = sequence.tables[0]
+        length: i64 = sequence.length
+        filled: i64 = sequence.filled
+        more: i64 = (length + size - 1) // size - len(table.blocks)
+        if more > 0:
+            table.blocks = extend(table.blocks, numbers(self.gpu.take_many(more)))
+            self.empty_slots += more * size
+        self.empty_slots -= length - filled
+        copies: Pairs = []
+        while filled < length:
+            place: i64 = filled // size
+            filled = min(length, (place + 1) * size)
+            sequence.filled = filled
+            block: int = table.blocks[place]
+            if self.gpu.references[block] > 1:
+                self.gpu.drop(block)
+                table.blocks[place] = self.gpu.take()
+                copies.append((block, table.blocks[place]))
+            if filled % size == 0:
+                self.fill(sequence, place)
+        return copies
+
+    def free(self, sequence: Request) -> None:
+        """Frees the table of a sequence that has finished or will be recomputed."""
+        if not sequence.tables:
+            return
+        if self.swapped(sequence):
+            self.free_swapped(sequence)
+        else:
+            self.empty_slots -= self._empty(sequence)
+            self.release(sequence, self.gpu, sequence.access_ns)
+        sequence.tables = []
+        sequence.filled = 0
+
+    def fork(self, parent: Request, child: Request) -> Pairs:
+        """Lets `child` share all blocks of `parent`. Returns the blocks that are copied at once."""
+        share(parent, child, self.gpu)
+        child.filled, child.published = parent.filled, parent.published
+        self.empty_slots += self._empty(child)
+        return []
+
+    def swap_out(self, sequences: Iterable[Request]) -> Pairs:
+        """Moves tables to the CPU pool and returns the copies."""
+        return self._swap(sequences, self.gpu, self.cpu, -1)
+
+    def swap_in(self, sequences: Iterable[Request]) -> Pairs:
+        """Moves tables back to the GPU pool and returns the copies."""
+        return self._swap(sequences, self.cpu, self.gpu, 1)
+
+    def scheduled(self, sequence: Request, now_ns: i64) -> i64:
+        """Notes that a sequence is in the batch. Returns how many of its leading tokens have KV."""
+        sequence.access_ns = now_ns
+        return 0
+
+    def publish(self, sequence: Request, upto: i64) -> None:
+        """Lets others use the full blocks of the first `upto` tokens of a table from now on. Asked
+        only where `publish_at` is `computed`."""
+
+    def composed(self) -> None:
+        """Called when the step is composed."""
+
+    # -- what a manager may do otherwise --------------------------------------------------------
+
+    def fill(self, sequence: Request, place: i64) -> None:
+        """Called when block `place` of the table became full."""
+
+    def release(self, sequence: Request, pool: BlockPool, access_ns: i64) -> None:
+        """Drops every block of a table, first to last. `access_ns` -1 means never scheduled."""
+        k: i64
+        blocks: vec[i64] = sequence.tables[0].blocks
+        for k in range(len(blocks)):
+            pool.drop(blocks[k])
+
+    def free_swapped(self, sequence: Request) -> None:
+        """Frees a table that is on the CPU."""
+        self.release(sequence, self.cpu, -1)
+
+    def retake(self, sequence: Request, pool: BlockPool) -> vec[i64]:
+        """Returns blocks of `pool` for a table that moves there."""
+        return numbers(pool.take_many(len(sequence.tables[0].blocks)))
+
+    # -------------------------------------------------------------------------------------------
+
+    def audit(self, requests: Iterable[Request]) -> None:
+        for pool in (self.gpu, self.cpu):
+            pool.audit()
+        counted: Counter[int] = Counter()
+        empty: i64 = 0
+        sequence: Request
+        for request in requests:
+            for sequence in request.sequences:
+                counted.update(sequence.table)
+                if not sequence.tables:
+                    continue
+                if not self.swapped(sequence):
+                    empty += self._empty(sequence)
+                assert sequence.filled <= len(sequence.tables[0].blocks) * self.block_size
+        held = {**self.gpu.references, **self.cpu.references}
+        self.audit_references(counted, held)
+        assert empty == self.empty_slots, "empty slots were miscounted"
+
+    def audit_references(self, counted: dict[int, int], held: dict[int, int]) -> None:
+        """Asserts that the references of the pools are the entries of the tables."""
+        assert counted == held, "references and tables disagree"
+
+    def _blocks(self, tokens: i64) -> i64:
+        """The blocks of so many tokens."""
+        return (tokens + self.block_size - 1) // self.block_size
+
+    def _move_need(self, sequence: Request) -> int:
+        """The number of its full blocks plus its need to grow. That includes a last block with room
+        only if growth requires one."""
+        need = self.growth_need(sequence) + int(sequence.filled // self.block_size)
+        return max(need, len(sequence.tables[0].blocks))
+
+    def _empty(self, sequence: Request) -> i64:
+        return len(sequence.tables[0].blocks) * self.block_size - sequence.filled
+
+    def _swap(
+        self, sequences: Iterable[Request], source: BlockPool, target: BlockPool, sign: i64
+    ) -> Pairs:
+        pairs: Pairs = []
+        sequence: Request
+        for sequence in sequences:
+            before = sequence.table
+            self.release(sequence, source, -1)
+            sequence.tables[0].blocks = self.retake(sequence, target)
+            pairs.extend(zip(before, sequence.table, strict=True))
+            self.empty_slots += sign * self._empty(sequence)
+        return pairs
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class PrefixCaching(Naive):
+    """Automatic prefix caching: blocks with equal content and prefix are one block.
+
+    A full block is known by a number that stands for its tokens *and* everything before them. As
+    vLLM 0.6.3.post1 has it, sharing begins when a block is given its content, and saves computation
+    from the next step on; hits reduce neither the admission need nor the token budget. Other rules
+    of `kvsim.policies.sharing` can be set.
+    """
+
+    eviction: Any
+    """Makes the order in which idle blocks with content are reused."""
+    numbering: Numbering
+    _pool: PrefixPool
+    """The GPU's."""
+    _computed: bool
+    """Whether blocks are shared only once they are computed."""
+    _withheld: i64
+
+    def __init__(
+        self,
+        block_size: int,
+        num_gpu_blocks: int,
+        num_cpu_blocks: int,
+        *,
+        growth: Any = "one-each",
+        idle_order: Any = "stack",
+        eviction: Any = "vllm-0.6.3",
+        publish_at: Any = "allocation",
+        hits_save: Any = "computation",
+        full_hit: Any = "last-block",
+    ) -> None:
+        self.eviction = make_eviction(
+            eviction, block_size=block_size, num_gpu_blocks=num_gpu_blocks
+        )
+        super().__init__(
+            block_size, num_gpu_blocks, num_cpu_blocks, growth=growth, idle_order=idle_order
+        )
+        assert isinstance(self.gpu, PrefixPool)
+        self._pool = self.gpu
+        self.publish_at = make_publish_at(publish_at)
+        self.hits_save = make_hits_save(hits_save)
+        self.full_hit = make_full_hit(full_hit)
+        self._computed, self._withheld = self.publish_at.computed, self.full_hit.withheld
+        self.numbering = Numbering(block_size)
+        self.needs_keys = True
+
+    def make_pool(self, size: int, first: int) -> BlockPool:
+        # The engine's own order asks for no keys.
+        watched = self.eviction is not Evictor
+        return PrefixPool(size, first, self.idle_order, self.eviction, watched)
+
+    @property
+    def lookups(self) -> tuple[int, int]:
+        return self._pool.lookups, self._pool.hits
+
+    # -- questions -------------------------------------------------------------------------------
+
+    def admission_need(self, request: Request) -> int:
+        need = super().admission_need(request)
+        if self.hits_save.blocks:
+            need -= self._held(waiting_sequence(request))
+        return need
+
+    def swap_need(self, sequences: Iterable[Request], target: Any) -> int:
+        pool: PrefixPool = target
+        need = 0
+        place: i64
+        sequence: Request
+        for sequence in sequences:
+            need += self._move_need(sequence)
+            for place in range(sequence.published):
+                need -= pool.holds(sequence.contents[place])
+        return need
+
+    def match(self, sequence: Request) -> list[int]:
+        units: i64 = (sequence.length - self._withheld) // self.block_size
+        self.numbering.extend(sequence, units)
+        hits: list[int] = []
+        place: i64
+        for place in range(units):
+            block: i64 = self._pool.find(sequence.contents[place])
+            if block < 0:
+                break
+            hits.append(block)
+        return hits
+
+    # -- moves -----------------------------------------------------------------------------------
+
+    def allocate(self, sequence: Request) -> None:
+        pool: PrefixPool = self._pool
+        full: i64 = sequence.length // self.block_size
+        more: i64 = self._blocks(sequence.length)
+        self._know(sequence, 0, full, pool)
+        blocks: vec[i64]
+        if self._computed:
+            blocks = pool.take_leading(sequence.contents, full)
+            full = len(blocks)
+        else:
+            blocks = pool.take_table(sequence.contents, full)
+        sequence.published = full
+        if more > full:
+            blocks = extend(blocks, numbers(pool.take_many(more - full)))
+        self.give(sequence, blocks)
+
+    def scheduled(self, sequence: Request, now_ns: i64) -> i64:
+        sequence.access_ns = now_ns
+        if not sequence.gap:
+            last: i64 = (sequence.filled - self._withheld) // self.block_size
+            place: i64
+            computed: i64 = 0
+            for place in range(sequence.seen, last):
+                computed += self._pool.is_computed(sequence.tables[0].blocks[place])
+            if sequence.seen < last:
+                sequence.seen += computed
+                sequence.gap = sequence.seen < last
+        return sequence.seen * self.block_size
+
+    def composed(self) -> None:
+        self._pool.mark_computed()
+        self.cpu.mark_computed()
+
+    def fill(self, sequence: Request, place: i64) -> None:
+        if not self._computed:
+            self._publish(sequence, place, place + 1)
+
+    def publish(self, sequence: Request, upto: i64) -> None:
+        units: i64 = upto // self.block_size
+        if units > sequence.published:
+            self._publish(sequence, sequence.published, units)
+            self._pool.mark_computed()
+
+    def release(self, sequence: Request, pool: BlockPool, access_ns: i64) -> None:
+        assert isinstance(pool, PrefixPool)
+        blocks: vec[i64] = sequence.tables[0].blocks
+        pool.drop_table(blocks, sequence.published, self.block_size, access_ns)
+
+    def free_swapped(self, sequence: Request) -> None:
+        if sequence.access_ns < 0:
+            self.release(sequence, self.cpu, -1)
+            return
+        raise EngineStopped(
+            kind="freed-while-swapped",
+            request_id=sequence.id,
+            explanation=(
+                f"request {sequence.id} was freed while its blocks were on the CPU; the"
+                " prefix cache looks for them on the GPU"
+            ),
+            remedy="use --preemption-mode recompute together with priorities and prefix caching",
+            rule="KeyError @ core/block/prefix_caching_block.py:507",
+        )
+
+    def retake(self, sequence: Request, pool: BlockPool) -> vec[i64]:
+        assert isinstance(pool, PrefixPool)
+        full: i64 = sequence.published
+        self._know(sequence, 0, full, pool)
+        blocks: vec[i64] = pool.take_table(sequence.contents, full)
+        more: i64 = len(sequence.tables[0].blocks) - full
+        return extend(blocks, numbers(pool.take_many(more))) if more else blocks
+
+    # -------------------------------------------------------------------------------------------
+
+    def _publish(self, sequence: Request, first: i64, last: i64) -> None:
+        """Gives blocks of a table that are full their content; one that others have takes their
+        place."""
+        blocks: vec[i64] = sequence.tables[0].blocks
+        self._know(sequence, first, last, self._pool)
+        place: i64
+        for place in range(first, last):
+            blocks[place] = self._pool.fill(blocks[place], sequence.contents[place])
+        sequence.published = last
+
+    def _know(self, sequence: Request, first: i64, last: i64, pool: PrefixPool) -> None:
+        """Numbers the contents of the full blocks `first .. last - 1` of a sequence."""
+        self.numbering.extend(sequence, last)
+        if pool.watched and last > first:
+            keys = sequence._stream.keys(first, last, self.block_size)
+            place: i64
+            for place in range(first, last):
+                pool.keys[sequence.contents[place]] = keys[place - first]
+
+    def _held(self, sequence: Request) -> int:
+        """The number of blocks in use that an admission would share."""
+        pool: PrefixPool = self._pool
+        units: i64 = sequence.length // self.block_size
+        self.numbering.extend(sequence, units)
+        held = 0
+        place: i64
+        for place in range(units):
+            block: int = pool.block_with(sequence.contents[place])
+            if self._computed and block < 0:
+                break
+            held += block in pool.references
+        return held
+
+
+def waiting_sequence(request: Request) -> Request:
+    """The sequence of a waiting request that needs blocks. With `n` > 1 it may be the last
+    remaining sample."""
+    if not request.forked:
+        return request
+    return next(sequence for sequence in request.sequences if sequence.state == WAITING)
+
+
+def share(parent: Request, child: Request, pool: BlockPool) -> None:
+    """Gives a sequence without a table the blocks of another one."""
+    table: Table = Table()
+    blocks: vec[i64] = parent.tables[0].blocks
+    table.blocks = blocks[0 : len(blocks)]
+    child.tables = [table]
+    k: i64
+    for k in range(len(blocks)):
+        pool.share(blocks[k])
+
+
+def _begins_at(table: Table, first: i64) -> bool:
+    """Whether a table has blocks with ids from `first` on."""
+    return len(table.blocks) > 0 and table.blocks[0] >= first
+
+
+guard.keep(Naive)
+guard.keep(PrefixCaching)

@@ -1,0 +1,559 @@
+"""The scheduler of vLLM 0.6.3.post1 (`core/scheduler.py`), to be read beside its source.
+
+A step is prompts *or* decodes; with chunked prefill it is both, running requests first. Growth
+requires a free block for every running sequence, even if its last block has room. If blocks run
+short, the tail of the running queue is preempted: recomputed if it has one sequence, else swapped.
+The watermark guards admissions and swap-ins, not growth. Prefix hits reduce neither the token
+budget nor the admission need.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final
+
+from mypy_extensions import i64, mypyc_attr
+
+from kvsim.core.batch import Batch
+from kvsim.core.plan import SWAP, Plan
+from kvsim.core.request import RUNNING, SWAPPED, WAITING, Request
+from kvsim.core.scheduler import Scheduler
+from kvsim.engines.vllm_063 import deaths
+from kvsim.engines.vllm_063.blocks import Naive, waiting_sequence
+from kvsim.engines.vllm_063.moves import (
+    admit,
+    compute,
+    decode,
+    grow,
+    prefill,
+    publish,
+    recompute,
+    sample,
+    swap_in,
+    swap_out,
+    tables_of,
+    taken_on,
+)
+from kvsim.policies.means import make_means
+from kvsim.policies.requeue import make_requeue
+from kvsim.policies.victims import by_priority, tail
+from kvsim.core.schema import BLOCKED
+
+SLOTS: Final = BLOCKED.index("slots")
+TOKENS: Final = BLOCKED.index("tokens")
+BLOCKS: Final = BLOCKED.index("blocks")
+WATERMARK: Final = BLOCKED.index("watermark")
+SWAPPED_OUT: Final = BLOCKED.index("swapped")
+
+Admissions = list[tuple[Request, int, int]]
+"""A list of (request, tokens that it takes on, tokens charged to the budget)."""
+
+Entries = list[tuple[Request, int]]
+"""A list of (running or swapped request, tokens that it takes on)."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Vllm063(Scheduler):
+    """vLLM 0.6.3.post1 with synchronous output processing."""
+
+    block_size: i64
+    max_model_len: i64
+    priority: bool
+    """Whether requests are served by priority."""
+    prompt_limit: i64
+    """Tokens of the longest prompt that is served."""
+    means: Any
+    victim: Any
+    requeue: Any
+    """Its policies: how a victim is preempted, who it is, and where it waits (`kvsim.policies`)."""
+    _whole: bool
+    _tokens: i64
+    """Tokens charged to the budget of the step so far, and sequences that count against
+    `max_num_seqs`."""
+    _seqs: i64
+
+    def __init__(
+        self,
+        *,
+        block_size: int,
+        num_gpu_blocks: int,
+        max_model_len: int,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int | None = None,
+        enable_chunked_prefill: bool = False,
+        enable_prefix_caching: bool = False,
+        preemption_mode: str | None = None,
+        scheduling_policy: str = "fcfs",
+        watermark: float = 0.01,
+        victim: Any = None,
+        requeue: Any = None,
+        prices: Any = None,
+    ) -> None:
+        """`victim`: `kvsim.policies.victims.Victim`; `prices`: `kvsim.policies.means.Prices`. Raises
+        `ValueError` for what the engine refuses."""
+        if max_num_batched_tokens is None:
+            max_num_batched_tokens = 512 if enable_chunked_prefill else max(max_model_len, 2048)
+        self.block_size = block_size
+        self.max_model_len = max_model_len
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.in_flight = 1
+        self.chunked = enable_chunked_prefill
+        self._whole = enable_prefix_caching
+        self.priority = scheduling_policy == "priority" and not enable_chunked_prefill
+        self.means = make_means(preemption_mode, prices, self.priority)
+        self.watermark_blocks = int(watermark * num_gpu_blocks)
+        self.victim = victim or tail
+        self.requeue = make_requeue(requeue, sorts=self.priority)
+        self.prompt_limit = (
+            max_model_len if enable_chunked_prefill else min(max_model_len, max_num_batched_tokens)
+        )
+        self._tokens = self._seqs = 0
+        self._check()
+        self._start()
+
+    def _start(self) -> None:
+        """Sets up the state of a variant of the engine."""
+
+    @property
+    def longest_sequence(self) -> int | None:
+        return self.max_model_len + 1
+
+    @property
+    def whole_blocks(self) -> bool:
+        return self._whole
+
+    def _check(self) -> None:
+        """Refuses at start-up what the engine refuses (`config.py`, `SchedulerConfig`)."""
+        tokens = self.max_num_batched_tokens
+        if tokens < self.max_model_len and not self.chunked:
+            raise ValueError(
+                f"max_num_batched_tokens ({tokens}) is below max_model_len ({self.max_model_len}):"
+                " raise it, lower --max-model-len, or use --enable-chunked-prefill"
+            )
+        if tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({tokens}) is below max_num_seqs ({self.max_num_seqs}):"
+                " every running sequence needs one token a step; raise it, or lower --max-num-seqs"
+            )
+
+    # -- composing a step ------------------------------------------------------------------------
+
+    def compose(self, batch: Batch, now_ns: int) -> Any:
+        """Composes the next step."""
+        plan: Plan = batch.begin(now_ns, self.max_num_seqs)
+        blocks: Naive = tables_of(batch)
+        self._tokens = self._seqs = 0
+        if self.chunked:
+            self._compose_chunked(batch, blocks, plan)
+        else:
+            self._compose_default(batch, blocks, plan)
+        plan.batched_tokens = self._tokens
+        blocks.composed()
+        return plan
+
+    def _compose_default(self, batch: Batch, blocks: Naive, plan: Plan) -> None:
+        request: Request
+        for request in batch.running:
+            self._seqs += request.width()
+        prompts: Admissions = []
+        if not batch.swapped:
+            prompts = self._prompts(batch, blocks, plan)
+        elif batch.waiting:
+            plan.blocked = SWAPPED_OUT
+        swapped_out: list[Request] = []
+        victims: list[Request] = []
+        decodes: Entries = []
+        back: Entries = []
+        if not prompts:
+            if self.priority:
+                self._preempt_by_priority(batch, blocks)
+            decodes = self._running(batch, blocks, plan, victims, swapped_out)
+            if not (victims or swapped_out):
+                back = self._swap_in(batch, blocks, plan)
+        self._give_up(batch, victims, swapped_out)
+        batch.running += [entry[0] for entry in prompts]
+        batch.running += [entry[0] for entry in decodes]
+        batch.running += [entry[0] for entry in back]
+        self._run(batch, blocks, plan, prompts, [], decodes + back)
+
+    def _compose_chunked(self, batch: Batch, blocks: Naive, plan: Plan) -> None:
+        swapped_out: list[Request] = []
+        victims: list[Request] = []
+        running = self._running(batch, blocks, plan, victims, swapped_out)
+        back: Entries = []
+        if not (victims or swapped_out):
+            back = self._swap_in(batch, blocks, plan)
+        infeasible = plan.ignored
+        plan.ignored = []
+        prompts = self._prompts(batch, blocks, plan)
+        plan.ignored += infeasible
+        self._give_up(batch, victims, swapped_out)
+        running_prefills, running_decodes = by_stage(running)
+        back_prefills, back_decodes = by_stage(back)
+        batch.running = [
+            *[entry[0] for entry in back_decodes],
+            *[entry[0] for entry in back_prefills],
+            *batch.running,
+            *[entry[0] for entry in running_decodes],
+            *[entry[0] for entry in running_prefills],
+            *[entry[0] for entry in prompts],
+        ]
+        prefills, decodes = running_prefills + back_prefills, running_decodes + back_decodes
+        self._run(batch, blocks, plan, prompts, prefills, decodes)
+
+    def _give_up(self, batch: Batch, victims: list[Request], swapped_out: list[Request]) -> None:
+        """Puts preempted requests into their queues, in this order."""
+        for victim in victims:
+            self.requeue(batch.waiting, victim)
+        batch.swapped.extend(swapped_out)
+
+    def _prompts(self, batch: Batch, blocks: Naive, plan: Plan) -> Admissions:
+        """Admits requests from the head of the waiting queue until one is refused.
+
+        `core/scheduler.py`, `_schedule_prefills`.
+        """
+        admitted: Admissions = []
+        waiting = batch.waiting
+        charged: bool = blocks.hits_save.charged
+        tested: bool = blocks.hits_save.tested
+        while waiting:
+            request: Request = waiting[0]
+            if request.count(WAITING) != 1:
+                raise deaths.swapped_in_waiting(request)
+            saved = self._saved(blocks, request) if charged else 0
+            tokens = self._new_tokens(request, WAITING, self.chunked, saved)
+            need = blocks.admission_need(request)
+            reason = self.turns_away(blocks, saved + tokens, need)
+            if reason:
+                waiting.popleft()
+                batch.ignore(request, reason)
+                continue
+            asked = tokens if tested or self.chunked else saved + tokens
+            if saved + tokens == 0:
+                # Not even one token is left of the budget.
+                asked = self.max_num_batched_tokens + 1
+            plan.blocked = self._hindrance(blocks, request, need, asked)
+            if plan.blocked:
+                request.blocked_steps += 1
+                break
+            admit(batch, request)
+            admitted.append((request, saved + tokens, tokens))
+            self._tokens += tokens
+            self._seqs += request.width()
+        return admitted
+
+    def _running(
+        self,
+        batch: Batch,
+        blocks: Naive,
+        plan: Plan,
+        victims: list[Request],
+        swapped_out: list[Request],
+    ) -> Entries:
+        """Lets running requests grow; later ones are preempted if blocks run short."""
+        scheduled: Entries = []
+        running = deque(batch.running)
+        lingers: bool = self.lingers
+        if batch.aside:
+            raise deaths.stopped_but_not_ended(batch.aside[0])
+        while running:
+            request: Request = running[0]
+            tokens = self._new_tokens(request, RUNNING, self.chunked)
+            if tokens == 0:
+                break
+            running.popleft()
+            if lingers and request.length > self.max_model_len:
+                # It is about to end.
+                batch.aside.append(request)
+                continue
+            if not self._make_room(batch, blocks, plan, request, running, victims, swapped_out):
+                continue
+            grow(blocks, plan, request)
+            scheduled.append((request, tokens))
+            self._tokens += tokens
+            if self.chunked:
+                self._seqs += request.width()
+        batch.running = list(running)
+        return scheduled
+
+    def _make_room(
+        self,
+        batch: Batch,
+        blocks: Naive,
+        plan: Plan,
+        request: Request,
+        running: deque[Request],
+        victims: list[Request],
+        swapped_out: list[Request],
+    ) -> bool:
+        """Preempts until `request` can grow; those in `running` come behind it. Returns False if it
+        had to go itself."""
+        while True:
+            need = 0
+            if request.state == RUNNING:
+                need = blocks.growth_need(request)
+            for sequence in request.forked:
+                if sequence.state == RUNNING:
+                    need += blocks.growth_need(sequence)
+            if need <= blocks.gpu.free:
+                return True
+            victim: Request = request
+            if running:
+                victim = self.victim(running, blocks)
+                running.remove(victim)
+            if not self._ended_meanwhile(batch, victim):
+                means = self._preempt(batch, victim, plan.swaps_out)
+                (swapped_out if means == SWAP else victims).append(victim)
+            if victim is request:
+                return False
+
+    def _run(
+        self,
+        batch: Batch,
+        blocks: Naive,
+        plan: Plan,
+        prompts: Admissions,
+        prefills: Entries,
+        decodes: Entries,
+    ) -> None:
+        """Puts the requests of a step into the plan, in batch order.
+
+        The first sequence decides whether a request counts as prefill or decode. So a request whose
+        first sample has ended and whose last one is recomputed is a decode, of all the tokens that
+        it was admitted with.
+        """
+        for request, tokens, charged in prompts:
+            if request.prompt_stage:
+                self._prefill(batch, plan, request, tokens, charged)
+            else:
+                decode(batch, blocks, plan, request, tokens)
+        for request, tokens in prefills:
+            self._prefill(batch, plan, request, tokens, tokens)
+        for request, tokens in decodes:
+            if request.prompt_stage:
+                self._prefill(batch, plan, request, tokens, tokens)
+            else:
+                decode(batch, blocks, plan, request)
+
+    def _prefill(
+        self, batch: Batch, plan: Plan, request: Request, tokens: int, charged: int
+    ) -> None:
+        if request.forked:
+            raise deaths.prefill_of_many(request)
+        prefill(batch, plan, request, tokens, charged)
+
+    def _swap_in(self, batch: Batch, blocks: Naive, plan: Plan) -> Entries:
+        """Brings swapped requests back, in order, until one does not fit (`_schedule_swapped`)."""
+        back: Entries = []
+        swapped = batch.swapped
+        while swapped:
+            request: Request = swapped[0]
+            moving = [each for each in request.sequences if each.state == SWAPPED]
+            need = blocks.swap_need(moving, blocks.gpu)
+            if blocks.gpu.size < need:
+                # Its CPU blocks stay taken for ever, as in the engine.
+                swapped.popleft()
+                batch.ignore(request, "outgrew-pool")
+                continue
+            if blocks.gpu.free - need < self.watermark_blocks:
+                break
+            tokens = self._new_tokens(request, SWAPPED, False)
+            if tokens == 0 or not self._fits(tokens, request.width()):
+                break
+            swap_in(batch, request)
+            grow(blocks, plan, request)
+            back.append((request, tokens))
+            self._tokens += tokens
+            self._seqs += request.width()
+        return back
+
+    def _preempt_by_priority(self, batch: Batch, blocks: Naive) -> None:
+        """Preempts the worst running requests for a waiting head of better priority."""
+        running = sorted(batch.running, key=by_priority)
+        waiting = batch.waiting
+        if waiting:
+            head: Request = waiting.popleft()
+            tokens = self._new_tokens(head, WAITING, False)
+            while running and by_priority(running[-1]) > by_priority(head):
+                need = blocks.admission_need(head)
+                never = self._never(blocks, need)
+                if not never and not self._hindrance(blocks, head, need, tokens):
+                    break
+                victim = running.pop()
+                self._seqs -= victim.width()
+                # The engine drops the block pairs of a victim swapped out here.
+                self._preempt(batch, victim, [])
+                waiting.appendleft(victim)
+            waiting.appendleft(head)
+            batch.waiting = deque(sorted(waiting, key=by_priority))
+        batch.running = running
+
+    # -- rules -----------------------------------------------------------------------------------
+
+    def _new_tokens(self, request: Request, state: i64, chunking: bool, saved: int = 0) -> int:
+        """Returns the tokens that the sequences of a request in `state` would be charged for in
+        this step."""
+        number = 0
+        tokens: i64 = -saved
+        if request.state == state:
+            number = 1
+            tokens += request.length - request.computed if request.prompt_stage else 1
+        for sequence in request.forked:
+            if sequence.state == state:
+                number += 1
+                tokens += sequence.length - sequence.computed if sequence.prompt_stage else 1
+        if chunking and number == 1:
+            if self._whole and self.max_num_batched_tokens % self.block_size:
+                raise deaths.chunk_of_part_blocks(request)
+            left: i64 = self.max_num_batched_tokens - self._tokens
+            if tokens > left:
+                tokens = left - left % self.block_size if self._whole else left
+        return tokens
+
+    def _saved(self, blocks: Naive, request: Request) -> int:
+        """Returns the tokens of a waiting request that hits save from being charged."""
+        left = self.max_num_batched_tokens - self._tokens
+        if self.chunked and left < (self.block_size if self._whole else 1):
+            return 0
+        sequence = waiting_sequence(request)
+        return blocks.hit_tokens(sequence, blocks.match(sequence))
+
+    def _fits(self, tokens: i64, seqs: i64) -> bool:
+        return (
+            self._tokens + tokens <= self.max_num_batched_tokens
+            and self._seqs + seqs <= self.max_num_seqs
+        )
+
+    def turns_away(self, blocks: Naive, tokens: int, need: int) -> str:
+        """Returns why a waiting request that needs these tokens and blocks is given up;
+        empty if it is not (`core/block_manager.py:108`)."""
+        if tokens > self.prompt_limit:
+            return "too-long"
+        return "never-fits" if self._never(blocks, need) else ""
+
+    def _never(self, blocks: Naive, need: int) -> bool:
+        """Whether an admission that needs `need` blocks can never succeed."""
+        return blocks.admission_total - need < self._watermark(blocks)
+
+    def _hindrance(self, blocks: Naive, request: Request, need: int, asked: int) -> int:
+        """Returns why a waiting request has to wait, as an index into `BLOCKED`; 0 if it need not.
+
+        `need` is the number of blocks that it takes; `asked` is the number of tokens that must fit
+        the budget.
+        """
+        left = blocks.admission_free - need
+        if left < self._watermark(blocks):
+            return WATERMARK if left >= 0 else BLOCKS
+        if self._tokens + asked > self.max_num_batched_tokens:
+            return TOKENS
+        return SLOTS if self._seqs + request.width() > self.max_num_seqs else 0
+
+    def _watermark(self, blocks: Naive) -> int:
+        return self.watermark_blocks if blocks.grows else 0
+
+    def _preempt(self, batch: Batch, victim: Request, pairs: list[tuple[int, int]]) -> str:
+        """Preempts a victim and returns how, `recompute` or `swap` (`core/scheduler.py:1454`)."""
+        means: str = self.means(victim, batch)
+        if means == SWAP:
+            pairs += swap_out(batch, victim)
+        elif victim.count(RUNNING) != 1:
+            raise deaths.recompute_of_many(victim)
+        else:
+            recompute(batch, victim)
+        return means
+
+    def _ended_meanwhile(self, batch: Batch, victim: Request) -> bool:
+        """Whether a victim turns out to have ended already."""
+        return False
+
+    # -- after the step --------------------------------------------------------------------------
+
+    def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
+        """Settles a step once its time has passed: tokens exist, samples fork, requests end."""
+        batch.now_ns = now_ns
+        blocks: Naive = tables_of(batch)
+        taken = taken_on(plan)
+        publish(blocks, plan, taken)
+        before = len(batch.ended)
+        k: i64
+        for k in range(len(taken)):
+            request: Request = plan.requests[k]
+            compute(request, taken[k])
+            if plan.yields[k]:
+                sample(batch, blocks, request)
+        if len(batch.ended) > before:
+            batch.remove_ended()
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Vllm063Async(Vllm063):
+    """vLLM 0.6.3.post1 with asynchronous output processing, its default on CUDA (n = 1 only).
+
+    The stop test of a step runs while the next one computes, so a finished request takes part in
+    one more decode step and holds its blocks for one step longer (`engine/llm_engine.py`,
+    `_process_model_outputs`).
+    """
+
+    _pending: dict[Request, None]
+    """Requests that got a token in the last step and have not had the stop test yet, in batch
+    order."""
+
+    @property
+    def lingers(self) -> bool:
+        return True
+
+    def _start(self) -> None:
+        self._pending = {}
+
+    def overlap(self, batch: Batch, now_ns: int) -> None:
+        batch.now_ns = now_ns
+        self._process_pending(batch)
+
+    def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
+        batch.now_ns = now_ns
+        taken = taken_on(plan)
+        publish(tables_of(batch), plan, taken)
+        k: i64
+        for k in range(len(taken)):
+            request: Request = plan.requests[k]
+            if request.finish_ns < 0:
+                compute(request, taken[k])
+                if plan.yields[k]:
+                    batch.token(request)
+                    self._pending[request] = None
+        if not len(batch):
+            self._process_pending(batch)
+
+    def _process_pending(self, batch: Batch) -> None:
+        pending, self._pending = self._pending, {}
+        ended = False
+        for request in pending:
+            ended = self._process(batch, request) or ended
+        if ended:
+            batch.remove_ended()
+            for request in batch.aside:
+                if request.finish_ns < 0:
+                    batch.lose(request)
+            batch.aside.clear()
+
+    def _process(self, batch: Batch, request: Request) -> bool:
+        """Runs the stop test of one request. Returns whether it ended."""
+        if request.state > SWAPPED or not batch.stopped(request):
+            return False
+        tables_of(batch).free(request)
+        batch.complete(request)
+        return True
+
+    def _ended_meanwhile(self, batch: Batch, victim: Request) -> bool:
+        if victim not in self._pending:
+            return False
+        del self._pending[victim]
+        return self._process(batch, victim)
+
+
+def by_stage(entries: Entries) -> tuple[Entries, Entries]:
+    """Returns prefills and decodes, each in order."""
+    prefills = [entry for entry in entries if entry[0].prompt_stage]
+    decodes = [entry for entry in entries if not entry[0].prompt_stage]
+    return prefills, decodes

@@ -1,0 +1,154 @@
+"""Splits the difference of a latency between two runs into parts that add up to it exactly.
+
+Every request's time is split into integer nanoseconds (`kvsim.results.ledger.parts`), so sums over requests
+are exact, and so are these:
+* **mean**: the mean of each part over the requests that both runs completed;
+* **p99**: numpy interpolates a percentile between two requests, so it is their weighted mean. A
+  run's p99 is split like those two requests, with the same weights. The other run may have two
+  other requests at these ranks.
+
+The ledger does not split time at the first token. So the part of a TTFT from the first step on is
+a single part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvsim.results.ledger.parts import TIME_LABELS, TIME_PARTS
+from kvsim.explain.pairing import Pairs
+from kvsim.results.phases import Ints, ints
+
+Parts = dict[str, Ints]
+
+
+LABELS = {
+    **TIME_LABELS,
+    "first_step_ns": "first step to first token",
+    "queue_ns": "queue",
+    "prefill_ns": "prefill, to the first token",
+    "decode_ns": "decode, preemptions included",
+}
+"""Part → label; the last three replace the ledger in runs that were written without one."""
+
+_WAITING = tuple(part for part in TIME_PARTS if part.startswith("waiting_"))
+_SCALE = 100
+
+
+class Place(NamedTuple):
+    """A request that a percentile is interpolated from."""
+
+    id: str
+    weight: Fraction
+
+
+class Waterfall(NamedTuple):
+    """The difference of one figure between two runs, part by part."""
+
+    metric: str
+    """`ttft` or `e2el`."""
+    statistic: str
+    """`mean` or `p99`."""
+    parts: dict[str, tuple[Fraction, Fraction]]
+    """Part → nanoseconds in the first and in the other run."""
+    places: tuple[tuple[Place, ...], tuple[Place, ...]] = ((), ())
+    """The requests that a percentile is interpolated from, in each run; empty for a mean."""
+
+    @property
+    def totals(self) -> tuple[Fraction, Fraction]:
+        """The figure in both runs, in nanoseconds: the sum of its parts."""
+        first = sum((a for a, _ in self.parts.values()), Fraction())
+        return first, sum((b for _, b in self.parts.values()), Fraction())
+
+    @property
+    def difference(self) -> Fraction:
+        """Other minus first, in nanoseconds."""
+        first, other = self.totals
+        return other - first
+
+    def changes(self) -> list[tuple[str, Fraction]]:
+        """(part, other minus first) of every part that changed, in the order of the ledger."""
+        return [(part, b - a) for part, (a, b) in self.parts.items() if a != b]
+
+
+def waterfalls(pairs: Pairs, first: Mapping[str, Any], other: Mapping[str, Any]) -> list[Waterfall]:
+    """Mean and p99 of TTFT and E2EL, over the requests that both runs completed (at least one)."""
+    found = []
+    ledger = has_ledger(first) and has_ledger(other)
+    for metric in ("ttft", "e2el"):
+        mine = _parts(first, pairs.first_rows, metric, ledger)
+        theirs = _parts(other, pairs.other_rows, metric, ledger)
+        means = {part: (_mean(mine[part]), _mean(theirs[part])) for part in mine}
+        found.append(Waterfall(metric, "mean", means))
+        one, two = _places(mine), _places(theirs)
+        cuts = {part: (_at(mine[part], one), _at(theirs[part], two)) for part in mine}
+        named = (_named(first, pairs.first_rows, one), _named(other, pairs.other_rows, two))
+        found.append(Waterfall(metric, "p99", cuts, named))
+    return found
+
+
+def has_ledger(requests: Mapping[str, Any]) -> bool:
+    """Whether the run was written with its time ledger."""
+    return TIME_PARTS[0] in requests
+
+
+def time_parts(first: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
+    """The parts that both runs have: the ledger's, or the three phases of a request."""
+    return TIME_PARTS if has_ledger(first) and has_ledger(other) else _PHASES
+
+
+def part_ns(requests: Mapping[str, Any], part: str) -> Ints:
+    """One part of every request's time."""
+    if part in _PHASES:
+        start, end = _PHASE_ENDS[part]
+        return ints(requests[end]) - ints(requests[start])
+    return ints(requests[part])
+
+
+_PHASE_ENDS = {
+    "queue_ns": ("arrival_ns", "first_scheduled_ns"),
+    "prefill_ns": ("first_scheduled_ns", "first_token_ns"),
+    "decode_ns": ("first_token_ns", "finish_ns"),
+}
+_PHASES = tuple(_PHASE_ENDS)
+
+
+def _parts(requests: Mapping[str, Any], rows: Ints, metric: str, ledger: bool) -> Parts:
+    if not ledger:
+        names = _PHASES if metric == "e2el" else _PHASES[:2]
+        return {part: part_ns(requests, part)[rows] for part in names}
+    if metric == "e2el":
+        return {part: part_ns(requests, part)[rows] for part in TIME_PARTS}
+    parts = {part: part_ns(requests, part)[rows] for part in _WAITING}
+    ttft = (ints(requests["first_token_ns"]) - ints(requests["arrival_ns"]))[rows]
+    return {**parts, "first_step_ns": ttft - sum(parts.values())}
+
+
+def _mean(values: Ints) -> Fraction:
+    return Fraction(int(values.sum()), len(values))
+
+
+def _places(parts: Parts) -> list[tuple[int, Fraction]]:
+    """The requests that the p99 is interpolated from, and their weights; equals in trace order."""
+    values = sum(parts.values())
+    assert not isinstance(values, int)
+    order = np.argsort(values, kind="stable")
+    below, rest = divmod((len(values) - 1) * 99, _SCALE)
+    places = [(int(order[below]), Fraction(_SCALE - rest, _SCALE))]
+    if rest:
+        places.append((int(order[below + 1]), Fraction(rest, _SCALE)))
+    return places
+
+
+def _named(
+    requests: Mapping[str, Any], rows: Ints, places: list[tuple[int, Fraction]]
+) -> tuple[Place, ...]:
+    return tuple(Place(str(requests["id"][rows[i]]), weight) for i, weight in places)
+
+
+def _at(values: Ints, places: list[tuple[int, Fraction]]) -> Fraction:
+    return sum((weight * int(values[i]) for i, weight in places), Fraction())

@@ -1,0 +1,241 @@
+"""Writes the report of several replicas: a lane for each, decisions, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from kvsim.fleet.folder import FleetRun
+from kvsim.fleet.routing import in_flight, of_admitted, sent_to
+from kvsim.report.pages.distribution import distribution_figures
+from kvsim.report.pages.document import document, placed
+from kvsim.report.pages.figures import (
+    Figure,
+    Points,
+    TimeAxis,
+    area,
+    held,
+    ratios,
+    step_line,
+    time_axis,
+    time_chart,
+    titled,
+)
+from kvsim.report.pages.html import Html, card, cards, id_of, join, key_of, lead, panel, table
+from kvsim.report.pages.over_time import RATES, View, look_at, one_axis
+from kvsim.report.pages.provenance import provenance_panels
+from kvsim.report.pages.run import figure_cards, tags
+from kvsim.report import binning, wording
+from kvsim.results.numerals import MISSING, count, number, plural, seconds, show
+from kvsim.report.routing import (
+    CAUSE_WORDS,
+    HITS,
+    REGRET_HEAD,
+    REPLICAS,
+    TRIP,
+    fleet_title,
+    fleet_verdict,
+    regret_rows,
+    replica_names,
+    routing_tables,
+)
+from kvsim.core.schema import CAUSES
+
+MOST_LANES = 16
+"""Lanes that are drawn; of more replicas, those with the most prompt tokens."""
+MOST_CURVES = 8
+COSTLIEST = 12
+CAUSE_COLOURS = {
+    "load": "waiting",
+    "stale_index": "recompute",
+    "index_cap": "swap",
+    "tie": "swap-in",
+    "no_index": "cause-slots",
+}
+_LANE_PX = 190
+
+
+def build_fleet(run: FleetRun) -> str:
+    """The page of a run of several replicas."""
+    summary = run.summary
+    views = [look_at(*replica[:3]) for replica in run.replicas]
+    end_ns = max(view.end_ns for view in views)
+    axis, caching = time_axis(end_ns), summary["meta"]["prefix_caching"]
+    lanes = one_axis(list(_lanes(run, views, axis)))
+    over = [_load(run, axis), *([_found(run, axis, end_ns)] if caching else [])] if end_ns else []
+    curves = [(f"replica {i}", f"run-{i}", v.durations) for i, v in enumerate(views[:MOST_CURVES])]
+    left, left_out = len(run.replicas) - MOST_LANES, None
+    if left > 0:
+        words = f"Drawn: the {MOST_LANES} with the most prompt tokens; {left} more have folders."
+        left_out = lead(words)
+    spread, key = distribution_figures(curves), key_of((colour, name) for name, colour, _ in curves)
+    tables = routing_tables(summary)
+    replicas = panel(None, table(*tables[REPLICAS]))
+    legs = panel("Legs of a request", table(*tables[TRIP])) if TRIP in tables else None
+    sections = {
+        "At a glance": _cards(run),
+        "Decisions": join((lead(_DECISIONS), *_decisions(run))) if caching else None,
+        "Over time": placed(one_axis(over)),
+        "Replicas": join((replicas, legs, left_out, _KEY, placed(lanes if end_ns else []))),
+        "Latency": join((key, placed(spread, "trio"))) if spread else None,
+        "Provenance": join((lead(_FOLDERS), provenance_panels(summary["meta"]))),
+    }
+    return document(
+        "kvsim run --replicas",
+        fleet_title(summary),
+        sections,
+        subject=wording.subject(summary["meta"]),
+        about=[tags(summary)],
+        remarks=fleet_verdict(summary),
+    )
+
+
+_DECISIONS = (
+    "What each decision chose from: the prompt tokens that an admission at that moment would have"
+    " found in the engines' real caches, which no router sees. Regret: what the best eligible"
+    " replica had more than the chosen one."
+)
+_FOLDERS = "The folder replica-0 and its neighbours hold the report of each engine."
+_KEY = key_of([("running", "Running"), ("waiting", "Waiting"), ("peak", "KV cache in use")])
+
+
+def _cards(run: FleetRun) -> Html:
+    """The figures of a single run, and those of the router."""
+    summary = run.summary
+    imbalance = summary["load_imbalance"]
+    shown = [
+        *figure_cards(summary),
+        card(
+            "Load imbalance",
+            MISSING if imbalance is None else f"×{number(imbalance)}",
+            "busiest replica over the mean, by requests in flight",
+        ),
+    ]
+    if summary["meta"]["prefix_caching"]:
+        lost = show(summary["routing"]["regret_share"], "share")
+        shown.append(card("Regret", lost, "of prompt tokens were cached in a better replica"))
+    return cards(shown)
+
+
+def _decisions(run: FleetRun) -> Iterator[Html]:
+    """Regret by cause, where hits came from, and the decisions that cost most."""
+    routing = run.summary["routing"]
+    used = dict(CAUSE_WORDS.values())
+    rows = [[name, used.get(name, ""), *rest] for name, *rest in regret_rows(routing)]
+    head = [REGRET_HEAD[0], "what it means", *REGRET_HEAD[1:]]
+    yield panel("Why the best replica was not chosen", table(head, rows, text_columns=2))
+    hits = table(*routing_tables(run.summary)[HITS])
+    yield panel("Where hits came from, and what others could have hit", hits)
+    if costly := _costliest(run):
+        head = ["request", "why", "sent at", "chosen", "cached there", "in flight", "least"]
+        head += ["best", "cached there"]
+        yield panel("The decisions that cost most", table(head, costly, text_columns=2))
+
+
+def _costliest(run: FleetRun) -> list[list[object]]:
+    """The decisions with the most regret, first the worst."""
+    noted = of_admitted(run.decisions, run.requests)
+    lost = noted["best_tokens"] - noted["cached_tokens"]
+    order = np.argsort(-lost, kind="stable")[:COSTLIEST]
+    ids, rows = run.requests["id"], list[list[object]]()
+    for place in order[lost[order] > 0].tolist():
+        row = {name: int(column[place]) for name, column in noted.items()}
+        rows.append(
+            [
+                id_of(ids[row["request"]]),
+                CAUSE_WORDS[CAUSES[row["cause"]]][0],
+                seconds(row["time_ns"] / 1e9),
+                row["replica"],
+                count(row["cached_tokens"]),
+                row["in_flight"],
+                row["least_in_flight"],
+                row["best_replica"],
+                count(row["best_tokens"]),
+            ]
+        )
+    return rows
+
+
+def _load(run: FleetRun, axis: TimeAxis) -> Figure:
+    """Requests in flight of the busiest, the mean and the idlest replica."""
+    replicas = len(run.replicas)
+    instants, counts = in_flight(sent_to([each.requests for each in run.replicas]), replicas)
+    bins = binning.bin_states(
+        np.append(0, instants[:-1]),
+        int(instants[-1]),
+        [str(replica) for replica in range(replicas)],
+        lambda name, first, last: np.append(0, counts[int(name)])[first:last],
+        4 * RATES,
+    )
+    mean = np.array(list(bins.mean.values()))
+    lines = [
+        (mean.max(axis=0), "peak", "busiest"),
+        (mean.mean(axis=0), "running", "mean"),
+        (mean.min(axis=0), "run-0", "idlest"),
+    ]
+    x = axis.of(bins.edges_ns)
+    data = [step_line(x, held(y), colour, name) for y, colour, name in lines]
+    note = "Requests that were sent and are not over, of whichever replica has most and fewest."
+    return time_chart(axis, "load", "Load of the replicas", note, data, titled("requests"))
+
+
+def _found(run: FleetRun, axis: TimeAxis, end_ns: int) -> Figure:
+    """Of the prompt tokens sent at a time: cached where they went, and lost by cause."""
+    noted = of_admitted(run.decisions, run.requests)
+    edges = binning.even_edges(end_ns, RATES)
+    whole = binning.bin_events(noted["time_ns"], noted["input_length"], edges)
+    lost = noted["best_tokens"] - noted["cached_tokens"]
+    parts: list[tuple[np.ndarray, str, str]] = [
+        (noted["cached_tokens"], "cached", "Cached where it was sent")
+    ]
+    for code, cause in enumerate(CAUSES):
+        those = np.where(noted["cause"] == code, lost, 0)
+        if those.any():
+            parts.append((those, CAUSE_COLOURS[cause], f"Lost: {CAUSE_WORDS[cause][0]}"))
+    data = [
+        area(step_line(axis.of(edges), _of_whole(amounts, noted, whole, edges), colour, name))
+        for amounts, colour, name in parts
+    ]
+    note = "Of the prompt tokens of requests sent at this time; the rest was in no cache."
+    y = titled("prompt tokens (%)", range=[0, 101])
+    return time_chart(axis, "found", "What decisions found", note, data, y, height=220)
+
+
+def _of_whole(
+    amounts: np.ndarray, noted: dict[str, np.ndarray], whole: np.ndarray, edges: np.ndarray
+) -> Points:
+    sums = binning.bin_events(noted["time_ns"], amounts, edges)
+    return held(np.nan_to_num(100 * ratios(sums, whole)))
+
+
+def _lanes(run: FleetRun, views: Sequence[View], axis: TimeAxis) -> Iterator[Figure]:
+    """A figure for each replica: its requests above, its KV cache below; all with one scale."""
+    top = max(
+        float((view.coarse.bins.mean["running"] + view.coarse.bins.mean["waiting"]).max(initial=1))
+        for view in views
+    )
+    sent = [each["total_input_tokens"] for each in run.summary["replicas"]]
+    most = sorted(range(len(views)), key=lambda i: -sent[i])[:MOST_LANES]
+    names = replica_names(run.summary)
+    for i in sorted(most):
+        view, each = views[i], run.summary["replicas"][i]
+        mean, x = view.coarse.bins.mean, axis.of(view.coarse.bins.edges_ns)
+        pool = int(view.summary["meta"]["num_gpu_blocks"])
+        data = [
+            area(step_line(x, held(mean["running"]), "running", "Running")),
+            area(step_line(x, held(mean["waiting"]), "waiting", "Waiting")),
+            {
+                **area(
+                    step_line(x, held(100 * mean["used_blocks"] / pool), "peak", "KV cache"), "two"
+                ),
+                "yaxis": "y2",
+            },
+        ]
+        hits = show(each["prefix_cache_hit_rate"], "share")
+        note = f"{plural(each['num_requests'], 'request')}, hits {hits}, KV cache"
+        note += f" {show(each['kv_cache_usage_mean'], 'share')} in use on average."
+        y = titled("requests", domain=[0.46, 1], range=[0, 1.05 * top], nticks=4)
+        below = titled("KV (%)", domain=[0, 0.34], range=[0, 101], tickvals=[0, 100])
+        id, title = f"lane-{i}", f"Replica {names[i]}"
+        yield time_chart(axis, id, title, note, data, y, below=below, keyed=False, height=_LANE_PX)

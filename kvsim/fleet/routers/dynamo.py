@@ -1,0 +1,202 @@
+"""Dynamo's KV router (`ai-dynamo-runtime` 1.6.1, `SelectionService`).
+
+A worker's cost is the prompt tokens that it has to compute, in blocks, less what its caches save,
+plus the blocks that its requests hold. The least cost wins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
+
+from kvsim.fleet.routers.dynamo_books import Books, Reservation
+from kvsim.fleet.routers.index import TIERS, Tier
+from kvsim.fleet.routers.router import Asked, Choice, Router, delay_ns
+
+
+class Standing(NamedTuple):
+    """A worker, as a request finds it."""
+
+    worker: int
+    overlap: tuple[int, int, int]
+    """Blocks of the prompt in each tier; each goes on where the one before it ends."""
+    prefill_tokens: int
+    new_tokens: int
+    """Prompt tokens that the request would add."""
+    decode_blocks: int
+    """Blocks of all requests, with those that it would add."""
+    requests: int
+    cost: float
+
+
+class DynamoKv(Router):
+    """Dynamo's KV router as the front end of workers; arguments have its names and defaults."""
+
+    def __init__(
+        self,
+        workers: Sequence[str],
+        seed: int = 0,
+        *,
+        block_size: int = 16,
+        overlap_score_credit: float = 1.0,
+        overlap_score_credit_decay: float = 0.0,
+        host_cache_hit_weight: float = 0.75,
+        disk_cache_hit_weight: float = 0.25,
+        prefill_load_scale: float = 1.0,
+        decode_active_request_weight: float = 0.0,
+        temperature: float = 0.0,
+        use_kv_events: bool = True,
+        kv_event_delay_ms: float = 0.0,
+        ttl_secs: float = 120.0,
+        track_prefill_tokens: bool = True,
+    ) -> None:
+        """Without KV events, a prompt counts as cached for `ttl_secs` after it was sent. With them,
+        `kv_event_delay_ms` is the time that they take from the engine's step to the router."""
+        super().__init__(workers, seed)
+        self.block_size = block_size
+        self._credit, self._decay = overlap_score_credit, overlap_score_credit_decay
+        self._weights = (host_cache_hit_weight, disk_cache_hit_weight)
+        self._scale, self._request_weight = prefill_load_scale, decode_active_request_weight
+        self._temperature = temperature
+        self._ttl_ns = None if use_kv_events else round(ttl_secs * 1e9)
+        self.heeds_events = use_kv_events
+        self.event_delay_ns = delay_ns(kv_event_delay_ms)
+        self._tracks = track_prefill_tokens
+        self.caches = [_tiers() for _ in self.workers]
+        self.books = [Books() for _ in self.workers]
+        self._reservations: dict[str, Reservation] = {}
+        self._sent: dict[tuple[int, Hashable], int] = {}
+        """Worker and block → when the router last sent it there; oldest first."""
+
+    # -- choosing --------------------------------------------------------------------------------
+
+    def choose(self, asked: Asked, alive: Sequence[int], now_ns: int) -> Choice:
+        self._forget(now_ns)
+        standings = self.weigh(asked, alive)
+        least = min(standing.cost for standing in standings)
+        if self._temperature > 0:
+            spread = max(standing.cost for standing in standings) - least
+            scale = spread * self._temperature or 1.0
+            weights = [math.exp((least - standing.cost) / scale) for standing in standings]
+            return Choice([standing.worker for standing in standings], weights, "temperature")
+        return Choice([one.worker for one in standings if one.cost == least], why="cost")
+
+    def weigh(self, asked: Asked, alive: Sequence[int]) -> list[Standing]:
+        """Returns how each worker stands to a request."""
+        keys = asked.content.keys(self.block_size)
+        idlest = min(self.books[worker].prefill_tokens for worker in alive)
+        return [self._standing(asked, keys, worker, idlest) for worker in alive]
+
+    def _standing(
+        self, asked: Asked, keys: Sequence[Hashable], worker: int, idlest_tokens: int
+    ) -> Standing:
+        books = self.books[worker]
+        overlap = self._overlap(worker, keys)
+        new_tokens = self._new_tokens(asked.input_length, overlap) if self._tracks else 0
+        decode = books.blocks + books.new_blocks(keys)
+        credit = self._credited(asked, overlap, books.prefill_tokens - idlest_tokens)
+        if self._tracks:
+            raw = (books.prefill_tokens + asked.input_length) / self.block_size
+            cost = self._scale * max(0.0, raw - credit) + decode
+        else:
+            cost = max(0.0, decode - credit) if self._credit > 0 else float(decode)
+        cost += self._request_weight * books.requests
+        return Standing(
+            worker, overlap, books.prefill_tokens, new_tokens, decode, books.requests, cost
+        )
+
+    def expected(self, asked: Asked, alive: Sequence[int], now_ns: int) -> Mapping[int, int] | None:
+        self._forget(now_ns)
+        keys, size = asked.content.keys(self.block_size), self.block_size
+        return {worker: size * sum(self._overlap(worker, keys)) for worker in alive}
+
+    def _overlap(self, worker: int, keys: Sequence[Hashable]) -> tuple[int, int, int]:
+        device, host, disk = self.caches[worker]
+        on_device = device.run(keys)
+        on_host = host.run(keys, on_device)
+        return on_device, on_host, disk.run(keys, on_device + on_host)
+
+    def _credited(self, asked: Asked, overlap: tuple[int, int, int], ahead_tokens: int) -> float:
+        """Blocks that caches save. With decay, blocks on the device save the less the more prompt
+        tokens the worker has ahead of the idlest one."""
+        credit = self._credit
+        if credit == 0:
+            return 0.0
+        if self._decay > 0:
+            blocks = math.ceil(asked.input_length / self.block_size)
+            credit *= 1 / (1 + self._decay * (ahead_tokens / self.block_size) / blocks)
+        device, host, disk = overlap
+        on_host, on_disk = self._weights
+        return credit * device + on_host * host + on_disk * disk
+
+    def _new_tokens(self, input_length: int, overlap: tuple[int, int, int]) -> int:
+        device, host, disk = overlap
+        on_host, on_disk = self._weights
+        saved = device + on_host * host + on_disk * disk
+        return max(0, input_length - round(saved * self.block_size))
+
+    # -- news ------------------------------------------------------------------------------------
+
+    def sent(self, asked: Asked, worker: int, now_ns: int) -> None:
+        keys = asked.content.keys(self.block_size)
+        new_tokens = 0
+        if self._tracks:
+            new_tokens = self._new_tokens(asked.input_length, self._overlap(worker, keys))
+        reservation = Reservation(worker, keys, new_tokens)
+        self._reservations[asked.id] = reservation
+        self.books[worker].reserve(reservation)
+        if self._ttl_ns is not None:
+            self.caches[worker][0].stored(None, keys)
+            for key in keys:
+                self._sent.pop((worker, key), None)
+                self._sent[worker, key] = now_ns
+
+    def _forget(self, now_ns: int) -> None:
+        """Drops blocks that were sent too long ago to count on."""
+        if self._ttl_ns is None:
+            return
+        while self._sent:
+            (worker, key), when_ns = next(iter(self._sent.items()))
+            if when_ns + self._ttl_ns > now_ns:
+                break
+            del self._sent[worker, key]
+            self.caches[worker][0].removed([key])
+
+    def first_token(self, id: str) -> None:
+        if reservation := self._reservations.get(id):
+            self.books[reservation.worker].first_token(reservation)
+
+    def output_block(self, id: str, decay: float | None = None) -> None:
+        if reservation := self._reservations.get(id):
+            self.books[reservation.worker].output_block(reservation, decay)
+
+    def ended(self, id: str) -> None:
+        if reservation := self._reservations.pop(id, None):
+            self.books[reservation.worker].free(reservation)
+
+    def stored(
+        self,
+        worker: int,
+        parent: Hashable | None,
+        keys: Sequence[Hashable],
+        tier: str = "device",
+    ) -> None:
+        self.caches[worker][TIERS.index(tier)].stored(parent, keys)
+
+    def removed(self, worker: int, keys: Sequence[Hashable], tier: str = "device") -> None:
+        self.caches[worker][TIERS.index(tier)].removed(keys)
+
+    def cleared(self, worker: int) -> None:
+        self.caches[worker] = _tiers()
+
+    def worker_lost(self, worker: int) -> None:
+        self.cleared(worker)
+        self.books[worker] = Books()
+        self._reservations = {
+            id: each for id, each in self._reservations.items() if each.worker != worker
+        }
+
+
+def _tiers() -> tuple[Tier, Tier, Tier]:
+    return Tier(), Tier(), Tier()

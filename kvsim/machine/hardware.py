@@ -1,0 +1,203 @@
+"""One GPU and its links, as figures with a stated source each.
+
+The figures are read from a TOML of `configs/hardware`. kvsim measured none of them. Peaks are from
+the maker's data sheet; efficiencies are fitted to public measurements or estimated, as `source`
+says for each figure. Measured step times are in profiles (`kvsim.cost.profile`).
+
+A GPU is found by the name of its file, by its name in the CUDA runtime and by the aliases in the
+file. Case, punctuation, order, makers' words and the unit of a size do not count: `H100`,
+`NVIDIA H100 80GB HBM3`, `h100-80gb` and `h100-80` are one GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from kvsim.settings.config import read_toml
+from kvsim.errors import ConfigError
+from kvsim.settings.library import convert, find, is_at, names, read_by
+
+Above0 = Annotated[float, Meta(gt=0, le=1e9)]
+AtLeast0 = Annotated[float, Meta(ge=0, le=1e9)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+
+GIB = 2**30
+
+PCIE_5_GB_S = 64
+"""One direction of 16 lanes of PCIe 5: 16 x 32 Gbit/s."""
+
+
+class LargeMessages(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Figures of `AllReduce` for messages of `from_bytes` and more: libraries change their protocol
+    with the size."""
+
+    from_bytes: Above0
+    latency_us: AtLeast0
+    bandwidth_gb_s: Above0
+
+
+class AllReduce(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sum over the GPUs of one tensor-parallel group.
+
+    Time: `latency_us` + 2 (n - 1) / n x bytes / `bandwidth_gb_s` for n GPUs (ring all-reduce).
+    """
+
+    latency_us: AtLeast0
+    bandwidth_gb_s: Above0
+    large: LargeMessages | None = None
+    gpus: int | None = None
+    """Number of GPUs that they were measured between; None: they are taken to hold for any."""
+
+    def slowed(self, factor: float) -> AllReduce:
+        """Returns the figures of a link that takes `factor` times as long."""
+        large = self.large
+        if large is not None:
+            large = LargeMessages(
+                from_bytes=large.from_bytes,
+                latency_us=large.latency_us * factor,
+                bandwidth_gb_s=large.bandwidth_gb_s / factor,
+            )
+        return AllReduce(
+            latency_us=self.latency_us * factor,
+            bandwidth_gb_s=self.bandwidth_gb_s / factor,
+            large=large,
+            gpus=self.gpus,
+        )
+
+    def us(self, moved_bytes: float, gpus: int) -> float:
+        """Microseconds to sum `moved_bytes` over `gpus` GPUs; 0 for one GPU."""
+        if gpus == 1:
+            return 0.0
+        figures: AllReduce | LargeMessages = self
+        if self.large is not None and moved_bytes >= self.large.from_bytes:
+            figures = self.large
+        moved_bytes *= 2 * (gpus - 1) / gpus
+        return figures.latency_us + moved_bytes / figures.bandwidth_gb_s / 1e3
+
+
+class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One GPU; GiB are 2^30 bytes, GB are 10^9 bytes."""
+
+    name: str
+    device_names: list[str] = []
+    """Names of the device in the CUDA runtime, and so in the profiles that were measured on it. The
+    first is the one that engines see."""
+    aliases: list[str] = []
+    """What else people call it."""
+    memory_gib: Above0
+    """Total memory as the CUDA runtime reports it, which is below the size on the box."""
+    context_gib: AtLeast0
+    """Memory in use as soon as a process has a CUDA context, before anything is allocated."""
+    library_gib: AtLeast0
+    """Memory that libraries take outside the tensor allocator while the model runs."""
+    memory_bandwidth_gb_s: Above0
+    tflop_s: dict[str, Above0]
+    """Dense peak per type: float32, float16, bfloat16, fp8."""
+    compute_efficiency: Share
+    """Reached share of `tflop_s` in matrix products."""
+    bandwidth_efficiency: Share
+    """Reached share of `memory_bandwidth_gb_s` when weights and KV are read."""
+    layer_overhead_us: AtLeast0
+    """Launch floors and small kernels of one layer, per step."""
+    step_overhead_us: AtLeast0
+    """Host work between two steps that the GPU waits for."""
+    multiprocessors: Annotated[int, Meta(ge=1)] | None = None
+    """Streaming multiprocessors, where they are known."""
+    link_bandwidth_gb_s: Above0
+    """Host link, one direction, as reached by large copies from pinned memory."""
+    copy_overhead_us: AtLeast0
+    """Shortest time of one copy over the host link."""
+    all_reduce: AllReduce
+    source: dict[str, str]
+    """Where each figure comes from, by key."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Total memory."""
+        return int(self.memory_gib * GIB)
+
+    @property
+    def device_name(self) -> str:
+        """The name that the CUDA runtime reports, or the file's name where none is stated."""
+        return self.device_names[0] if self.device_names else self.name
+
+    @property
+    def nvlink(self) -> bool:
+        """Whether GPUs of a group are connected by NVLink: faster than 16 lanes of PCIe 5 are."""
+        return self.all_reduce.bandwidth_gb_s > PCIE_5_GB_S
+
+    def flop_s(self, dtype: str) -> float:
+        """Peak floating-point operations per second, or a `ConfigError` if none is stated."""
+        if dtype not in self.tflop_s:
+            raise ConfigError(
+                f"hardware {self.name}: no tflop_s for {dtype};"
+                f" use --dtype {' or '.join(self.tflop_s)}, or add the figure"
+            )
+        return self.tflop_s[dtype] * 1e12
+
+
+def load_hardware(name_or_path: str) -> Hardware:
+    """The GPU that a name means, or that of a TOML at this path; errors as in `hardware_path`."""
+    return read_by(_read, "hardware", hardware_path(name_or_path))
+
+
+def hardware_path(name_or_path: str) -> Path:
+    """The TOML that a name means; a file that exists is taken as it is.
+
+    Raises `ConfigError` with the nearest names for an unknown name, and with all that fit for an
+    ambiguous one.
+    """
+    if is_at(Path.is_file, Path(name_or_path)) or name_or_path in names("hardware"):
+        return find("hardware", name_or_path)
+    known, key = _names_by_key(), _key(name_or_path)
+    key = key if key in known else _sorted_key(name_or_path)
+    if key not in known and name_or_path not in known.values():
+        key = _key(name_or_path)
+        fitting = sorted({name for other, name in known.items() if key in other})
+        if len(fitting) > 1:
+            raise ConfigError(
+                f"no hardware named {name_or_path!r}; it could be {', '.join(fitting)}; give one of"
+                " them, or the path of a file"
+            )
+    return find("hardware", known.get(key, name_or_path))
+
+
+def _read(path: Path) -> Hardware:
+    return convert(read_toml(str(path)), Hardware, str(path))
+
+
+@cache
+def _names_by_key() -> dict[str, str]:
+    """Key of each name of a shipped GPU → name of its file."""
+    found = {}
+    for name in names("hardware"):
+        hardware = _read(find("hardware", name))
+        for other in (name, *hardware.device_names, *hardware.aliases):
+            found[_key(other)] = name
+            found.setdefault(_sorted_key(other), name)
+    return found
+
+
+_MAKERS_WORDS = re.compile(
+    r"nvidia|geforce|rtx|tesla|amd|instinct|generation|(?<=sxm)\d|[^a-z0-9 ]"
+)
+_UNIT = re.compile(r"\b(\d{2,3}) ?g(?:i?b)?\b")
+
+
+def _key(name: str) -> str:
+    """A name without case, punctuation, makers' words and the unit of a size."""
+    return "".join(_parts(name))
+
+
+def _sorted_key(name: str) -> str:
+    return "".join(sorted(_parts(name)))
+
+
+def _parts(name: str) -> list[str]:
+    spaced = _UNIT.sub(r"\1", re.sub(r"[-_]", " ", name.lower()))
+    return _MAKERS_WORDS.sub("", spaced).split()

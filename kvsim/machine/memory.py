@@ -1,0 +1,356 @@
+"""How many KV blocks fit: bytes of a block, and the memory budget of a GPU.
+
+```
+total x gpu_memory_utilization - weights - activations - sampler - libraries - communication
+    - CUDA graphs = bytes for blocks
+```
+Weights follow from the geometry. An engine measures the other terms with a dummy forward pass when
+it starts. Here they are estimates, and they are called so wherever they are shown. They stand for a
+start with a filled compile cache: vLLM's first start on a machine also charges what compiling
+takes, often 0.5 to 2 GiB (github.com/vllm-project/vllm/issues/54122 and 54383).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from kvsim.settings.config import RunConfig
+from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE, DEFAULT_LORA_RANK
+from kvsim.settings.versions import gpu_memory_utilization
+from kvsim.errors import ConfigError
+from kvsim.machine.hardware import GIB, Hardware
+from kvsim.machine.models import DTYPE_BYTES, Model, Shard
+from kvsim.machine.models.beside import Drafter, adapter_bytes, drafter_of
+from kvsim.machine.models.cache_groups import CacheGroup, block_layers, cache_groups, is_plain
+
+MIB = 2**20
+
+NVLINK_BUFFER_BYTES = int(1.8 * GIB)
+"""Buffers of NCCL and of the custom all-reduce on each of several GPUs that NVLink connects.
+
+What start-up logs counted beyond one GPU's libraries: 1.4 GiB (2 x H200, vLLM 0.11), 1.6 (B300),
+1.8 (2 x H100, github.com/vllm-project/vllm/pull/10511), 1.9 (8 x A100-40, 0.7), 2.4 (16 x H20,
+github.com/vllm-project/vllm/issues/13074); the middle one is taken.
+"""
+
+LEAST_NVLINK_BUFFER_BYTES = int(0.44 * GIB)
+"""The least of them that a start-up log had: 4 x H100, vLLM of July 2026
+(github.com/vllm-project/vllm/pull/48601, 0.6 GiB with the libraries)."""
+
+PCIE_BUFFER_BYTES = int(0.1 * GIB)
+"""Buffers of NCCL where PCIe connects the GPUs: 0.09 GiB with 2 x RTX 4090
+(github.com/vllm-project/vllm/issues/13061), 0.04 with 16 x RTX 3090 (pull/14447)."""
+
+
+def pool_setting(config: RunConfig) -> str:
+    """The setting that decides how many KV blocks there are."""
+    for key in ("num_gpu_blocks_override", "kv_cache_memory_bytes"):
+        if getattr(config, key) is not None:
+            return key
+    return "gpu_memory_utilization"
+
+
+def kv_dtype(model: Model, config: RunConfig) -> str:
+    """Type of the stored keys and values; all 8-bit formats are `fp8`."""
+    if config.kv_cache_dtype.startswith("fp8"):
+        return "fp8"
+    return model.dtype(config.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype)
+
+
+def token_bytes(model: Model, config: RunConfig) -> int:
+    """Bytes of the KV of one token on one GPU, if every layer keeps it (`Shard.token_bytes`)."""
+    return model.shard(config.tensor_parallel_size).token_bytes(kv_dtype(model, config))
+
+
+def tables_of(model: Model, config: RunConfig) -> tuple[CacheGroup, ...]:
+    """The groups of layers that have block tables of their own; none if one table serves all."""
+    disabled = config.disable_hybrid_kv_cache_manager
+    groups = () if disabled is None else cache_groups(model, not disabled)
+    return () if is_plain(groups) else groups
+
+
+def block_bytes(model: Model, config: RunConfig) -> int:
+    """Bytes of one KV block on one GPU of the tensor-parallel group."""
+    shard = model.shard(config.tensor_parallel_size)
+    return _block_bytes(shard, config, range(model.num_hidden_layers))
+
+
+def drafter(shard: Shard, config: RunConfig) -> Drafter:
+    """What the drafter of the settings takes on a GPU; nothing without one."""
+    if not config.speculative_config:
+        return Drafter()
+    dtype = kv_dtype(shard.model, config)
+    return drafter_of(shard, config.speculative_config, config.dtype, dtype)
+
+
+def _block_bytes(shard: Shard, config: RunConfig, layers: range) -> int:
+    """Bytes of one KV block in these layers, and in those of a drafter where one table serves
+    all."""
+    dtype, size = kv_dtype(shard.model, config), config.block_size or DEFAULT_BLOCK_SIZE
+    groups = tables_of(shard.model, config)
+    if not groups:
+        return size * (shard.token_bytes(dtype, layers) + drafter(shard, config).token_bytes)
+    token = max(group.token_bytes(DTYPE_BYTES[dtype]) for group in shard.kv_groups)
+    return int(size * token * block_layers(groups, layers))
+
+
+class Budget(Struct, frozen=True):
+    """Memory of one GPU, term by term.
+
+    All GPUs of a tensor-parallel group are alike. Of pipeline stages, it is the one with room for
+    the fewest blocks, which is how many every stage gets.
+    """
+
+    formula: str
+    """The engine whose formula it is: `vllm`, `sglang` or `nano-vllm`."""
+    vllm_version: str | None
+    """The release whose start-up is meant; none: not vLLM."""
+    memory_bytes: int
+    gpu_memory_utilization: float
+    num_hidden_layers: int
+    """Layers on this GPU: all, or those of its pipeline stage."""
+    weight_bytes: int
+    """Weights in GPU memory."""
+    cpu_offload_bytes: int
+    """Weights in CPU memory instead."""
+    drafter_bytes: int
+    """Weights of the drafter; an estimate unless it is a model of its own."""
+    adapter_bytes: int
+    """Slots for adapters."""
+    activation_bytes: int
+    """Estimate of the peak of the engine's dummy forward pass, above the weights."""
+    sampler_bytes: int
+    """Estimate of what the sampler holds for good."""
+    overhead_bytes: int
+    """Estimate of other memory that the engine counts as used: neither weights nor activations."""
+    communication_bytes: int
+    """Estimate of the buffers with which several GPUs exchange data; 0 for one GPU."""
+    cudagraph_bytes: int
+    """Estimate of the CUDA graphs; 0 where the version does not charge them, and if eager."""
+    kv_bytes: int
+    """What remains for blocks, or `kv_cache_memory_bytes`; negative if the terms exceed the
+    limit."""
+    kv_bytes_given: bool
+    """Whether `kv_cache_memory_bytes` is used in place of the other terms."""
+    block_bytes: int
+    num_gpu_blocks_in_budget: int
+    """Blocks by the formula; at least 0."""
+    num_gpu_blocks: int
+    """Blocks of the run: those of the budget, or `num_gpu_blocks_override`."""
+    num_cpu_blocks: int
+    """Blocks for swapping: of `swap_space`, or `num_cpu_blocks_override`."""
+    num_gpu_blocks_overridden: bool
+    num_cpu_blocks_overridden: bool
+    least: bool
+    """Whether activations and communication are the least that starts were seen to charge, as the
+    usual ones leave too few blocks."""
+
+    def remarks(self) -> tuple[str, ...]:
+        """What a reader should know of the terms, one line each."""
+        if not self.least:
+            return ()
+        return (
+            "memory: by the usual estimate the engine would not start; by the least that servers"
+            " were seen to take (small buffers between GPUs; up to vLLM 0.11.0 the sampler of"
+            " FlashInfer, as in its image) it does, and the run counts with that; --startup-log or"
+            " --num-gpu-blocks-override gives the real blocks",
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """All terms, for the provenance of a result."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        def gib(count: int) -> str:
+            return f"{count / GIB:.2f} GiB"
+
+        blocks = f"{gib(self.kv_bytes)} for blocks of {self.block_bytes:,} bytes"
+        if self.kv_bytes_given:
+            return f"kv_cache_memory_bytes: {blocks}"
+        optional = {
+            "drafter": self.drafter_bytes,
+            "adapters": self.adapter_bytes,
+            "sampler": self.sampler_bytes,
+            "communication": self.communication_bytes,
+            "CUDA graphs": self.cudagraph_bytes,
+        }
+        further = (f" - {name} {gib(term)} (estimate)" for name, term in optional.items() if term)
+        return (
+            f"{gib(self.memory_bytes)} x gpu_memory_utilization {self.gpu_memory_utilization:g}"
+            f" - weights {gib(self.weight_bytes)} - activations {gib(self.activation_bytes)}"
+            f" (estimate) - overhead {gib(self.overhead_bytes)} (estimate){''.join(further)}"
+            f" = {blocks}"
+        )
+
+
+class Stage(NamedTuple):
+    """A GPU when its engine starts."""
+
+    shard: Shard
+    hardware: Hardware
+    config: RunConfig
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    layers: range
+    """The layers of its pipeline stage."""
+    least: bool
+    """Whether to charge the least that starts were seen to charge."""
+
+    @property
+    def last(self) -> bool:
+        """Whether it samples."""
+        return self.layers.stop == self.shard.model.num_hidden_layers
+
+
+class Taken(NamedTuple):
+    """What a start takes from a GPU beside weights and the buffers between GPUs; names as in
+    `Budget`."""
+
+    overhead_bytes: float
+    activation_bytes: int = 0
+    sampler_bytes: int = 0
+    cudagraph_bytes: int = 0
+
+
+class Formula(Protocol):
+    """How an engine counts its KV blocks: (memory x utilization - what is taken) // block."""
+
+    is_vllm: bool
+    """Whether it has a release, and `swap_space` gives it blocks in CPU memory."""
+
+    def taken(self, stage: Stage) -> Taken:
+        """Returns what is in use on a GPU, or kept for the model. Raises `ConfigError` for settings
+        with which the engine does not start."""
+        ...
+
+
+def has_blocks(found: Budget) -> bool:
+    """Whether there is a block at all."""
+    return found.num_gpu_blocks > 0
+
+
+def budget(
+    model: Model,
+    hardware: Hardware,
+    config: RunConfig,
+    formula: Formula,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    holds: Callable[[Budget], bool] = has_blocks,
+) -> Budget:
+    """Blocks that fit on each GPU, by the formula of an engine.
+
+    `holds`: whether an engine starts with a budget. Where it does with the least that starts were
+    seen to charge, but not with the usual estimate, the least counts. Raises `ConfigError` with all
+    terms if not one block fits and nothing is overridden: vLLM would go on with 0 blocks and refuse
+    to serve, nano-vllm asserts.
+    """
+    shard = model.shard(config.tensor_parallel_size, expert_parallel_size(config))
+    limits = max_num_batched_tokens, max_num_seqs
+
+    def counted(least: bool) -> Budget:
+        stages = (
+            _stage_budget(formula, Stage(shard, hardware, config, *limits, layers, least))
+            for layers in model.stages(config.pipeline_parallel_size)
+        )
+        return min(stages, key=lambda stage: stage.kv_bytes // stage.block_bytes)
+
+    result = counted(least=False)
+    if not holds(result) and holds(least := counted(least=True)):
+        result = least
+    if result.num_gpu_blocks == 0:
+        less = "" if result.kv_bytes_given else "lower max_num_batched_tokens or max_num_seqs, "
+        raise ConfigError(
+            f"{model.name} on {hardware.name}: no KV block fits: {result}; raise"
+            f" {pool_setting(config)} or tensor_parallel_size, {less}or set num_gpu_blocks_override"
+        )
+    return result
+
+
+def expert_parallel_size(config: RunConfig) -> int:
+    """GPUs among which the experts of a layer are divided as wholes.
+
+    Replicas share them (vLLM 0.33.0, model_executor/layers/fused_moe/config.py,
+    `FusedMoEParallelConfig.make`). With replicas but without expert parallelism, columns are
+    divided among as many GPUs, which takes the same memory.
+    """
+    if config.enable_expert_parallel or config.data_parallel_size > 1:
+        return config.tensor_parallel_size * config.data_parallel_size
+    return 1
+
+
+def _stage_budget(formula: Formula, stage: Stage) -> Budget:
+    """The budget of a GPU of a pipeline stage."""
+    shard, hardware, config, layers = stage.shard, stage.hardware, stage.config, stage.layers
+    taken, weights = formula.taken(stage), shard.weight_bytes(config.dtype, layers)
+    offloaded = min(weights, int(config.cpu_offload_gb * GIB))
+    gpus = config.tensor_parallel_size * config.pipeline_parallel_size
+    nvlink = LEAST_NVLINK_BUFFER_BYTES if stage.least else NVLINK_BUFFER_BYTES
+    buffers = nvlink if hardware.nvlink else PCIE_BUFFER_BYTES
+    terms = {
+        "weight_bytes": weights - offloaded,
+        "drafter_bytes": drafter(shard, config).weight_bytes,
+        "adapter_bytes": _adapter_bytes(shard, config, layers),
+        **taken._asdict(),
+        "overhead_bytes": int(taken.overhead_bytes),
+        "communication_bytes": buffers if gpus > 1 else 0,
+    }
+    utilization = config.gpu_memory_utilization
+    if utilization is None:
+        utilization = gpu_memory_utilization(config.vllm_version)
+    left = int(hardware.memory_bytes * utilization - sum(terms.values()))
+    given = config.kv_cache_memory_bytes
+    left = left if given is None else given
+    block = _block_bytes(shard, config, layers)
+    fitting = max(left // block, 0)
+    swap = int(config.swap_space * GIB // block) if formula.is_vllm else 0
+    gpu, cpu = config.num_gpu_blocks_override, config.num_cpu_blocks_override
+    return Budget(
+        formula=config.memory_formula or "vllm",
+        vllm_version=config.vllm_version if formula.is_vllm else None,
+        memory_bytes=hardware.memory_bytes,
+        gpu_memory_utilization=utilization,
+        num_hidden_layers=len(layers),
+        **terms,
+        cpu_offload_bytes=offloaded,
+        kv_bytes=left,
+        kv_bytes_given=given is not None,
+        block_bytes=block,
+        num_gpu_blocks_in_budget=fitting,
+        num_gpu_blocks=fitting if gpu is None else gpu,
+        num_cpu_blocks=swap if cpu is None else cpu,
+        num_gpu_blocks_overridden=gpu is not None,
+        num_cpu_blocks_overridden=cpu is not None,
+        least=stage.least,
+    )
+
+
+def _adapter_bytes(shard: Shard, config: RunConfig, layers: range) -> int:
+    if not config.enable_lora:
+        return 0
+    slots, rank = config.max_loras or 1, config.max_lora_rank or DEFAULT_LORA_RANK
+    return adapter_bytes(shard, config.dtype, layers, slots, rank)
+
+
+def peak_bytes(shard: Shard, config: RunConfig, tokens: int, bytes_per_word: int) -> int:
+    """Estimated peak above the weights: the larger of the widest layer stage and of sampling.
+
+    A layer holds the residual and its normalised copy of every token, and either gate, up and
+    their product, or queries, keys, values and the attention output. A token has these of each
+    expert that it passes through. Sampling holds the hidden states and `bytes_per_word` for every
+    word of the whole vocabulary, which every GPU gathers.
+    """
+    model = shard.model
+    attention = shard.qkv_size + shard.heads * model.head_dim
+    mlp = 3 * shard.intermediate_size
+    if model.experts is not None:
+        routed = model.experts.num_experts_per_tok * model.experts.moe_intermediate_size
+        mlp = 3 * routed // shard.tensor_parallel_size
+    element = DTYPE_BYTES[model.dtype(config.dtype)]
+    forward = tokens * (2 * model.hidden_size + max(mlp, attention)) * element
+    sampling = tokens * model.hidden_size * element + bytes_per_word * model.vocab_size
+    return max(forward, sampling)

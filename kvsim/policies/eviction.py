@@ -1,0 +1,269 @@
+"""Orders in which idle blocks with content are evicted. A hit removes a block from the order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from functools import partial
+from heapq import heappop, heappush, heapreplace
+from itertools import islice
+
+from kvsim.policies.idle import Queue
+from kvsim.policies.order import Order, make_order
+from kvsim.policies.replacement.arc import AdaptiveReplacement
+from kvsim.policies.replacement.belady import Belady
+from kvsim.policies.replacement.counted import (
+    LastInFirstOut,
+    LeastFrequentlyUsed,
+    MostRecentlyUsed,
+)
+from kvsim.policies.replacement.lirs import LowInterReference
+from kvsim.policies.replacement.queued import FirstInFirstOut, Segmented
+from kvsim.policies.replacement.retained import Retained
+from kvsim.policies.replacement.s3_fifo import S3Fifo
+from kvsim.policies.replacement.sieve import Sieve
+from kvsim.policies.replacement.tiny_lfu import WindowTinyLfu
+from kvsim.policies.replacement.two_queues import TwoQueues
+
+_Entry = tuple[int, int, int, list[tuple[int, int]]]
+"""Tokens, −insertion number of the chain, block, chain."""
+
+
+class LeastRecentlyUsed(Queue):
+    """Evicts the blocks that became idle first. The last block of a table goes first.
+
+    The order of the free queue of vLLM V1 (`v1/core/block_pool.py`).
+    """
+
+    __slots__ = ()
+
+    def __init__(self, first: int = 0, size: int = 0) -> None:
+        super().__init__(0, 0)
+
+
+class Evictor(Order):
+    """Idle blocks with content, in the eviction order of vLLM 0.6.3.post1.
+
+    The engine (`core/evictor_v2.py`) keeps an insertion-ordered map block → (tokens, last) and
+    walks it from the front with a candidate, at first the front entry: an entry with a later
+    `last` ends the walk; one with more `tokens` (a longer prefix) becomes the candidate. So the
+    walk compares with the *current* candidate, and an older entry behind a newer one is not found.
+
+    The walk is O(entries). Here entries are grouped so that an eviction touches few of them::
+
+        oldest ►  streak(last=7)         streak(last=9) ...      consecutive entries, equal `last`
+                    ├ chain 16 32 48 64     ...                  one table released: tokens ascend
+                    └ chain 16 32                                ▲ the tail is the chain's longest
+
+    Within a streak nothing ends the walk, so its candidate is the longest prefix, the earliest
+    inserted of equals: the best chain tail, kept in a heap. Blocks that are hit leave lazily.
+    """
+
+    __slots__ = ("_chains", "_fence", "_home", "_sorted", "_streaks")
+
+    def __init__(self, first: int = 0, size: int = 0) -> None:
+        self._streaks: deque[_Streak] = deque()
+        self._home: dict[int, list[tuple[int, int]]] = {}
+        """block → the chain that holds it. Other blocks in a chain have left."""
+        self._sorted: list[_Entry] = []
+        """Entries that go before all others while `_fence` holds an entry. Some may have left
+        since."""
+        self._fence: _Streak | None = None
+        self._chains = 0
+
+    def __len__(self) -> int:
+        return len(self._home)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._home)
+
+    def store_table(self, blocks: list[int], keys: list[int]) -> None:
+        """Content does not matter."""
+
+    def hit(self, block: int) -> None:
+        self._home.pop(block, None)
+
+    def put(self, block: int, key: int | None, tokens: int, access_ns: int) -> None:
+        """Inserts a block at the back."""
+        streak = self._streaks[-1] if self._streaks else None
+        if streak is None or streak.last != access_ns:
+            streak = _Streak(access_ns)
+            self._streaks.append(streak)
+        chain = streak.open
+        if chain is None or chain[-1][0] >= tokens:
+            streak.close()
+            self._chains += 1
+            chain = streak.open = []
+            streak.order = self._chains
+        chain.append((tokens, block))
+        self._home[block] = chain
+
+    def put_table(
+        self,
+        blocks: list[int],
+        keys: Sequence[int | None],
+        tokens: Sequence[int],
+        access_ns: int,
+    ) -> None:
+        """Inserts the blocks of a table at the back, first to last."""
+        if not blocks:
+            return
+        self.put(blocks[0], keys[0], tokens[0], access_ns)
+        chain = self._home[blocks[0]]
+        chain.extend(zip(tokens[1:], blocks[1:], strict=True))
+        self._home.update(dict.fromkeys(blocks, chain))
+
+    def pop_many(self, number: int) -> list[int]:
+        home, evicted = self._home, list[int]()
+        while len(evicted) < number:
+            entries = self._first()
+            if not entries and len(self._streaks) == 1:
+                self._streaks[0].drain(home, number, evicted)
+            elif not entries:
+                evicted.append(self.pop())
+            while entries and len(evicted) < number:
+                _, _, block, chain = entries.pop()
+                if home.get(block) is chain:
+                    del home[block]
+                    evicted.append(block)
+        return evicted
+
+    def _first(self) -> list[_Entry]:
+        """Returns entries that go before all others, the next one last. Returns none if only a walk
+        can tell.
+
+        Such entries are in the leading streaks up to one that is later than all of them, if none of
+        them is later than the one before it. Nothing ends the walk among them, so the longest
+        prefix goes first, the earliest inserted of equals.
+        """
+        streaks, home = self._streaks, self._home
+        if self._sorted and self._fence is not None and self._fence.trim(home):
+            return self._sorted
+        while not streaks[0].trim(home):
+            streaks.popleft()
+        leading = [streaks[0]]
+        for streak in islice(streaks, 1, None):
+            if streak.last > streaks[0].last and streak.trim(home):
+                self._fence = streak
+                self._sorted = sorted(
+                    (tokens, -order, block, chain)
+                    for each in leading
+                    for _, order, chain in each.heap
+                    for tokens, block in chain
+                )
+                return self._sorted
+            if streak.trim(home):
+                if streak.last > leading[-1].last:
+                    break
+                leading.append(streak)
+        return []
+
+    def pop(self) -> int:
+        """Removes and returns the block on which the engine's walk ends."""
+        streaks, home = self._streaks, self._home
+        while not streaks[0].trim(home):
+            streaks.popleft()
+        candidate = streaks[0]
+        last, tokens = candidate.last, candidate.longest
+        for streak in islice(streaks, 1, None):
+            if not streak.trim(home):
+                continue
+            if streak.last > last:
+                break
+            if streak.longest > tokens:
+                candidate, last, tokens = streak, streak.last, streak.longest
+        block = candidate.pop()
+        del home[block]
+        return block
+
+
+class _Streak:
+    """Consecutively inserted entries with equal `last`."""
+
+    __slots__ = ("heap", "last", "open", "order")
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+        self.heap: list[tuple[int, int, list[tuple[int, int]]]] = []
+        """(−tokens of the tail, insertion number, chain). The first number may be out of date; it
+        is then too small, because chains only get shorter."""
+        self.open: list[tuple[int, int]] | None = None
+        """The chain that still grows. It is not in the heap."""
+        self.order = 0
+
+    @property
+    def longest(self) -> int:
+        """Returns the tokens of the candidate, after `trim`."""
+        return -self.heap[0][0]
+
+    def close(self) -> None:
+        """Moves the growing chain, if any, into the heap."""
+        if self.open is not None:
+            heappush(self.heap, (-self.open[-1][0], self.order, self.open))
+            self.open = None
+
+    def trim(self, home: dict[int, list[tuple[int, int]]]) -> bool:
+        """Brings the true candidate to the top. Returns False if nothing is left."""
+        self.close()
+        heap = self.heap
+        while heap:
+            key, order, chain = heap[0]
+            while chain and home.get(chain[-1][1]) is not chain:
+                chain.pop()
+            if not chain:
+                heappop(heap)
+            elif -chain[-1][0] != key:
+                heapreplace(heap, (-chain[-1][0], order, chain))
+            else:
+                return True
+        return False
+
+    def drain(
+        self, home: dict[int, list[tuple[int, int]]], number: int, evicted: list[int]
+    ) -> None:
+        """Removes candidates until `number` are `evicted` or none is left."""
+        while len(evicted) < number and self.trim(home):
+            if len(self.heap) > 1:
+                evicted.append(self.pop())
+                del home[evicted[-1]]
+                continue
+            _, order, chain = self.heap[0]
+            while chain and len(evicted) < number:
+                block = chain.pop()[1]
+                if home.get(block) is chain:
+                    del home[block]
+                    evicted.append(block)
+            self.heap = [(-chain[-1][0], order, chain)] if chain else []
+
+    def pop(self) -> int:
+        """Removes and returns the candidate, after `trim`."""
+        _, order, chain = self.heap[0]
+        block = chain.pop()[1]
+        if chain:
+            heapreplace(self.heap, (-chain[-1][0], order, chain))
+        else:
+            heappop(self.heap)
+        return block
+
+
+EVICTIONS: dict[str, type[Order]] = {
+    "vllm-0.6.3": Evictor,
+    "lru": LeastRecentlyUsed,
+    "fifo": FirstInFirstOut,
+    "filo": LastInFirstOut,
+    "mru": MostRecentlyUsed,
+    "lfu": LeastFrequentlyUsed,
+    "slru": Segmented,
+    "arc": AdaptiveReplacement,
+    "2q": TwoQueues,
+    "lirs": LowInterReference,
+    "s3-fifo": S3Fifo,
+    "sieve": Sieve,
+    "w-tinylfu": WindowTinyLfu,
+    "retained": Retained,
+    "belady": Belady,
+}
+"""Values of the argument `eviction` of managers with a prefix cache."""
+
+make_eviction = partial(make_order, "eviction", EVICTIONS)
+"""Returns the factory of an eviction order by name (`kvsim.policies.order.make_order`)."""

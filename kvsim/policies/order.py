@@ -1,0 +1,190 @@
+"""The order of idle blocks: which of them is reused next.
+
+```
+          store                  put
+ in use ────────► in use ─────────────────► idle ── pop ──► in use, its content is lost
+                  with content ◄─── hit ────┘
+```
+
+A pool reports everything that happens to its blocks to an order, and only ever calls `pop` to get
+one. The protocol serves both blocks with content, where the order is the eviction policy, and blank
+blocks. The key of a content stands for the tokens of a full block and all tokens before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from inspect import signature
+from typing import Any
+
+from kvsim.errors import ConfigError
+
+
+class Order:
+    """The order in which idle blocks are reused. A new order holds no block.
+
+    To write your own policy, derive a class with `put`, `pop`, `hit` and, if it looks at blocks in
+    use or at keys, `store`. Its constructor may name `first` and `size` (the ids of the pool's
+    blocks are `first .. first + size - 1`), `block_size`, `num_gpu_blocks`, `seed` and other
+    settings of a run. The methods for several blocks exist for speed and must decide the same.
+    """
+
+    __slots__ = ()
+
+    @property
+    def fresh(self) -> range:
+        """Blocks never used, in an order that holds them from the start."""
+        return range(0)
+
+    def store(self, block: int, key: int) -> None:
+        """A block in use was given content. Several blocks may hold the same content."""
+
+    def hit(self, block: int) -> None:
+        """One more request uses the content of a block; an idle block leaves the order."""
+
+    def put(self, block: int, key: int | None, tokens: int, access_ns: int) -> None:
+        """A block became idle.
+
+        `key` is its content, or None for a blank block. `tokens` counts the tokens of its sequence
+        up to the end of the block. `access_ns` is when that sequence was last scheduled, or -1 if
+        unknown.
+        """
+        raise NotImplementedError
+
+    def pop(self) -> int:
+        """Removes and returns the block that is reused next. Its content is lost."""
+        raise NotImplementedError
+
+    def store_table(self, blocks: list[int], keys: list[int]) -> None:
+        """Calls `store` for consecutive blocks of a table."""
+        for block, key in zip(blocks, keys, strict=True):
+            self.store(block, key)
+
+    def hit_table(self, blocks: list[int]) -> None:
+        """Calls `hit` for the leading blocks of a table."""
+        for block in blocks:
+            self.hit(block)
+
+    def put_table(
+        self,
+        blocks: list[int],
+        keys: Sequence[int | None],
+        tokens: Sequence[int],
+        access_ns: int,
+    ) -> None:
+        """Blocks of a table, in its order, became idle together.
+
+        They are `put` from last to first, so that no prefix is evicted before its continuation.
+        """
+        for block, key, upto in zip(
+            reversed(blocks), reversed(keys), reversed(tokens), strict=True
+        ):
+            self.put(block, key, upto, access_ns)
+
+    def pop_many(self, number: int) -> list[int]:
+        """Returns `number` blocks in the order in which `pop` would return them."""
+        return [self.pop() for _ in range(number)]
+
+    def __len__(self) -> int:
+        """The number of idle blocks. For a user's order, the pool keeps the count."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterates over the idle blocks except the `fresh` ones, in no particular order."""
+        raise NotImplementedError
+
+
+MakeOrder = Callable[[int, int], Order]
+"""Makes the order of a pool from its first block id and its number of blocks."""
+
+
+def make_order(
+    argument: str,
+    table: Mapping[str, Callable[..., Order]],
+    name: str | MakeOrder,
+    /,
+    **given: Any,
+) -> MakeOrder:
+    """Returns the factory of the order called `name`: a key of `table`, or `package.module:name`.
+
+    `given` holds the arguments that a constructor may name besides `first` and `size`. Raises
+    `ConfigError` for an unknown name, and during the run if a user's order returns a block that is
+    not idle.
+    """
+    if callable(name):
+        return name
+    if name in table and "future" not in signature(table[name]).parameters:
+        return table[name]
+    from kvsim.settings.library import build, look_up
+
+    label = f"{argument}: {name}"
+    maker = look_up(argument, table, str(name))
+
+    def make(first: int, size: int) -> Order:
+        order: Order = build(label, maker, {}, **{**given, "first": first, "size": size})
+        if not isinstance(order, Order):
+            raise ConfigError(f"{label} is not a subclass of kvsim.policies.order.Order; make it one")
+        return order if name in table else _Checked(label, order)
+
+    return make
+
+
+class _Checked(Order):
+    """Wraps a user's order: checks its choices and counts its blocks."""
+
+    def __init__(self, label: str, order: Order) -> None:
+        self._label = label
+        self._order = order
+        self._idle: dict[int, None] = {}
+        self.store = order.store  # type: ignore[method-assign]
+        self.store_table = order.store_table  # type: ignore[method-assign]
+
+    def __len__(self) -> int:
+        return len(self._idle)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._idle)
+
+    def hit(self, block: int) -> None:
+        self._idle.pop(block, None)
+        self._order.hit(block)
+
+    def hit_table(self, blocks: list[int]) -> None:
+        for block in blocks:
+            self._idle.pop(block, None)
+        self._order.hit_table(blocks)
+
+    def put(self, block: int, key: int | None, tokens: int, access_ns: int) -> None:
+        self._idle[block] = None
+        self._order.put(block, key, tokens, access_ns)
+
+    def put_table(
+        self,
+        blocks: list[int],
+        keys: Sequence[int | None],
+        tokens: Sequence[int],
+        access_ns: int,
+    ) -> None:
+        self._idle.update(dict.fromkeys(blocks))
+        self._order.put_table(blocks, keys, tokens, access_ns)
+
+    def pop(self) -> int:
+        block = self._order.pop()
+        self._given_out(block)
+        return block
+
+    def pop_many(self, number: int) -> list[int]:
+        blocks = self._order.pop_many(number)
+        for block in blocks:
+            self._given_out(block)
+        if len(blocks) != number:
+            raise ConfigError(f"{self._label} gave out {len(blocks)} blocks instead of {number}")
+        return blocks
+
+    def _given_out(self, block: int) -> None:
+        if type(block) is not int or block not in self._idle:
+            raise ConfigError(
+                f"{self._label} gave out {block!r}, which is not idle; let `pop` take out one"
+                " that was `put` and not `hit` since"
+            )
+        del self._idle[block]

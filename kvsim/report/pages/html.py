@@ -1,0 +1,190 @@
+"""HTML in which every text is escaped unless it is HTML already, and the parts all pages share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from html import escape
+from typing import Any
+
+from kvsim.report.pages.figures import Figure
+from kvsim.results.numerals import count, percent, seconds, size
+from kvsim.core.sums import added
+
+_VOID = frozenset({"br", "col", "hr", "input", "meta"})
+
+
+class Html(str):
+    """Text that is HTML already, and the figures that have their places in it."""
+
+    figures: tuple[Figure, ...] = ()
+
+
+def element(tag: str, *children: object, **attributes: object) -> Html:
+    """An element; a trailing underscore in an attribute's name is dropped, others become `-`.
+
+    Children that are not `Html` are escaped; None is left out, as are attributes that are None.
+    """
+    named = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
+        for name, value in attributes.items()
+        if value is not None
+    )
+    if tag in _VOID:
+        return Html(f"<{tag}{named}>")
+    return join((Html(f"<{tag}{named}>"), *children, Html(f"</{tag}>")))
+
+
+def join(children: Iterable[object]) -> Html:
+    """Children, one after another, and their figures in the same order."""
+    parts = [
+        child if isinstance(child, Html) else Html(escape(str(child)))
+        for child in children
+        if child is not None
+    ]
+    joined = Html("".join(parts))
+    joined.figures = tuple(figure for part in parts for figure in part.figures)
+    return joined
+
+
+def lead(text: object) -> Html:
+    """A paragraph that introduces what follows."""
+    return element("p", text)
+
+
+def id_of(name: object) -> Html:
+    """An identifier, in letters of equal width."""
+    return element("span", name, class_="id")
+
+
+def table(
+    head: Iterable[object],
+    rows: Iterable[Iterable[object]],
+    *,
+    text_columns: int = 1,
+    class_: str | None = None,
+) -> Html:
+    """A table that scrolls sideways if need be; columns after `text_columns` are numbers."""
+
+    def row(tag: str, cells: Iterable[object]) -> Html:
+        return element(
+            "tr",
+            *(
+                element(tag, cell, class_="number" if i >= text_columns else None)
+                for i, cell in enumerate(cells)
+            ),
+        )
+
+    body = element("tbody", *(row("td", cells) for cells in rows))
+    whole = element("table", element("thead", row("th", head)), body, class_=class_)
+    return element("div", whole, class_="scroll", tabindex="0")
+
+
+def panel(title: str | None, *children: object, id: str | None = None) -> Html:
+    """A framed part of a page."""
+    return element("div", element("h3", title) if title else None, *children, id=id, class_="panel")
+
+
+def columns(panels: Iterable[object]) -> Html:
+    """Panels side by side where there is room."""
+    return element("div", *panels, class_="columns")
+
+
+def card(label: str, value: str, *details: str, tone: str = "") -> Html:
+    """A figure at a glance; `tone` is a class of the style sheet."""
+    return element(
+        "div",
+        element("dt", label),
+        element("dd", value, class_=f"value {tone}".strip()),
+        *(element("dd", detail, class_="detail") for detail in details if detail),
+        class_="card",
+    )
+
+
+def cards(shown: Iterable[Html]) -> Html:
+    """Cards side by side."""
+    return element("dl", *shown, class_="cards")
+
+
+def tags(named: Iterable[tuple[str, str]]) -> Html:
+    """Labels in a colour: (text, `good`, `warning` or `bad`)."""
+    return element(
+        "p", *(element("span", text, class_=f"tag {tone}") for text, tone in named), class_="tags"
+    )
+
+
+def strip(parts: Iterable[tuple[str, float, str]]) -> Html:
+    """A bar of parts side by side: (colour, share of the width, label), without empty parts."""
+    return element(
+        "div",
+        *(
+            element(
+                "span", style=f"--colour: var(--{colour}); width: {100 * share:.2f}%", title=words
+            )
+            for colour, share, words in parts
+            if share > 0
+        ),
+        class_="strip",
+    )
+
+
+def shares(
+    parts: Iterable[tuple[str, float, str]], write: Callable[[float], str] | None = None
+) -> Html:
+    """A bar of the parts of a whole, each (colour, amount, label), and its legend; `write` puts
+    amounts and shares into the legend."""
+    there = [part for part in parts if part[1]]
+    whole = added(amount for _, amount, _ in there)
+    words = (
+        (colour, f"{label}: {write(amount)}, {percent(amount / whole)}" if write else label)
+        for colour, amount, label in there
+    )
+    bar = strip((colour, amount / whole, label) for colour, amount, label in there)
+    return join((bar, key_of(words)))
+
+
+def key_of(entries: Iterable[tuple[str, str]]) -> Html:
+    """A legend: (colour, label). A colour is a name of the style sheet, or any background."""
+    return element(
+        "div",
+        *(
+            element(
+                "span",
+                element("span", class_="swatch", style=f"--colour: {_paint(colour)}"),
+                words,
+                class_="entry",
+            )
+            for colour, words in entries
+        ),
+        class_="legend",
+    )
+
+
+def facts(named: Mapping[str, Any]) -> Html:
+    """Names and values; the unit is the end of the name, and None is left out."""
+    pairs = (
+        (element("dt", key), element("dd", written(key, value)))
+        for key, value in named.items()
+        if value is not None
+    )
+    return element("dl", *(part for pair in pairs for part in pair), class_="facts")
+
+
+def written(key: str, value: Any) -> str:
+    """A value in the unit that its key names."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        if key.endswith("_bytes"):
+            return f"{size(value)} ({count(value)} bytes)"
+        if key.endswith("bytes_per_s"):
+            return f"{size(value)}/s"
+        if key.endswith("_ns"):
+            return seconds(value / 1e9)
+        return str(value) if key == "Seed" else f"{value:,.6g}"
+    if isinstance(value, list):
+        return ", ".join(str(inner) for inner in value)
+    return str(value)
+
+
+def _paint(colour: str) -> str:
+    return colour if "(" in colour else f"var(--{colour})"

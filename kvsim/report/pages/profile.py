@@ -1,0 +1,169 @@
+"""Draws the tables of a profile: the times of a step's parts, by the counts that decide them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from kvsim.cost.profile import Curve, Fit, Grid, MixedGrid, Profile, distrust
+from kvsim.report.pages.document import document, placed
+from kvsim.report.pages.figures import Figure, chart, compact, line, log_axes, thinned
+from kvsim.report.pages.html import Html, facts, join, panel, table
+from kvsim.results.numerals import MISSING, plural
+from kvsim.results.plain import flat
+
+COLOURS = 6
+LINES = 6
+"""Most rows of a grid that are drawn."""
+TITLES = {
+    "dense": ("All layers without attention", "tokens in the step"),
+    "head": ("Logits and sampler", "rows of logits"),
+    "prefill": ("Attention of a prompt chunk, one layer", "tokens of the chunk"),
+    "decode_v1": ("Decode attention in one pass, one layer", "mean length"),
+    "decode_v2": ("Decode attention in partitions, one layer", "mean length"),
+    "mixed": ("Attention of a chunk and decodes in one launch, one layer", "tokens of the chunk"),
+}
+"""Table of the fit → its title, and the count on its x axis."""
+ERRORS = ("median_percent", "p95_percent", "max_percent", "bias_percent")
+
+Drawn = tuple[str, Sequence[float], Sequence[float]]
+"""A line: label, x, microseconds."""
+
+
+def build_profile(profile: Profile) -> str:
+    """The page of a profile."""
+    made = profile.model
+    fits = {profile.engine.block_size: profile.fit}
+    fits |= {int(size): fit for size, fit in profile.others.items()}
+    sections = {
+        f"Blocks of {size} tokens": placed(list(_figures(fit, size)), "duo")
+        for size, fit in fits.items()
+    }
+    sections["Errors"] = _errors(profile.error)
+    sections["Origin"] = panel(None, facts(flat(_origin(profile))))
+    model = f"{made.layers} layers, {made.dtype}, KV {made.kv_dtype}, tp {made.tp}"
+    return document(
+        "kvsim profile",
+        f"{made.name} on {profile.device.get('name', 'an unnamed device')}",
+        sections,
+        subject=f"{profile.source} · {profile.created} · {model}",
+        remarks=_verdict(profile.error),
+    )
+
+
+def error_rows(error: Mapping[str, Any]) -> list[tuple[str, int, list[float | None]]]:
+    """Label, number of points and `ERRORS` of each table, as a whole and by region.
+
+    These are errors of the fit on rows that it was not fitted to. Profiles with several block sizes
+    keep those of the other sizes under `others`.
+    """
+    found = {name: each for name, each in error.items() if _judged(each)}
+    for size, others in (error.get("others") or {}).items():
+        found |= {f"{name}, block_size {size}": e for name, e in others.items() if _judged(e)}
+    rows = []
+    for name, whole in found.items():
+        regions = {f"{name}, {key}": each for key, each in whole.items() if _judged(each)}
+        for label, each in {name: whole, **regions}.items():
+            rows.append((label, int(each["points"]), [each.get(key) for key in ERRORS]))
+    return rows
+
+
+def other_statements(error: Mapping[str, Any]) -> dict[str, Any]:
+    """What a profile says about its error besides `error_rows`."""
+    return {key: each for key, each in error.items() if key != "others" and not _judged(each)}
+
+
+def _verdict(error: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """How well the fit predicts rows that it was not fitted to, at its worst table."""
+    remarks = []
+    known = [(each[0], label) for label, _, each in error_rows(error) if each[0] is not None]
+    if known:
+        worst, label = max(known)
+        text = f"On rows held out, the median error is at most {worst:.3g} % ({label})."
+        remarks.append((text, "plain"))
+    else:
+        remarks.append(("The profile states no error on rows held out.", "warning"))
+    if why := distrust(error):
+        remarks.append((f"Not trusted: {why}.", "bad"))
+    return remarks
+
+
+def _figures(fit: Fit, size: int) -> Iterator[Figure]:
+    for name, (title, x_title) in TITLES.items():
+        found = getattr(fit, name)
+        drawn: list[Drawn] = []
+        if isinstance(found, Curve):
+            drawn = [("", found.x, found.us)]
+        elif isinstance(found, Grid):
+            drawn = _slices(name, found)
+        elif isinstance(found, MixedGrid):
+            drawn = _mixed_slices(found)
+        if drawn:
+            yield _figure(f"{name}-{size}", title, x_title, drawn)
+
+
+def _slices(name: str, grid: Grid) -> list[Drawn]:
+    """Decode by length for some numbers of sequences; prefill by tokens for some contexts."""
+    if name != "prefill":
+        places = thinned(len(grid.x), LINES).tolist()
+        return [(plural(int(grid.x[i]), "sequence"), grid.ctx, grid.us[i]) for i in places]
+    places = thinned(len(grid.ctx), LINES).tolist()
+    return [(f"context {grid.ctx[j]:,g}", *_column(grid.x, grid.us, j)) for j in places]
+
+
+def _column(
+    x: Sequence[float], us: Sequence[Sequence[float]], j: int
+) -> tuple[list[float], list[float]]:
+    """Column `j` of the grid, over the rows that are long enough to have it."""
+    reached = [(at, row[j]) for at, row in zip(x, us, strict=True) if len(row) > j]
+    return [at for at, _ in reached], [value for _, value in reached]
+
+
+def _mixed_slices(grid: MixedGrid) -> list[Drawn]:
+    """By the chunk's tokens, without context, for some numbers of decodes of the middle length."""
+    middle = len(grid.kv) // 2
+    return [
+        (
+            f"{grid.n[k]:,g} decodes of {grid.kv[middle]:,g}",
+            grid.q,
+            [rows[0][k][middle] for rows in grid.us],
+        )
+        for k in thinned(len(grid.n), LINES).tolist()
+    ]
+
+
+def _figure(name: str, title: str, x_title: str, drawn: Sequence[Drawn]) -> Figure:
+    data = [
+        line(x, compact(us), f"run-{(1 + i) % COLOURS}", label or title)
+        for i, (label, x, us) in enumerate(drawn)
+    ]
+    axes, keyed = log_axes(x_title, "time (µs)", data), bool(drawn[0][0])
+    return chart(name, title, "", data, *axes, keyed=keyed, height=300)
+
+
+def _errors(error: Mapping[str, Any]) -> Html:
+    """Errors on rows held out, and the profile's other statements."""
+    rows = [
+        [label, f"{number:,}", *(MISSING if value is None else f"{value:,g}" for value in values)]
+        for label, number, values in error_rows(error)
+    ]
+    head = ("table", "points", "median %", "p95 %", "max %", "bias %")
+    others = facts(flat(other_statements(error)))
+    return panel(None, join((table(head, rows) if rows else None, others)))
+
+
+def _judged(value: Any) -> bool:
+    return isinstance(value, Mapping) and "points" in value
+
+
+def _origin(profile: Profile) -> dict[str, Any]:
+    return {
+        "device": profile.device,
+        "software": profile.software,
+        "block_size": profile.engine.block_size,
+        "step": list(profile.fit.step),
+        "launch_floor_us": profile.fit.launch_floor_us,
+        "copied_block_us": profile.fit.copied_block_us,
+        "ceilings": profile.ceilings,
+        "rows measured": len(profile.rows),
+    }

@@ -1,0 +1,274 @@
+"""Writes the report of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
+from typing import Any
+
+from kvsim.results.blockmap.blockmap import BlockMap
+from kvsim.results.ledger.parts import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
+from kvsim.report.pages.block_map import block_map_section
+from kvsim.report.pages.distribution import distribution_figures
+from kvsim.report.pages.document import document, placed
+from kvsim.report.pages.figures import Figure
+from kvsim.report.pages.html import (
+    Html,
+    card,
+    cards,
+    element,
+    id_of,
+    join,
+    key_of,
+    lead,
+    panel,
+    shares,
+    strip,
+)
+from kvsim.report.pages.html import table as table_of
+from kvsim.report.pages.html import tags as tags_of
+from kvsim.report.pages.over_time import View, limits_words, look_at, time_figures
+from kvsim.report.pages.provenance import memory_panel, provenance_panels
+from kvsim.report.pages.requests import explorer, length_figures
+from kvsim.report import wording
+from kvsim.results.ledger_summary import SHOWN, bare
+from kvsim.results.metrics import LATENCIES
+from kvsim.results.numerals import count, milliseconds, seconds, show
+from kvsim.results.statistics import LISTED, ratio
+from kvsim.report.tiers import tier_figures
+from kvsim.core.sums import added
+
+_TIME = {bare(name): label for name, label in TIME_LABELS.items()}
+
+HIT_RATES = {
+    "prefix_cache_hit_rate": (
+        "Prompt tokens, first admissions",
+        "vLLM V1: hits over queries; what a preempted request finds again does not count",
+    ),
+    "prefix_cache_hit_rate_with_preempted": (
+        "Tokens, re-admissions included",
+        "adds what preempted requests found again or had to compute again",
+    ),
+    "prefix_cache_block_hit_rate": (
+        "Block look-ups",
+        "vLLM 0.6.3: look-ups of full blocks that found one",
+    ),
+    "prefix_cache_request_hit_share": ("Requests with any hit", "share of admitted requests"),
+}
+"""Key of a summary → what the rate is of, and its definition."""
+
+
+def build_page(
+    summary: Mapping[str, Any],
+    requests: Mapping[str, Any],
+    steps: Mapping[str, Any],
+    block_map: BlockMap | None = None,
+) -> str:
+    """The report of a run, for `report.html`: the result and the arguments of `summarise`."""
+    run, meta = look_at(summary, requests, steps), summary["meta"]
+    timed, lengths = time_figures(run), length_figures(run)
+    spread = distribution_figures(
+        [("requests", "used", run.durations)], goals=meta.get("goodput") or {}
+    )
+    rates = [[*words, show(summary[key], "share")] for key, words in HIT_RATES.items()]
+    rates = rates if meta.get("prefix_caching") else []
+    tiers = [[label, ", ".join(parts)] for label, parts in tier_figures(summary)]
+    sections = {
+        "Key figures": cards(figure_cards(summary)),
+        "Latency": _latency(summary, spread),
+        "Where time went": _ledger(summary),
+        "Over time": join((lead(_OVER_TIME), placed(timed))) if timed else lead(_NO_STEP),
+        "Block map": block_map_section(block_map, run),
+        "Lengths": join((lead(_LENGTHS), placed(lengths, "duo"))) if lengths else None,
+        "Requests": _requests(run),
+        "Prefix cache": _words(rates, "Hit rate of", "Definition", ""),
+        "Tiers": _words(tiers, "KV offload", ""),
+        "Memory": memory_panel(meta),
+        "Provenance": provenance_panels(meta),
+    }
+    path = (meta.get("trace") or {}).get("path")
+    return document(
+        "kvsim run",
+        PurePath(str(path)).name if path else "Run",
+        sections,
+        subject=wording.subject(meta),
+        about=[tags(summary)],
+        remarks=wording.verdict(summary),
+    )
+
+
+_OVER_TIME = (
+    "Point at a chart to read all of them at that instant. Drag across one to zoom all,"
+    " double-click to see the whole run again."
+)
+_NO_STEP = "No step was run, so there is nothing to draw."
+_LENGTHS = "Requests by the tokens of their prompt and of their output."
+
+
+def _words(rows: list[list[str]], *head: str) -> Html | None:
+    """A table of words, with a figure at most at the end of a row; None without rows."""
+    return panel(None, table_of(head, rows, text_columns=2)) if rows else None
+
+
+def tags(summary: Mapping[str, Any]) -> Html:
+    """Labels for how the run ended and where its step times come from."""
+    fine = "warning" if wording.bound(summary) else "good"
+    ended = fine if wording.finished(summary) else "bad"
+    timed = "good" if wording.measured(summary["meta"]) else "warning"
+    return tags_of(
+        [(wording.outcome_title(summary), ended), (wording.time_source(summary["meta"]), timed)]
+    )
+
+
+def figure_cards(summary: Mapping[str, Any]) -> list[Html]:
+    """The key figures at a glance."""
+
+    def figure(key: str, unit: str) -> str:
+        return show(summary[key], unit)
+
+    by_mode, meta = summary["num_preemptions_by_mode"], summary["meta"]
+    served = figure("request_throughput", "requests/s")
+    tokens = figure("total_token_throughput", "tokens/s")
+    shown = [
+        card(
+            "Output throughput",
+            figure("output_throughput", "tokens/s"),
+            f"{served}, {tokens} with prompts",
+        )
+    ]
+    if summary["request_goodput"] is not None:
+        kept = show(ratio(summary["request_goodput"], summary["request_throughput"]), "share")
+        detail = f"{kept} of completed: {limits_words(meta['goodput'])}"
+        shown.append(card("Goodput", figure("request_goodput", "requests/s"), detail))
+    for kind in ("ttft", "tpot", "e2el"):
+        p50, p99, mean = (figure(f"{name}_{kind}_ms", "ms") for name in ("p50", "p99", "mean"))
+        shown.append(card(f"{LATENCIES[kind]} p50", p50, f"p99 {p99}, mean {mean}"))
+    most, total = figure("kv_cache_usage_max", "share"), show(meta.get("num_gpu_blocks"), "blocks")
+    mean = figure("kv_cache_usage_mean", "share")
+    shown.append(card("KV cache in use", mean, f"mean; at most {most} of {total} blocks"))
+    again = f"{count(summary['recomputed_tokens'])} tokens computed again"
+    moved = f"{count(summary['swapped_out_blocks'])} blocks swapped out"
+    costs = ", ".join([again] * bool(by_mode["recompute"]) + [moved] * bool(by_mode["swap"]))
+    shown.append(card("Preemptions", count(summary["num_preemptions"]), costs or "none"))
+    if meta.get("prefix_caching"):
+        hit, asked = (count(summary[f"prefix_cache_{key}_tokens"]) for key in ("hit", "query"))
+        rate = figure("prefix_cache_hit_rate", "share")
+        shown.append(card("Prefix cache hit rate", rate, f"{hit} of {asked} prompt tokens"))
+    longest = f"mean; at most {count(summary['waiting_max'])} requests"
+    return [*shown, card("Waiting in the queue", figure("mean_queue_ms", "ms"), longest)]
+
+
+def _latency(summary: Mapping[str, Any], figures: list[Figure]) -> Html:
+    words = "Of completed requests, from the arrival at the engine. Each curve shows the share"
+    words += " of requests whose latency is at most the value on the axis."
+    if summary["meta"].get("goodput"):
+        words += " Dotted: the limits of the goodput."
+    rows = [
+        [label, *(show(summary[f"{name}_{kind}_ms"], "ms") for name in LISTED)]
+        for kind, label in LATENCIES.items()
+    ]
+    return join((lead(words), placed(figures, "trio"), panel(None, table_of(["", *LISTED], rows))))
+
+
+def _requests(run: View) -> Html:
+    if not len(run.requests["id"]):
+        return lead("The trace has no requests.")
+    parts: list[object] = [explorer(run)]
+    if run.summary["rejected"]:
+        parts += [element("h3", "Rejected requests"), _rejected(run.summary, run.requests)]
+    return join(parts)
+
+
+def _rejected(summary: Mapping[str, Any], requests: Mapping[str, Any]) -> Html:
+    """Rejected requests by reason, with the first few of each."""
+    rows = []
+    everyone = list(zip(requests["id"], requests["status"], requests["reason"], strict=True))
+    for reason, number in summary["rejected_by_reason"].items():
+        names = [
+            str(id)
+            for id, status, why in everyone
+            if status == "rejected" and (str(why) or "unknown") == reason
+        ]
+        shown = ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
+        share = show(ratio(number, summary["num_requests"]), "share")
+        rows.append(
+            [reason, id_of(shown), wording.remedy_of(summary, reason), count(number), share]
+        )
+    columns = ["Reason", "Requests", "Remedy", "Number", "Share"]
+    return panel(None, table_of(columns, rows, text_columns=3))
+
+
+def _ledger(summary: Mapping[str, Any]) -> Html | None:
+    """Where the time of requests and steps and the prompt tokens went; None without a ledger."""
+    if "time_ledger_mean_ms" not in summary:
+        return None
+    parts: list[object] = []
+    if summary["completed"]:
+        parts += [element("h3", "Requests, from arrival to end"), _mean_and_slow(summary)]
+    steps, tokens = summary.get("step_time_s", {}), summary.get("prompt_ledger_tokens") or {}
+    if any(steps.values()):
+        kernels = _shares(steps, KERNEL_LABELS, "kernel", seconds)
+        parts += [element("h3", "Steps, by kernel"), kernels]
+    if any(tokens.values()):
+        found, lost = summary["prefix_cache_preempted_hit_tokens"], summary["recomputed_tokens"]
+        again = f"First admissions only. After preemptions, {count(found)} tokens were found again"
+        prompts = _shares(tokens, PROMPT_LABELS, "prompt", count)
+        parts += [element("h3", "Prompt tokens and the prefix cache"), prompts]
+        parts.append(lead(f"{again} and {count(lost)} were computed again."))
+    return join(parts or [lead("Nothing was completed and no step was run.")])
+
+
+def _mean_and_slow(summary: Mapping[str, Any]) -> Html:
+    """The mean request, the requests at p50 and p99 of E2EL, and every part over all requests."""
+    bars = {"Mean request": summary["time_ledger_mean_ms"]}
+    for name, one in summary["time_ledger_requests"].items():
+        bars[f"{name} of E2EL: {one['id']}"] = one["parts_ms"]
+    longest = max(added(parts.values()) for parts in bars.values())
+    seen = [name for name in _TIME if any(parts[name] for parts in bars.values())]
+    strips = [
+        (title, _strip(parts, longest), milliseconds(added(parts.values())))
+        for title, parts in bars.items()
+    ]
+    total = summary["time_ledger_total_s"]
+    whole = added(total.values())
+    figures = [summary[f"time_ledger_{each}_ms"] for each in SHOWN]
+    rows = [
+        [
+            label,
+            seconds(total[name]),
+            show(ratio(total[name], whole), "share"),
+            *(show(each[name], "ms") for each in figures),
+        ]
+        for name, label in _TIME.items()
+        if total[name]
+    ]
+    return panel(
+        None,
+        lead(
+            "Parts add up, to the nanosecond. Percentiles in the table are of each part by itself."
+        ),
+        table_of(["", "Where its time went", "E2EL"], strips, text_columns=2),
+        key_of((f"part-{name}", _TIME[name]) for name in seen),
+        table_of(["Completed requests", "Total", "Share", *SHOWN], rows),
+    )
+
+
+def _strip(parts: Mapping[str, float], longest: float) -> Html:
+    """A bar whose parts have the lengths of a request's parts, in milliseconds."""
+    return strip(
+        (f"part-{name}", (parts[name] or 0.0) / longest, f"{label}: {milliseconds(parts[name])}")
+        for name, label in _TIME.items()
+        if longest and parts[name]
+    )
+
+
+def _shares(
+    values: Mapping[str, float],
+    labels: Mapping[str, str],
+    family: str,
+    write: Callable[[float], str],
+) -> Html:
+    """A bar of the parts of a whole, in the colours of a family."""
+    parts = ((bare(name), label) for name, label in labels.items())
+    colours = ((f"{family}-{name}", values.get(name, 0), label) for name, label in parts)
+    return panel(None, shares(colours, write))

@@ -1,0 +1,187 @@
+"""Splits the prompt of every request by where its cache hits went, after the run.
+
+The order of admissions and releases says what had been computed when a request was admitted.
+Streams are compared as pieces of tokens rather than as blocks. Each known piece has an entry that
+says how far it is known. So a prompt costs as many look-ups as it has pieces, and a prefix that
+ends within a block is seen. The meaning of the parts: `kvsim.results.ledger.parts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.results.ledger.parts import PROMPT_PARTS
+from kvsim.core.records import transitions as kinds
+from kvsim.workload.keys import Streams
+from kvsim.workload.streams import Piece, SpannedStream
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+_RELEASE, _ADMISSION = range(2)
+"""Order of events at one instant: blocks are released before requests are admitted."""
+_COLD = PROMPT_PARTS.index("cold_tokens")
+
+
+class Rules(NamedTuple):
+    """What decides which tokens of a prompt can be hit at all."""
+
+    block_size: int
+    withheld: int
+    """Tokens at the end that are not looked up (`blocks.sharing.FullHit`)."""
+
+
+class Known:
+    """The tokens that have been computed so far, each known together with all tokens before it."""
+
+    def __init__(self) -> None:
+        self._upto: dict[tuple[int, int], int] = {}
+        """(salt, key of a piece) → the place behind the last token known of it."""
+
+    def add(self, salt: int, pieces: Iterable[Piece]) -> None:
+        """Note that these leading tokens of a stream are known."""
+        upto = self._upto
+        for key, _, last in pieces:
+            if upto.get((salt, key), 0) < last:
+                upto[salt, key] = last
+
+    def prefix(self, salt: int, pieces: Iterable[Piece]) -> int:
+        """How many leading tokens of a stream are known."""
+        known = 0
+        for key, first, last in pieces:
+            known = max(first, min(last, self._upto.get((salt, key), 0)))
+            if known < last:
+                break
+        return known
+
+
+def split_prompts(
+    streams: Streams,
+    requests: Mapping[str, Ints],
+    transitions: Mapping[str, Ints],
+    rules: Rules,
+) -> dict[str, Ints]:
+    """`PROMPT_PARTS` of each request, in tokens; 0 for one that was never admitted.
+
+    `streams`: of the requests, in order, and maybe more; `requests`: their columns. A prompt whose
+    first token no other stream has is all cold; only the others are compared.
+    """
+    lengths, reached = requests["input_length"], _reached(requests, transitions)
+    parts = np.zeros((len(lengths), len(PROMPT_PARTS)), dtype=np.int64, order="F")
+    alone, salted = np.array(streams.alone(len(lengths)), dtype=bool), streams.salted
+    cold = alone & (requests["first_scheduled_ns"] >= 0) & (requests["num_cached_tokens"] == 0)
+    parts[cold, _COLD] = lengths[cold]
+    past, coming, anywhere = Known(), Known(), Known()
+    events = _events(requests, transitions, rules.block_size, ~cold)
+    hits = requests["num_cached_tokens"]
+    made: dict[int, SpannedStream] = {}
+    for _, kind, place, tokens in sorted(events):
+        stream = made.get(place) or made.setdefault(place, streams[place])
+        pieces = stream.pieces(min(tokens, stream.shared_tokens))
+        if kind == _RELEASE:
+            past.add(stream.salt, pieces)
+            if salted:
+                anywhere.add(0, pieces)
+            continue
+        known = past.prefix(stream.salt, pieces)
+        held = coming.prefix(stream.salt, pieces)
+        elsewhere = anywhere.prefix(0, pieces) if salted else 0
+        coming.add(stream.salt, pieces)
+        parts[place] = classify(tokens, int(hits[place]), known, held, elsewhere, rules)
+    cut_off(parts, reached)
+    return {name: parts[:, place] for place, name in enumerate(PROMPT_PARTS)}
+
+
+def classify(
+    length: int, hit: int, past: int, coming: int, elsewhere: int, rules: Rules
+) -> tuple[int, ...]:
+    """`PROMPT_PARTS` of a prompt of `length` tokens, the first `hit` of which were found.
+
+    `past`: leading tokens that were computed before. `coming`: leading tokens that an earlier
+    admitted request had computed or was about to compute. `elsewhere`: leading tokens that were
+    computed under any cache salt.
+    """
+    size = rules.block_size
+    looked_up = (length - rules.withheld) // size * size
+    # The part of a block that was found and still had to be computed.
+    begin = min(-(-hit // size) * size, length)
+    known = max(begin, min(past, length), min(coming, length))
+    whole = max(begin, known // size * size)
+    last_block = begin - hit
+    if begin >= looked_up:
+        last_block += whole - begin
+        begin = whole
+    evicted = max(0, min(past // size * size, whole) - begin)
+    concurrent = whole - begin - evicted
+    other_salt = max(0, min(elsewhere, length) // size * size - known)
+    cold = length - known - other_salt
+    return hit, last_block, evicted, concurrent, known - whole, other_salt, cold, 0
+
+
+def cut_off(parts: Ints, reached: Ints) -> None:
+    """Cut the parts of each prompt, a row, off after its first `reached` tokens, in place; the last
+    part takes the rest."""
+    left, rest = reached.copy(), parts[:, -1]
+    for tokens in parts.T[:-1]:
+        kept = np.minimum(tokens, left)
+        left -= kept
+        rest += tokens - kept
+        tokens[:] = kept
+
+
+def _events(
+    requests: Mapping[str, Ints], transitions: Mapping[str, Ints], block_size: int, asked: Bools
+) -> Iterator[tuple[tuple[int, int, int], int, int, int]]:
+    """(order, kind, index, tokens) of each admission and release of the requests that are `asked`
+    about; the tokens are those of the prompt, or those that are computed."""
+    computed = _computed(requests)
+    chosen = np.flatnonzero(asked & (requests["first_scheduled_ns"] >= 0))
+    names = ("first_scheduled_ns", "arrival_ns", "finish_ns", "input_length")
+    columns = (requests[name][chosen].tolist() for name in names)
+    for place, start_ns, arrival_ns, finish_ns, length in zip(
+        chosen.tolist(), *columns, strict=True
+    ):
+        yield (start_ns, _ADMISSION, arrival_ns), _ADMISSION, place, length
+        if finish_ns >= 0:
+            yield (finish_ns, _RELEASE, 0), _RELEASE, place, int(computed[place])
+    losing = np.isin(transitions["kind"], (kinds.PREEMPTED, kinds.SWAPPED_OUT))
+    losing &= asked[transitions["request"]]
+    columns = (transitions[name][losing].tolist() for name in kinds.TRANSITION_COLUMNS)
+    for place, kind, time_ns, value in zip(*columns, strict=True):
+        tokens = value * block_size if kind == kinds.SWAPPED_OUT else value
+        yield (time_ns, _RELEASE, 0), _RELEASE, place, min(tokens, int(computed[place]))
+
+
+def _reached(requests: Mapping[str, Ints], transitions: Mapping[str, Ints]) -> Ints:
+    """Prompt tokens of each request computed or found before it lost its blocks or the run ended.
+
+    The progress of an incomplete prompt is unknown; then only its hits are counted.
+    """
+    lengths, cached = requests["input_length"], requests["num_cached_tokens"]
+    firsts_ns = requests["first_token_ns"]
+    reached: Ints = np.where(firsts_ns >= 0, lengths, cached)
+    for place, (time_ns, tokens) in _first_losses(transitions).items():
+        if firsts_ns[place] < 0 or firsts_ns[place] > time_ns:
+            reached[place] = max(cached[place], min(tokens, lengths[place]))
+    return reached
+
+
+def _first_losses(transitions: Mapping[str, Ints]) -> dict[int, tuple[int, int]]:
+    """Request → when it lost its blocks for the first time, and the tokens computed by then."""
+    losses: dict[int, tuple[int, int]] = {}
+    preempted = transitions["kind"] == kinds.PREEMPTED
+    columns = (transitions[name][preempted].tolist() for name in ("request", "time_ns", "value"))
+    for place, time_ns, value in zip(*columns, strict=True):
+        losses.setdefault(place, (time_ns, value))
+    return losses
+
+
+def _computed(requests: Mapping[str, Ints]) -> Ints:
+    """Tokens of the first sample whose KV existed in the end: all but the newest."""
+    generated = requests["output_tokens"] // requests["n"]
+    computed: Ints = np.maximum(0, requests["input_length"] + generated - 1)
+    return computed

@@ -1,0 +1,109 @@
+"""Says how much was offered, how much of it was served, and whether the engine kept up.
+
+```
+first release        middle                     last release
+      ├─────────────────┼── late requests ──────────┤ ─ ─ ─ ─ the rest is served
+                  queue, backlog              queue, backlog
+```
+*Offered* is the rate at which clients released requests: those after the first, over the time from
+the first release to the last. *Served* are completed requests over the whole run (`duration`), so
+the last outputs lower it even in a run that kept up. Whether a run kept up shows while requests
+still come in, from the middle of the releases to the last one. The queue holds those released and
+never yet scheduled; the backlog, all released and not yet over.
+
+* *overloaded*: the queue grew by more than chance explains;
+* *never steady*: the backlog did, the queue did not: what the run measures would go on to change.
+
+Chance explains twice the square root of the late requests: two standard deviations of the number
+that arrives in such a time, if arrivals are random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import sqrt
+from typing import Any, Literal
+
+import numpy as np
+
+from kvsim.results.numerals import count, show
+from kvsim.results.phases import Ints, ints
+
+State = Literal["steady", "overloaded", "never steady", "unknown"]
+OVERLOADED: State = "overloaded"
+_CHANCE = 2.0
+"""Standard deviations that chance explains."""
+
+
+def load_figures(requests: Mapping[str, Any]) -> dict[str, float | int | None]:
+    """Offered rates, and how queue and backlog grew; rates are None without two releases."""
+    released = ints(requests["released_ns"])
+    came = released >= 0
+    first, last = (int(end(released[came])) if came.any() else 0 for end in (np.min, np.max))
+    middle = first + (last - first) // 2
+    number = int(came.sum())
+    rate = (number - 1) * 1e9 / (last - first) if last > first else None
+
+    def tokens_per_second(tokens: Ints) -> float | None:
+        return None if rate is None else rate * float(tokens[came].mean())
+
+    outputs = ints(requests["output_length"]) * ints(requests["n"])
+    served = came & np.array([status != "rejected" for status in requests["status"]], dtype=bool)
+    return {
+        "request_rate": rate,
+        "output_token_rate": tokens_per_second(outputs),
+        "total_token_rate": tokens_per_second(ints(requests["input_length"]) + outputs),
+        "late_requests": int((released > middle).sum()),
+        "queue_growth": _growth(requests, served, "first_scheduled_ns", middle, last),
+        "backlog_growth": _growth(requests, served, "finish_ns", middle, last),
+    }
+
+
+def state_of(figures: Mapping[str, Any]) -> State:
+    """Whether the run with these figures kept up; unknown if all requests came at once."""
+    if figures.get("request_rate") is None:
+        return "unknown"
+    chance = _CHANCE * sqrt(figures["late_requests"])
+    if figures["queue_growth"] > chance:
+        return "overloaded"
+    return "never steady" if figures["backlog_growth"] > chance else "steady"
+
+
+def rates_words(figures: Mapping[str, Any]) -> str:
+    """`offered 3.40 req/s (2,390 tok/s), served 1.65 req/s (1,160 tok/s)`."""
+    served = _pair(figures, "request_throughput", "total_token_throughput")
+    if figures.get("request_rate") is None:
+        return f"served {served}"
+    return f"offered {_pair(figures, 'request_rate', 'total_token_rate')}, served {served}"
+
+
+def load_words(figures: Mapping[str, Any]) -> str:
+    """One sentence on offered and served load, which begins with what is wrong."""
+    rates = rates_words(figures)
+    state = state_of(figures)
+    late = count(figures.get("late_requests") or 0)
+    if state == "overloaded":
+        grew = count(figures["queue_growth"])
+        return f"Overloaded: {rates}. Of the last {late} requests, {grew} piled up in the queue."
+    if state == "never steady":
+        grew = count(figures["backlog_growth"])
+        return (
+            f"Never reached a steady state: {rates}. With the last {late} requests, those in"
+            f" progress rose by {grew}; give it a longer trace."
+        )
+    return f"{rates[0].upper()}{rates[1:]}."
+
+
+def _growth(requests: Mapping[str, Any], which: Any, leave: str, middle: int, last: int) -> int:
+    """How many more requests were there at the last release than in the middle of all."""
+    released, left = (ints(requests[name])[which] for name in ("released_ns", leave))
+
+    def there(now_ns: int) -> int:
+        return int((released <= now_ns).sum() - ((left >= 0) & (left <= now_ns)).sum())
+
+    return there(last) - there(middle)
+
+
+def _pair(figures: Mapping[str, Any], requests: str, tokens: str) -> str:
+    rates = show(figures.get(requests), "requests/s"), show(figures.get(tokens), "tokens/s")
+    return f"{rates[0]} ({rates[1]})"

@@ -1,0 +1,109 @@
+"""Reduces many values to mean, median, deviation and percentiles, the same on every machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.core.records.tally import Tally
+
+Floats = NDArray[np.float64]
+
+_PIECE = 1 << 16
+"""Values that are made a list at once."""
+
+PERCENTILES = (50, 90, 95, 99)
+STATISTICS = ("mean", "median", "std", *(f"p{p}" for p in PERCENTILES))
+"""Prefixes of result keys, as in `vllm bench serve`."""
+LISTED = tuple(name for name in STATISTICS if name != "median")
+"""Those that tables list; the median is there as p50."""
+
+
+def describe(values: Floats) -> dict[str, float | None]:
+    """`STATISTICS` of plain values: numpy's linear percentiles, population deviation.
+
+    All are None if there are no values. Sums are exactly rounded, so they do not depend on the
+    order in which a processor adds.
+    """
+    if not len(values):
+        return dict.fromkeys(STATISTICS)
+    if not values.any():
+        return dict.fromkeys(STATISTICS, 0.0)
+    mean = _sum(values) / len(values)
+    deviation = math.sqrt(_sum((values - mean) ** 2) / len(values))
+    return _named(mean, deviation, percentiles(values, PERCENTILES))
+
+
+def describe_counts(counts: Mapping[int, int]) -> dict[str, float | None]:
+    """`STATISTICS` of values given as `{value: how many}`, equal to those of the expanded list."""
+    if isinstance(counts, Tally):
+        given, weights = counts.arrays()
+    else:
+        given = np.array(sorted(counts), dtype=np.int64)
+        weights = np.array([counts[value] for value in sorted(counts)], dtype=np.int64)
+    values = given[weights > 0].astype(float)
+    weights = weights[weights > 0]
+    if not len(values):
+        return dict.fromkeys(STATISTICS)
+    total = int(weights.sum())
+    mean = _sum(values * weights) / total
+    deviation = math.sqrt(_sum((values - mean) ** 2 * weights) / total)
+    ends = np.cumsum(weights)
+    return _named(mean, deviation, (_percentile(values, ends, p) for p in PERCENTILES))
+
+
+def weighted_mean(values: NDArray[np.int64], weights: NDArray[np.int64]) -> float | None:
+    """The weighted mean; None if the weights add up to 0."""
+    total = int(weights.sum())
+    if not total:
+        return None
+    most = int(np.abs(values).max())
+    if most * int(weights.max()) < 1 << 53 and most * total < 1 << 63:
+        # Every product is exact as a float, so this sum is equal to the exact one, and faster.
+        return float(int(values @ weights)) / total
+    return _sum(values.astype(float) * weights) / total
+
+
+def _sum(values: Floats) -> float:
+    """The exactly rounded sum; lists are summed faster than arrays."""
+    pieces = (values[i : i + _PIECE].tolist() for i in range(0, len(values), _PIECE))
+    return math.fsum(chain.from_iterable(pieces))
+
+
+def ratio(part: float | None, whole: float | None) -> float | None:
+    """`part / whole`; None if either is missing or `whole` is 0."""
+    return part / whole if part is not None and whole else None
+
+
+def _percentile(values: Floats, ends: NDArray[np.int64], percent: float) -> float:
+    """Linear percentile of `values[i]` repeated up to rank `ends[i]`."""
+    position = (int(ends[-1]) - 1) * percent / 100
+    low = math.floor(position)
+    high = min(low + 1, int(ends[-1]) - 1)
+    pair = values[np.searchsorted(ends, [low, high], side="right")]
+    return percentiles(pair, ((position - low) * 100,))[0]
+
+
+def percentiles(values: Floats, percents: Sequence[float]) -> list[float]:
+    """The same floats as `np.percentile` (linear), which takes longer and imports `numpy.ma`.
+
+    Source: numpy 2, lib/_function_base_impl.py, `_lerp`.
+    """
+    positions = [(len(values) - 1) * (percent / 100) for percent in percents]
+    pairs = [(int(each), min(int(each) + 1, len(values) - 1)) for each in positions]
+    ordered = np.partition(values, sorted({place for pair in pairs for place in pair}))
+    cuts = []
+    for position, (low, high) in zip(positions, pairs, strict=True):
+        share, below, above = position - low, float(ordered[low]), float(ordered[high])
+        step = above - below
+        cuts.append(below + step * share if share < 0.5 else above - step * (1 - share))
+    return cuts
+
+
+def _named(mean: float, deviation: float, cuts: Iterable[float]) -> dict[str, float | None]:
+    percentiles = dict(zip((f"p{p}" for p in PERCENTILES), cuts, strict=True))
+    return {"mean": mean, "median": percentiles["p50"], "std": deviation, **percentiles}

@@ -1,0 +1,339 @@
+"""Turns settings into the objects of one run: engine, block manager, cost model, link, budget."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvsim.run.assumed import complete
+from kvsim.run.checks import (
+    Room,
+    adapts,
+    check_cache,
+    check_chunks,
+    check_engine,
+    check_manager,
+    check_retention,
+    check_sharing,
+    check_tables,
+    check_vllm,
+    checked_pool,
+    fitting,
+)
+from kvsim.settings.config import RunConfig, to_table
+from kvsim.core.blocks import BlockManager
+from kvsim.core.scheduler import Scheduler
+from kvsim.cost import Cost
+from kvsim.cost.prices import make_prices
+from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
+from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine, memory_formula
+from kvsim.settings.versions import Default
+from kvsim.settings.versions import release as version_of
+from kvsim.engines.vllm_v1.groups import Full, Group
+from kvsim.engines.vllm_v1.manager import KVCacheManager, full_attention
+from kvsim.engines.vllm_v1.planning import groups_of_model, notes_on_groups
+from kvsim.engines.vllm_v1.releases import LATEST, Release, notes_on, release_of
+from kvsim.errors import ConfigError
+from kvsim.run.features.offload import offloads, role_of
+from kvsim.run.features.pipeline import cost_of_stages, stages_at_work
+from kvsim.run.features.speculation import Speculative, speculates, speculation_of
+from kvsim.machine.hardware import Hardware
+from kvsim.settings.library import build, construct, look_up
+from kvsim.machine.link import LinkTimes, make_link
+from kvsim.machine.memory import Budget, block_bytes, budget, tables_of
+from kvsim.machine.models import Model
+from kvsim.settings.notes import left_out
+from kvsim.policies import ready
+from kvsim.policies.future import Future
+from kvsim.policies.victims import make_victim
+
+if TYPE_CHECKING:
+    from kvsim.run.features.connectors import Offload
+    from kvsim.run.features.disaggregation import Side
+
+
+class Parts(NamedTuple):
+    """The objects of one run that depend on its settings alone."""
+
+    config: RunConfig
+    """The settings, with the engine's own where none were given."""
+    model: Model
+    hardware: Hardware
+    block_manager: str
+    scheduler: Scheduler
+    blocks: Any
+    """The block manager (`kvsim.core.blocks.BlockManager`), with its pools."""
+    cost: Cost
+    link: LinkTimes
+    memory: Budget
+    future: Future
+    """What oracles among the policies see."""
+    assumed: dict[str, Default]
+    """Settings that were not given."""
+    notes: tuple[str, ...]
+    """What a reader of the result should know of the model, and what is not simulated."""
+    offload: Offload | Side | None
+    """Where KV goes beyond the GPU: the tier in CPU memory, or another engine; None without."""
+    speculation: Speculative | None
+    """Speculative decoding; None without it."""
+
+
+def assemble(config: RunConfig, *, switched: tuple[str, ...] = ()) -> Parts:
+    """Scheduler, block manager, cost model, link and memory budget of a configuration.
+
+    `switched`: rules of the release of vLLM V1 that are to decide otherwise.
+    Raises `ConfigError` for whatever cannot be, and for what the engine would refuse at start-up.
+    """
+    engine = _engine(config.engine)
+    check_vllm(config, engine)
+    check_engine(config, engine)
+    fits = config.max_model_len == "auto" or (config.model, config.max_model_len) == (None, None)
+    config, model, hardware, assumed = complete(config, engine)
+    check_cache(config, engine)
+    check_tables(config, engine, model)
+    # The memory budget needs the engine's token budget, the engine needs the number of blocks.
+    prices, future = make_prices(config, model, hardware), Future()
+    decides = release_of(version_of(config.vllm_version), switched) if engine.groups else LATEST
+    few = {"blocks": _smallest(config, decides)} if engine.groups else {"num_gpu_blocks": 1}
+    draft = _scheduler(config, engine, {**few, "prices": prices, "future": future})
+    if config.max_num_batched_tokens is None:
+        assumed["max_num_batched_tokens"] = Default(draft.max_num_batched_tokens, engine.about)
+    groups = groups_of_model(model, config, hardware)
+    check_retention(config, groups)
+    stages = stages_at_work(config, engine, model)
+    in_flight = draft.in_flight + stages - 1
+    room = _room(config, model, hardware, draft, groups, in_flight, fits or engine.caps_sequences)
+    memory = room.memory
+    pools = {"num_gpu_blocks": memory.num_gpu_blocks, "num_cpu_blocks": memory.num_cpu_blocks}
+    config = _fitted(config, room, assumed) if fits else checked_pool(config, room, engine)
+    tiered, drafts = offloads(config, engine, groups), speculates(config, engine)
+    loras = config.max_loras if adapts(config, engine) else None
+    manager = _manager(config, engine)
+    check_sharing(config, manager, engine)
+    given = {**_given(config), **pools, "future": future}
+    if engine.groups:
+        given |= {"max_num_batched_tokens": draft.max_num_batched_tokens, "in_flight": in_flight}
+        given |= {"release": decides, "keyed": config.enable_prefix_caching or tiered}
+        given |= _given_groups(config, model, hardware)
+    cost = cost_of_stages(config, model, hardware, stages)
+    speculation = speculation_of(config, model, hardware, cost, tiered) if drafts else None
+    if speculation is not None:
+        given, cost = given | speculation.blocks(), speculation.priced(cost)
+    blocks = _blocks(config, manager, given)
+    caching = {"prices": prices, "enable_prefix_caching": blocks.needs_keys}
+    further: dict[str, Any] = {**pools, **caching, "future": future}
+    offload = _offload(config, model, hardware, blocks, draft) if tiered else None
+    if isinstance(blocks, KVCacheManager):
+        further |= {"blocks": blocks, **(offload.parts() if offload else {})}
+        further |= speculation.parts() if speculation else {}
+        further["max_loras"] = loras
+    scheduler = _scheduler(config, engine, further)
+    _check(config, scheduler, blocks, manager)
+    notes = _notes_on_tables(model, config, blocks, offload, speculation)
+    return Parts(
+        *(config, model, hardware, manager, scheduler, blocks, cost),
+        make_link(model, hardware, config, block_bytes(model, config)),
+        *(memory, future, assumed),
+        (*notes, *memory.remarks(), *left_out(config, stages)),
+        *(offload, speculation),
+    )
+
+
+def _check(config: RunConfig, scheduler: Scheduler, blocks: BlockManager, manager: str) -> None:
+    """Refuse what scheduler and block manager cannot do together."""
+    check_manager(config, blocks, manager)
+    if config.n > 1 and (scheduler.lingers or scheduler.in_flight > 1):
+        raise ConfigError(f"n: {config.engine} is asynchronous, and serves one sample; use --n 1")
+    check_chunks(config, scheduler, blocks)
+
+
+def _smallest(config: RunConfig, release: Release) -> KVCacheManager:
+    """A block manager for a scheduler that is only asked for its limits."""
+    assert isinstance(config.max_model_len, int)
+    return full_attention(
+        config.block_size or DEFAULT_BLOCK_SIZE,
+        2,
+        enable_prefix_caching=False,
+        max_model_len=config.max_model_len,
+        max_num_batched_tokens=1,
+        release=release,
+    )
+
+
+def _engine(name: str) -> Engine:
+    """The entry of the table; of an outsider's scheduler, that of the class it inherits from."""
+    if name in ENGINES:
+        return ENGINES[name]
+    kind = look_up("engine", ENGINES, name)
+    if not (isinstance(kind, type) and issubclass(kind, Scheduler)):
+        raise ConfigError(
+            f"engine: {name} is {_what(kind)}; make it a subclass of one of kvsim.engines"
+        )
+    for base in kind.__mro__:
+        for entry in ENGINES.values():
+            if base in (entry.scheduler, entry.asynchronous):
+                return entry
+    raise ConfigError(f"engine: {name} has no engine behind it; make it a subclass of VllmV1")
+
+
+def _what(kind: Any) -> str:
+    manages = isinstance(kind, type) and issubclass(kind, BlockManager)
+    return "a block manager, for --block-manager" if manages else "not a scheduler"
+
+
+def _room(
+    config: RunConfig,
+    model: Model,
+    hardware: Hardware,
+    engine: Scheduler,
+    groups: tuple[Group, ...],
+    in_flight: int,
+    any_length: bool,
+) -> Room:
+    """The pool by the formula of the settings. `engine` has the limits of a step, `in_flight` the
+    steps that are not settled; `any_length`: the engine starts with a pool below `max_model_len`.
+    """
+    tokens, seqs = engine.max_num_batched_tokens, engine.max_num_seqs
+    longest = 1 if any_length else config.max_model_len
+    assert isinstance(longest, int)
+
+    def room(memory: Budget) -> Room:
+        return Room(memory, groups, tokens * in_flight)
+
+    def holds(memory: Budget) -> bool:
+        return room(memory).longest(config, longest) == longest
+
+    formula = memory_formula(config.memory_formula)
+    return room(budget(model, hardware, config, formula, tokens, seqs, holds))
+
+
+def _given(config: RunConfig) -> dict[str, Any]:
+    """The settings that have a value, as arguments for constructors."""
+    values = {key: getattr(config, key) for key in RunConfig.__struct_fields__}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _scheduler(config: RunConfig, engine: Engine, further: dict[str, Any]) -> Scheduler:
+    table = {}
+    if config.engine in ENGINES:
+        ahead = engine.asynchronous if _asynchronous(config) else None
+        table[config.engine] = ahead or engine.scheduler
+    assert isinstance(config.max_model_len, int)
+    victim = make_victim(
+        config.victim,
+        seed=config.seed,
+        max_model_len=config.max_model_len,
+        future=further["future"],
+    )
+    given = {**_given(config), **further, "victim": victim}
+    args = ready(config.scheduler_args, **given)
+    scheduler: Scheduler = construct("engine", table, config.engine, args, **given)
+    return scheduler
+
+
+def _asynchronous(config: RunConfig) -> bool:
+    """Whether the engine works asynchronously, as it does where nothing speaks against it."""
+    return (
+        config.n == 1
+        and config.async_scheduling is not False
+        and (not config.disable_async_output_proc)
+    )
+
+
+def _blocks(config: RunConfig, manager: str, given: dict[str, Any]) -> BlockManager:
+    """The block manager."""
+    kind = look_up("block_manager", BLOCK_MANAGERS, manager)
+    args = ready(config.block_manager_args, **given)
+    blocks: BlockManager = build(f"block_manager: {manager}", kind, args, **given)
+    return blocks
+
+
+def _offload(
+    config: RunConfig, model: Model, hardware: Hardware, blocks: BlockManager, draft: Scheduler
+) -> Offload | Side:
+    # Few runs have one.
+    if role_of(config):
+        from kvsim.run.features.disaggregation import side_of
+
+        assert isinstance(blocks, KVCacheManager)
+        return side_of(config, model, blocks)
+    from kvsim.run.features.connectors import offload_of
+
+    return offload_of(config, model, hardware, blocks, draft)
+
+
+def _given_groups(config: RunConfig, model: Model, hardware: Hardware) -> dict[str, Any]:
+    """What the block manager of KV cache groups is given beside settings."""
+    # The length that fits may be below that of which the first groups knew.
+    groups = groups_of_model(model, config, hardware)
+    interval = config.prefix_cache_retention_interval
+    return {
+        "groups": groups or (Full(block_size=config.block_size or DEFAULT_BLOCK_SIZE),),
+        "prefix_cache_retention_interval": None if interval == "none" else interval or 0,
+    }
+
+
+def _notes_on_tables(
+    model: Model,
+    config: RunConfig,
+    blocks: BlockManager,
+    offload: Offload | Side | None,
+    speculation: Speculative | None,
+) -> tuple[str, ...]:
+    """What a reader should know of the block tables, of their tier in CPU memory, and of drafts."""
+    if not isinstance(blocks, KVCacheManager):
+        return model.notes
+    features = {
+        "connectors": offload,
+        "drafts": speculation,
+        "adapters": config.enable_lora,
+        "pipelines": config.pipeline_parallel_size > 1,
+        "groups of layers": tables_of(model, config),
+    }
+    found = [name for name, there in features.items() if there]
+    said = notes_on(blocks.release, to_table(config), found)
+    if not found:
+        return (*model.notes, *said)
+    further = (offload.notes() if offload else ()) + (speculation.notes if speculation else ())
+    return (*model.remarks, *notes_on_groups(tuple(blocks.groups), config), *said, *further)
+
+
+def _fitted(config: RunConfig, room: Room, assumed: dict[str, Default]) -> RunConfig:
+    """The settings with sequences as long as the pool allows. A model that nobody named has them,
+    too, so that a first run starts on any GPU; `assumed` then says so."""
+    config = fitting(config, room)
+    if "max_model_len" in assumed and config.max_model_len != assumed["max_model_len"].value:
+        assumed["max_model_len"] = Default(config.max_model_len, "the most that fits")
+    return config
+
+
+def _manager(config: RunConfig, engine: Engine) -> str:
+    """The name of the block manager."""
+    if config.block_manager is None:
+        return engine.prefix_manager if config.enable_prefix_caching else engine.block_manager
+    fitting = {engine.block_manager, engine.prefix_manager, *engine.others} - {""}
+    if config.block_manager in BLOCK_MANAGERS and config.block_manager not in fitting:
+        raise ConfigError(
+            f"block_manager: {config.block_manager} does not go with {config.engine}, which takes"
+            f" {', '.join(sorted(fitting))}"
+        )
+    if config.block_manager not in BLOCK_MANAGERS:
+        _check_kind(config, engine)
+    return config.block_manager
+
+
+def _check_kind(config: RunConfig, engine: Engine) -> None:
+    """Refuse a class of an outsider's that is no block manager, or one of another engine."""
+    assert config.block_manager is not None
+    kind = look_up("block_manager", BLOCK_MANAGERS, config.block_manager)
+    wanted: Any = BLOCK_MANAGERS[engine.block_manager or engine.prefix_manager]
+    if isinstance(kind, type) and issubclass(kind, wanted):
+        return
+    what = "is not a block manager"
+    if isinstance(kind, type) and issubclass(kind, Scheduler):
+        what = "is a scheduler, for --engine"
+    elif isinstance(kind, type) and issubclass(kind, BlockManager):
+        what = f"is one of another engine than {config.engine}"
+    raise ConfigError(
+        f"block_manager: {config.block_manager} {what}; give a subclass of"
+        f" {wanted.__module__}.{wanted.__name__}"
+    )

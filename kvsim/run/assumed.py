@@ -1,0 +1,193 @@
+"""Fills in the settings that were not given, and says where each value comes from.
+
+```
+kvsim        model and GPU where none is named
+the model    dtype, max_model_len
+the engine   limits of a step, block size, share of memory, prefix cache, ...: by its version and,
+             for vLLM V1, by the GPU (`kvsim.settings.versions`)
+```
+What a run assumed is in its summary and its report, and `kvsim run` prints it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import NamedTuple
+
+import msgspec
+
+from kvsim.settings.config import RunConfig
+from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE, DEFAULT_LORA_RANK
+from kvsim.engines import Engine
+from kvsim.settings.versions import (
+    Default,
+    gpu_memory_utilization,
+    has_cache_groups,
+    reads_cache_scheme,
+    retention_interval,
+    server_defaults,
+)
+from kvsim.engines.vllm_v1.planning import saves_states
+from kvsim.machine.hardware import Hardware, load_hardware
+from kvsim.machine.memory import kv_dtype, tables_of
+from kvsim.machine.models import DTYPE_BYTES, Model, model_of
+from kvsim.machine.models.cache_groups import cache_groups, is_plain, state_block_size
+from kvsim.settings.signatures import signature
+
+SCHEDULER_SETTINGS = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "enable_chunked_prefill",
+    "preemption_mode",
+    "scheduling_policy",
+    "victim",
+    "watermark",
+    "scheduler_reserve_full_isl",
+    "long_prefill_token_threshold",
+    "long_prefill_token_threshold_adaptive",
+    "max_num_active_seqs",
+    "max_num_scheduled_tokens",
+    "prefill_schedule_interval",
+)
+"""Settings that only some engines have."""
+
+
+class Settings(NamedTuple):
+    """The settings of a run, complete, and what they name."""
+
+    config: RunConfig
+    model: Model
+    hardware: Hardware
+    assumed: dict[str, Default]
+    """The settings that were not given, and their defaults."""
+
+
+def complete(config: RunConfig, engine: Engine) -> Settings:
+    """`config` with a value for whatever the engine, the model or kvsim choose.
+
+    A scheduler's own defaults are listed, but not filled in: its constructor applies them.
+    A `max_model_len` of `auto` becomes the model's own; the memory budget then limits it. Raises
+    `ConfigError` for names that do not exist, and for a release whose defaults are not known.
+    """
+    model = model_of(config)
+    hardware = load_hardware(config.hardware_name)
+    defaults = {
+        "model": Default(config.model_name, "kvsim's default"),
+        "hardware": Default(config.hardware_name, "kvsim's default"),
+        "max_model_len": Default(model.max_position_embeddings, model.name),
+        **_engine_defaults(config, engine, model, hardware),
+    }
+    defaults |= _tables_defaults(config, engine, model)
+    if config.max_model_len == "auto":
+        config = msgspec.structs.replace(config, max_model_len=model.max_position_embeddings)
+    defaults = {key: each for key, each in defaults.items() if getattr(config, key) is None}
+    defaults |= _stored_cache(config, engine, model)
+    config = msgspec.structs.replace(config, **{key: d.value for key, d in defaults.items()})
+    config, raised = _whole_states(config, model, hardware)
+    defaults |= raised
+    if config.dtype == "auto":
+        defaults["dtype"] = Default(model.dtype("auto"), model.name)
+    rules = _source(config, engine)
+    for key, value in _own_defaults(engine).items():
+        if getattr(config, key) is None:
+            defaults[key] = Default(value, rules)
+    return Settings(config, model, hardware, defaults)
+
+
+def _engine_defaults(
+    config: RunConfig, engine: Engine, model: Model, hardware: Hardware
+) -> dict[str, Default]:
+    """What the engine chooses by its version and the GPU."""
+    version = config.vllm_version or engine.vllm_version
+    rules = _source(config, engine)
+    caching = engine.enable_prefix_caching
+    # A class of an outsider's for an engine with groups is one for both.
+    if config.block_manager is not None and not (engine.groups and ":" in config.block_manager):
+        caching = config.block_manager == engine.prefix_manager
+    found = {
+        "gpu_memory_utilization": Default(gpu_memory_utilization(version), rules),
+        "block_size": Default(engine.block_size, rules),
+        "enable_prefix_caching": Default(caching, rules),
+        "memory_formula": Default(engine.memory_formula, rules),
+    }
+    if config.enable_lora:
+        found["max_loras"] = Default(1, rules)
+        found["max_lora_rank"] = Default(DEFAULT_LORA_RANK, rules)
+    if engine.server_defaults is not None:
+        chosen = engine.server_defaults(config, hardware, model)
+        found |= {key: Default(value, rules) for key, value in chosen.items()}
+    if version is not None:
+        found["vllm_version"] = Default(version, rules)
+    if not engine.serves:
+        return found
+    assert version is not None
+    longest = config.max_model_len
+    limits = server_defaults(
+        version,
+        hardware.device_name,
+        hardware.memory_bytes,
+        longest if isinstance(longest, int) else model.max_position_embeddings,
+        config.enable_chunked_prefill is not False,
+    )
+    if config.max_num_batched_tokens is not None:
+        # A step has room for a token of every sequence (`engine/arg_utils.py`).
+        seqs = limits["max_num_seqs"]
+        few = min(seqs.value, config.max_num_batched_tokens)
+        limits["max_num_seqs"] = seqs._replace(value=few)
+    if engine.asynchronous is None or ":" in config.engine:
+        del limits["async_scheduling"]
+    return limits | found
+
+
+def _tables_defaults(config: RunConfig, engine: Engine, model: Model) -> dict[str, Default]:
+    """Whether layers that keep less than all tokens have block tables of their own."""
+    version, rules = config.vllm_version or engine.vllm_version, _source(config, engine)
+    if not (engine.groups and has_cache_groups(version)):
+        return {}
+    if is_plain(cache_groups(model)):
+        return {}
+    return {
+        "disable_hybrid_kv_cache_manager": Default(False, rules),
+        "prefix_cache_retention_interval": Default(retention_interval(version), rules),
+    }
+
+
+def _stored_cache(config: RunConfig, engine: Engine, model: Model) -> dict[str, Default]:
+    """The type of KV cache for which the checkpoint has scales, unless the settings name one."""
+    reads = engine.groups and reads_cache_scheme(config.vllm_version or engine.vllm_version)
+    stored = model.quantization.kv_cache_dtype if model.quantization else None
+    if stored is None or not reads or config.kv_cache_dtype != "auto":
+        return {}
+    return {"kv_cache_dtype": Default(stored, f"the checkpoint of {model.name}")}
+
+
+def _whole_states(
+    config: RunConfig, model: Model, hardware: Hardware
+) -> tuple[RunConfig, dict[str, Default]]:
+    """The settings with blocks that hold a state of linear attention."""
+    if not tables_of(model, config):
+        return config, {}
+    given = config.block_size or DEFAULT_BLOCK_SIZE
+    element = DTYPE_BYTES[kv_dtype(model, config)]
+    shard = model.shard(config.tensor_parallel_size)
+    size = state_block_size(shard, given, element, saves_states(config, hardware))
+    if size == given:
+        return config, {}
+    source = f"vLLM {config.vllm_version}: a block holds a state of {model.name}"
+    return msgspec.structs.replace(config, block_size=size), {"block_size": Default(size, source)}
+
+
+def _source(config: RunConfig, engine: Engine) -> str:
+    """The engine in words, with the release whose defaults it takes."""
+    return f"vLLM {config.vllm_version or engine.vllm_version}" if engine.serves else engine.about
+
+
+def _own_defaults(engine: Engine) -> dict[str, object]:
+    """Defaults that the constructor of the engine's scheduler states."""
+    parameters = signature(engine.scheduler).parameters
+    stated = {key: parameters[key].default for key in SCHEDULER_SETTINGS if key in parameters}
+    return {
+        key: value
+        for key, value in stated.items()
+        if value is not None and value is not inspect.Parameter.empty
+    }

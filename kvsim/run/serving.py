@@ -1,0 +1,193 @@
+"""One engine at work in simulated time: its batch, its loop, and what it recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import simpy
+
+from kvsim.run.archive import Archive
+from kvsim.run.assembly import Parts
+from kvsim.run.blame import blaming
+from kvsim.core.batch import Batch
+from kvsim.core.host import SimulatedTime
+from kvsim.core.loop import Loop
+from kvsim.core.request import Request
+from kvsim.core.rows import StepRows
+from kvsim.cost import checked_prices
+from kvsim.cost.stages import StagedCost
+from kvsim.errors import EngineStopped
+from kvsim.results.ledger.account import account_prompts, account_times
+from kvsim.run.replica.events import Link, Process
+from kvsim.run.replica.host import Receiver
+from kvsim.run.replica.lockstep import Ranks, RankTime
+from kvsim.run.replica.patience import Patience
+from kvsim.run.replica.pipeline import PipelineTime
+from kvsim.run.result import Books, Outcome, Result, provenance
+from kvsim.run.watchers import Watcher
+from kvsim.workload.columns import column
+from kvsim.workload.requests import Requests
+from kvsim.workload.trace import Row, Trace
+
+if TYPE_CHECKING:
+    from kvsim.run.result import Columns
+
+
+class Serving:
+    """The objects of one engine that change while a run lasts."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        parts: Parts,
+        rows: Sequence[Row],
+        requests: Requests,
+        inbox: Receiver,
+        output_length: Callable[[int], int],
+        *,
+        refused: Mapping[str, str],
+        step_over: Callable[[], None] | None = None,
+        watcher: Watcher | None = None,
+        progress: Callable[[int], None] | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """`output_length` tells how long the output of a request becomes, by its index. `refused`:
+        request id → why it is turned away. `step_over` is called after every step; `ranks`: whose
+        steps begin and end with its own."""
+        self.parts, self.inbox, self._requests = parts, inbox, requests
+        self.archive = Archive(rows)
+        self._host = host = self._host_of(env, ranks)
+        self._departures = _patience(rows) if parts.scheduler.ends_early else None
+        scheduler = parts.scheduler
+        self.batch = Batch(parts.blocks, output_length, scheduler.longest_sequence)
+        self.rows = StepRows(scheduler.gauged + host.gauged)
+        self._loop = Loop(
+            host,
+            scheduler,
+            self.batch,
+            rows=self.rows,
+            step_over=step_over,
+            refused=refused,
+            watcher=watcher,
+            progress=progress,
+            # A watcher looks at requests that are over.
+            over=self._shelve if watcher is None else None,
+            departures=self._departures,
+        )
+
+    def _host_of(self, env: simpy.Environment, ranks: Ranks | None) -> SimulatedTime:
+        """What lets time pass: alone, with the ranks of one engine, or on stages of a pipeline."""
+        cost, link = self.parts.cost, Link(env, self.parts.link)
+        if isinstance(cost, StagedCost):
+            return PipelineTime(env, cost, link, self.inbox)
+        time = env, checked_prices(cost).step_ns, link, self.inbox
+        return SimulatedTime(*time) if ranks is None else RankTime(*time, ranks)
+
+    def run(self) -> Process:
+        """The engine's loop, for the event loop. Raises `EngineStopped`."""
+        steps: Process = self._loop.run()
+        return steps
+
+    @property
+    def now_ns(self) -> int:
+        """When the engine last did anything, or a request came."""
+        return self._host.now_ns
+
+    def outcome(self, now_ns: int, stop: EngineStopped | None = None) -> Outcome:
+        """Returns how the engine ended, by a stop or because nothing more can happen."""
+        batch, steps = self.batch, len(self.rows)
+        if stop is not None:
+            return Outcome(
+                *(stop.kind, now_ns, steps, stop.request_id),
+                *(stop.explanation, stop.remedy, stop.rule),
+            )
+        batch.audit()
+        return _deadlock(batch, now_ns, steps) if len(batch) else Outcome("finished", now_ns, steps)
+
+    def result(
+        self,
+        trace: Trace,
+        outcome: Outcome,
+        indexes: Sequence[int],
+        errors: list[Outcome],
+        command: str,
+    ) -> Result:
+        """Returns what the engine did; it must not be used any more.
+
+        `indexes`: the requests that are not stored yet. `errors`: why earlier attempts ended.
+        """
+        parts, books = self.parts, self._record(outcome, indexes)
+        meta = provenance(trace, len(self.indexes), parts, outcome, errors, command)
+        if parts.offload is not None:
+            meta |= parts.offload.describe()
+        return Result(parts.config, meta, books, self.batch.token_gaps_ns, self._log)
+
+    def _record(self, outcome: Outcome, indexes: Sequence[int]) -> Books:
+        """Returns the columns of steps and requests, and where time and tokens went."""
+        parts, requests, archive, rows = self.parts, self._requests, self.archive, self.rows
+        self.batch.count_gaps()
+        for index in indexes:
+            request = requests[index]
+            if request.finish_ns < 0 and not request.reason:
+                # It did not end by itself.
+                request.reason = "not-served" if outcome.kind == "finished" else outcome.kind
+            archive.add(request)
+        # The requests of a replica are numbered anew, as those of a trace of its own.
+        self.indexes = own = archive.column("index")
+        self._log = log = self.batch.transitions.columns()
+        blocks, cost, in_flight = parts.blocks, parts.cost, parts.scheduler.in_flight
+        config = parts.config
+        drafts = parts.speculation and parts.speculation.log
+        prompts = requests.streams if blocks.needs_keys else None
+        size, withheld = blocks.block_size, blocks.full_hit.withheld
+        if len(own) < len(requests):
+            log["request"] = np.searchsorted(own, log["request"])
+            prompts = prompts and prompts.picked(own.tolist())
+
+        # Neither refers to a part that leads to the rows of the trace.
+        def noted() -> Columns:
+            with blaming(config):  # Gauges of a scheduler are read.
+                steps = rows.columns()
+            if drafts is not None:
+                steps = drafts.added_to(steps)
+            return steps, archive.columns() | {"index": np.arange(len(own))}
+
+        def accounted(noted: Columns) -> Columns:
+            made, columns = noted
+            with blaming(config):  # A cost model explains its prices.
+                steps, times = account_times(cost, made, columns, log, in_flight)
+            if prompts is None:
+                return steps, columns | times
+            split = account_prompts(prompts, columns, log, size, withheld)
+            return steps, columns | times | split
+
+        return Books(noted, accounted)
+
+    def _shelve(self, request: Request) -> None:
+        """Keeps the results of a request that is over instead of the request, to save memory."""
+        self.archive.add(request)
+        self._requests.let_go(request)
+
+
+def _patience(rows: Sequence[Row]) -> Patience | None:
+    """When clients give up requests; None: they never do."""
+    given_up = column(rows, "abort_after_ns").count(None) < len(rows)
+    return Patience(rows) if given_up else None
+
+
+def _deadlock(batch: Batch, now_ns: int, step: int) -> Outcome:
+    """Returns the outcome when nothing can be scheduled or arrive, naming the blocking request."""
+    queue = "swapped" if batch.swapped else "waiting"
+    head = (batch.swapped or batch.holding or batch.waiting or batch.running)[0]
+    return Outcome(
+        "deadlock",
+        now_ns,
+        step,
+        head.id,
+        f"request {head.id}, at the head of the {queue} queue, can never be scheduled, and nothing"
+        f" is running that could free blocks; {len(batch)} requests wait behind it for ever",
+        "give the engine more blocks (--num-gpu-blocks-override), a smaller --watermark, or a"
+        " larger --max-num-batched-tokens",
+    )

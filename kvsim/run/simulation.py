@@ -1,0 +1,126 @@
+"""One run: trace → requests → replica → result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvsim.run.assembly import Parts, assemble
+from kvsim.run.blame import blaming
+from kvsim.core.collector import collector_paused
+from kvsim.settings.config import RunConfig, load_config, make_config
+from kvsim.errors import ConfigError
+from kvsim.run.features.offload import role_of
+from kvsim.settings.limits import check_run
+from kvsim.settings.notes import one_of_several, unheeded_wishes
+from kvsim.workload import open_trace
+from kvsim.workload.columns import column
+from kvsim.workload.trace import Row, Trace
+
+if TYPE_CHECKING:
+    from kvsim.run.result import Outcome, Result
+    from kvsim.run.watchers import Watcher
+
+Progress = Callable[[int], None]
+Settings = RunConfig | Mapping[str, Any] | str | Path | None
+
+
+@collector_paused()
+def simulate(
+    trace: Trace | str | Path | None,
+    config: Settings = None,
+    *,
+    progress: Progress | None = None,
+    watcher: Watcher | None = None,
+    command: str = "",
+    parts_of: Callable[[RunConfig], Parts] = assemble,
+) -> Result:
+    """Replay a trace under a configuration.
+
+    `trace`: a path, an opened trace, or None for the `workload` of the settings. `config`: settings
+    as a table, a path of a TOML file, or None for the defaults. `progress` is called with the
+    number of requests that have just ended, `watcher` with every step.
+    `parts_of` turns the settings into the objects of a run, for those who exchange one of them.
+
+    With `on_engine_error = "reject"`, a run that ends in an engine error starts again with the
+    request at fault refused at arrival, as often as it takes: what the engine decides is never
+    patched in the middle.
+
+    Raises `TraceError` and `ConfigError`, and a `PolicyError` for what a policy of your own
+    raises; what goes wrong inside the simulated engine is an outcome in `Result.meta["outcome"]`,
+    not an exception.
+    """
+    config = read_config(config)
+    if role_of(config):
+        raise ConfigError(
+            "kv_role: one engine is half of a prefill/decode split; give both sides, as in"
+            " --prefill-replicas 1 --decode-replicas 1"
+        )
+    trace = opened(trace, config)
+    rows = trace.rows[: config.num_prompts]
+    errors: list[Outcome] = []
+    from kvsim.run.attempt import Attempt  # With SimPy and numpy, which take the longest to import.
+
+    with blaming(config):
+        while True:
+            parts = assembled(config, rows, parts_of)
+            refused = {error.request: error.kind for error in errors}
+            run = Attempt(trace, rows, parts, refused, watcher, progress)
+            outcome = run.play()
+            if config.on_engine_error == "stop" or outcome.request in ("", *refused):
+                break
+            errors.append(outcome)
+        result = run.result(trace, outcome, errors, command)
+        result.meta["notes"] += one_of_several(config)
+    return result
+
+
+def read_config(config: Settings) -> RunConfig:
+    """The settings, from any form in which `simulate` takes them. Raises `ConfigError`."""
+    if isinstance(config, RunConfig):
+        return config
+    if config is None or isinstance(config, Mapping):
+        return make_config(config or {})
+    return load_config(str(config))
+
+
+def opened(trace: Trace | str | Path | None, config: RunConfig) -> Trace:
+    """The trace, from any form in which `simulate` takes it. Raises `TraceError`."""
+    if trace is None:
+        from kvsim.workload.spec import trace_of
+
+        return trace_of(config)
+    return trace if isinstance(trace, Trace) else open_trace(str(trace))
+
+
+def assembled(
+    config: RunConfig,
+    rows: Sequence[Row],
+    parts_of: Callable[[RunConfig], Parts] = assemble,
+) -> Parts:
+    """The objects that settings stand for, to serve these rows.
+
+    Raises `ConfigError`, also for a run that would be too long.
+    """
+    given_up = column(rows, "abort_after_ns").count(None) < len(rows)
+    parts = parts_of(config)
+    goes_on = given_up and not parts.scheduler.ends_early
+    unheeded = unheeded_wishes(column(rows, "lora"), config, goes_on)
+    if unheeded:
+        parts = parts._replace(notes=(*parts.notes, *unheeded))
+    if parts.speculation is not None:
+        parts.speculation.learn(rows)
+    check_run(len(rows), _least_steps(rows, parts))
+    return parts
+
+
+def _least_steps(rows: Sequence[Row], parts: Parts) -> int:
+    """Steps that the outputs take, each step one token of as many sequences as may run, or with
+    drafts as many tokens as can be accepted."""
+    outputs: Sequence[int] = column(rows, "output_length")
+    full = sum(outputs) * parts.config.n // max(parts.scheduler.max_num_seqs, 1)
+    spec = parts.speculation
+    return max(full, max(outputs, default=0)) // (
+        1 if spec is None else 1 + spec.proposer.num_spec_tokens
+    )

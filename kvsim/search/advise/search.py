@@ -1,0 +1,298 @@
+"""Runs changes on the same seeds as the base, and puts those that help together.
+
+The figure that decides is the objective nearest to its limit, or farthest beyond it. A change helps
+if the sample shows that it improves this figure by more than the margin, and the mean use of the
+tightest limit falls. All verdicts hold together, as those of `kvsim compare` do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvsim.search.advise.trials import Change, Changes, Untried, changed
+from kvsim.explain.certainty.comparison import Pair
+from kvsim.explain.certainty.estimates import paired
+from kvsim.explain.certainty.looks import Look, plan_looks
+from kvsim.explain.certainty.margin import MARGIN, matters
+from kvsim.explain.certainty.verdicts import Finding, Verdict, judge
+from kvsim.settings.config import RunConfig
+from kvsim.errors import ConfigError
+from kvsim.search.replicates import LEVEL, Load, Progress, redrawn, replicate
+from kvsim.explain.replayed import compare_replay
+from kvsim.run.result import Result
+from kvsim.search.sweep.points import figures_of
+from kvsim.search.sweep.records import Record
+from kvsim.search.sweep.slo import Objective, Objectives
+
+SEEDS = 8
+MOST_COMBINED = 4
+"""Most changes that are put together."""
+_SINGLES = 0.8
+"""Part of the chance of error for single changes; those put together share the rest."""
+
+
+class Run(NamedTuple):
+    """What a run came to."""
+
+    record: Record
+    """`outcome` and `figures`, as objectives read them."""
+    replay: tuple[Mapping[str, Any], Mapping[str, Any]] | None
+    """Summary and requests, if the run is an exact replay."""
+
+
+@dataclass
+class Tried:
+    """The base with some changes, and its runs."""
+
+    changes: tuple[Change, ...]
+    """None for the base itself."""
+    config: RunConfig
+    runs: list[Run] = field(default_factory=list)
+    """One per seed, in the order of the seeds."""
+    verdict: Verdict | None = None
+    """The difference to the base in the figure that decides; None if a run lacks the figure."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The changed settings."""
+        return {change.key: change.value for change in self.changes}
+
+    def mean(self, objective: Objective) -> float | None:
+        """The mean of a bounded figure; None if a run lacks it."""
+        values = self.values(objective)
+        return None if None in values else fmean(each or 0.0 for each in values)
+
+    def values(self, objective: Objective) -> list[float | None]:
+        """A bounded figure, one per seed; None where the run did not finish."""
+        return [
+            objective.value(run.record["figures"])
+            if run.record["outcome"]["kind"] == "finished"
+            else None
+            for run in self.runs
+        ]
+
+    def load(self, objectives: Objectives) -> float:
+        """The mean use of the tightest limit; inf if a run fails for another reason."""
+        return fmean(objectives.load(run.record) for run in self.runs)
+
+    def met(self, objectives: Objectives) -> int:
+        """On how many seeds all objectives are met."""
+        return sum(objectives.met(run.record) for run in self.runs)
+
+
+class Advice(NamedTuple):
+    """What was tried, and what helps."""
+
+    objectives: Objectives
+    decides: Objective
+    """The objective that is tightest with the base."""
+    base: Tried
+    singles: list[Tried]
+    """Every change by itself."""
+    untried: list[Untried]
+    best: Tried
+    """The changes that help, together; the base if none does."""
+    redrawn: tuple[str, ...]
+    """What differs from seed to seed, in words; empty for an exact replay."""
+    planned: int
+    """The most seeds; fewer were run if every verdict was settled before."""
+
+    def helps(self, tried: Tried) -> bool:
+        """Whether a change by itself is better than the base."""
+        return _helps(tried, self.base, self.decides, self.objectives)
+
+
+class _Bench(NamedTuple):
+    """Where changes are tried."""
+
+    load: Load
+    seed: int
+    """The first seed."""
+    exact: bool
+    jobs: int | None
+    progress: Progress | None
+
+    def run(self, tried: Sequence[Tried], seeds: int) -> None:
+        """Run these on all the first `seeds` seeds on which they have not been run."""
+        for done in sorted({len(each.runs) for each in tried}):
+            group = [each for each in tried if len(each.runs) == done]
+            rows = replicate(
+                self.load,
+                [each.config for each in group],
+                range(self.seed + done, self.seed + seeds),
+                _replayed if self.exact else _condensed,
+                jobs=self.jobs,
+                progress=self.progress,
+            )
+            for row in rows:
+                for each, run in zip(group, row, strict=True):
+                    each.runs.append(run)
+
+    def judge(
+        self, first: Tried, others: Sequence[Tried], decides: Objective, level: float
+    ) -> None:
+        """Set the verdicts of `others` against `first`; together they spend `level`."""
+        if self.exact:
+            for other in others:
+                other.verdict = _judge_replay(first, other, decides, level / len(others))
+            return
+        known = [each for each in others if None not in each.values(decides)]
+        estimates, margins = [], []
+        for each in known:
+            mine = np.array(first.values(decides)[: len(each.runs)], dtype=float)
+            theirs = np.array(each.values(decides), dtype=float)
+            metric = decides.metric
+            estimates.append(paired(mine, theirs, whole=metric.whole, percentile=metric.extreme))
+            margins.append(MARGIN * abs(float(mine.mean())))
+        for each, verdict in zip(known, judge(estimates, margins, level), strict=True):
+            each.verdict = verdict
+
+
+def advise(
+    load: Load,
+    config: RunConfig,
+    objectives: Objectives,
+    changes: Changes,
+    *,
+    seeds: int = SEEDS,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> Advice:
+    """Try changes of a configuration, and put together those that help.
+
+    A change is run on at most `seeds` seeds, and on fewer once its verdict is settled. Where
+    nothing is random, one exact replay of each is compared. Raises `ConfigError` where the engine
+    does not start, or where the base leaves requests unserved, so that no objective can be met.
+    """
+    varied = redrawn(load, [("", config)])
+    bench = _Bench(load, config.seed, not varied, jobs, progress)
+    base = Tried((), config)
+    singles = [Tried((change,), change.config) for change in changes.tried]
+    level = _SINGLES * LEVEL
+    looks = plan_looks(seeds, level) if varied else [Look(1, level)]
+    bench.run([base], looks[0].seeds)
+    _check(base, objectives)
+    decides = _tightest(base, objectives)
+    unsettled = singles
+    for look in looks:
+        bench.run([base, *unsettled], look.seeds)
+        _check(base, objectives)
+        bench.judge(base, unsettled, decides, look.level)
+        unsettled = [each for each in unsettled if each.verdict and not each.verdict.settled]
+        if not unsettled:
+            break
+    planned = looks[-1].seeds
+    advice = Advice(objectives, decides, base, singles, changes.untried, base, varied, planned)
+    return advice._replace(best=_combined(bench, advice))
+
+
+def _combined(bench: _Bench, advice: Advice) -> Tried:
+    """The best value of each setting that helps, added one by one while the next one helps, too."""
+    objectives, base = advice.objectives, advice.base
+    helpful = [each for each in advice.singles if advice.helps(each)]
+    helpful.sort(key=lambda each: each.load(objectives))
+    by_key: dict[str, Tried] = {}
+    for each in helpful:
+        if not each.changes[0].trial.caveat:
+            by_key.setdefault(each.changes[0].key, each)
+    firm = list(by_key.values())[:MOST_COMBINED]
+    if not firm:
+        return base
+    best, *others = firm
+    level = (1 - _SINGLES) * LEVEL / (len(others) + 1)
+    for other in others:
+        candidate = _with(base, (*best.changes, *other.changes))
+        if candidate is not None:
+            bench.run([best, candidate], len(base.runs))
+            decides = _tightest(best, objectives)
+            bench.judge(best, [candidate], decides, level)
+            if _helps(candidate, best, decides, objectives):
+                best = candidate
+    if best is not firm[0]:
+        bench.judge(base, [best], advice.decides, level)
+    best = best if advice.helps(best) else firm[0]
+    bench.run([best], len(base.runs))
+    return best
+
+
+def _with(base: Tried, changes: tuple[Change, ...]) -> Tried | None:
+    """The base with several changes; None if the engine does not start with all of them."""
+    try:
+        return Tried(changes, changed(base.config, {each.key: each.value for each in changes}))
+    except ConfigError:
+        return None
+
+
+def _helps(tried: Tried, first: Tried, decides: Objective, objectives: Objectives) -> bool:
+    verdict = tried.verdict
+    if verdict is None or verdict.finding != "significant":
+        return False
+    improves = (verdict.difference < 0) == decides.below
+    return improves and tried.load(objectives) < first.load(objectives)
+
+
+def _tightest(tried: Tried, objectives: Objectives) -> Objective:
+    """The objective that uses most of its limit."""
+
+    def use(objective: Objective) -> float:
+        return fmean(objective.load(run.record["figures"]) for run in tried.runs)
+
+    return max(objectives.each, key=use)
+
+
+def _check(base: Tried, objectives: Objectives) -> None:
+    """Refuse a base whose runs do not finish, lack a figure, or leave requests unserved."""
+    for run in base.runs:
+        figures, outcome = run.record["figures"], run.record["outcome"]
+        if outcome["kind"] != "finished":
+            raise ConfigError(
+                f"advise: the run ends early with these settings: {outcome['explanation']};"
+                f" {outcome['remedy']}"
+            )
+        for each in objectives.each:
+            if each.value(figures) is None:
+                raise ConfigError(
+                    f"advise: --slo {each}: a run with these settings has no such figure; a goodput"
+                    " needs limits, as in --goodput ttft:500"
+                )
+        each_use = [each.load(figures) for each in objectives.each]
+        if objectives.load(run.record) == inf and inf not in each_use:
+            raise ConfigError(
+                f"advise: {figures['failed']} requests are not served with these settings, and"
+                " --slo allows none; raise --max-model-len, or allow them, as in"
+                f" --slo '{objectives.text},rejected<={figures['failed']}'"
+            )
+
+
+def _judge_replay(first: Tried, other: Tried, decides: Objective, level: float) -> Verdict | None:
+    """The verdict on two exact replays; without an interval where the trace is too short for one.
+
+    Then the difference is exact for this trace, and says nothing about other traffic.
+    """
+    before, after = first.mean(decides), other.mean(decides)
+    if before is None or after is None:
+        return None
+    [mine], [theirs] = first.runs, other.runs
+    assert mine.replay is not None and theirs.replay is not None
+    runs = [("first", *mine.replay), ("other", *theirs.replay)]
+    found = compare_replay(runs, level=level, margin=MARGIN)
+    verdict = found.verdicts.get(Pair(decides.metric.key, 0, 1))
+    if verdict is not None:
+        return verdict
+    change = after - before
+    finding: Finding = "significant" if matters(change, before) else "equal"
+    return Verdict(finding if change else "same", change, change, change, 0.0, level)
+
+
+def _condensed(result: Result) -> Run:
+    return Run({"outcome": result.meta["outcome"], "figures": figures_of(result.figures)}, None)
+
+
+def _replayed(result: Result) -> Run:
+    return _condensed(result)._replace(replay=(result.summary, result.requests))

@@ -1,0 +1,204 @@
+"""States advice in three sentences and a table, and as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from kvsim.search.advise.search import Advice, Tried
+from kvsim.search.advise.trials import Change
+from kvsim.explain.certainty.margin import MARGIN
+from kvsim.search.replicates import LEVEL
+from kvsim.report.compare import NO_DIFFERENCE
+from kvsim.results.numerals import interval, percent, plural, show, signed
+from kvsim.search.sweep.choose import value_words
+
+NOT_CERTAIN = "not certain"
+
+
+class Row(NamedTuple):
+    """A line of the table: a setting, or a value of the setting above it."""
+
+    name: str
+    difference: str = ""
+    """With its interval."""
+    finding: str = ""
+
+
+def sentences(advice: Advice) -> list[str]:
+    """How the present settings do, what to change, and what else was seen."""
+    return [_now(advice), _change(advice), _others(advice)]
+
+
+def method(advice: Advice) -> str:
+    """How it was tried, and how sure it is."""
+    if not advice.redrawn:
+        return (
+            "Nothing in these runs is random: each is one exact replay of the trace. Intervals say"
+            " what other stretches of the same traffic would give, where the trace is long enough."
+        )
+    return (
+        f"{plural(len(advice.base.runs), 'seed')}, the same for every change; seeds differ in"
+        f" {' and '.join(advice.redrawn)}. All verdicts hold together with"
+        f" {percent(1 - LEVEL)} confidence."
+    )
+
+
+def rows(advice: Advice) -> Iterator[Row]:
+    """Every value by itself, below its setting; then the values that belong together.
+
+    Values that make no difference share a line.
+    """
+    for key, members in groupby(advice.singles, key=lambda each: each.changes[0].key):
+        yield Row(key)
+        for same, group in groupby(members, key=lambda m: _finding(advice, m) == NO_DIFFERENCE):
+            listed = list(group)
+            if same:
+                values = ", ".join(_value(each.changes[0]) for each in listed)
+                yield Row(f"  {values}", NO_DIFFERENCE)
+                continue
+            for each in listed:
+                yield Row(f"  {_value(each.changes[0])}", *_judged(advice, each))
+    if len(advice.best.changes) > 1:
+        names = " + ".join(f"{each.key} {_value(each)}" for each in advice.best.changes)
+        yield Row("together")
+        yield Row(f"  {names}", *_judged(advice, advice.best))
+
+
+def not_tried(advice: Advice) -> Iterator[str]:
+    """A line for each setting some values of which are impossible, with the first reason."""
+    for key, members in groupby(advice.untried, key=lambda each: each.key):
+        listed = list(members)
+        values = ", ".join(value_words(each.value) for each in listed)
+        yield f"Not tried: {key} {values} ({listed[0].reason})."
+
+
+def record(advice: Advice, line: str) -> dict[str, Any]:
+    """Everything as plain values, for a JSON file. `line`: how to start the server."""
+    return {
+        "slo": advice.objectives.text,
+        "decides": advice.decides.metric.key,
+        "unit": advice.decides.metric.unit,
+        "sentences": sentences(advice),
+        "command": line,
+        "seeds": len(advice.base.runs),
+        "planned_seeds": advice.planned,
+        "redrawn": list(advice.redrawn),
+        "confidence": 1 - LEVEL,
+        "margin": MARGIN,
+        "base": _tried(advice, advice.base),
+        "advice": _tried(advice, advice.best),
+        "tried": [_tried(advice, each) for each in advice.singles],
+        "untried": [each._asdict() for each in advice.untried],
+    }
+
+
+def _now(advice: Advice) -> str:
+    base, decides = advice.base, advice.decides
+    met, seeds = base.met(advice.objectives), len(base.runs)
+    where = f" on {met} of {plural(seeds, 'seed')}" if seeds > 1 else ""
+    value = show(base.mean(decides), decides.metric.unit)
+    mean = " on average" if seeds > 1 else ""
+    if met:
+        return (
+            f"The settings meet all objectives{where}; the tightest is {decides}, at {value}{mean}."
+        )
+    return f"The settings miss {decides}: it is {value}{mean}."
+
+
+def _change(advice: Advice) -> str:
+    best, decides = advice.best, advice.decides
+    if best is advice.base:
+        number = plural(len(advice.singles), "change")
+        kept = (
+            f"Keep them: of {number} tried, none makes {decides.metric.label} better for certain."
+        )
+        if best.met(advice.objectives) == len(best.runs):
+            return kept
+        return f"{kept} `kvsim size` finds the memory, the replicas or the rate that would do."
+    met, seeds = best.met(advice.objectives), len(best.runs)
+    outcome = (
+        "which meets all objectives"
+        if met == seeds
+        else "which still misses the objectives"
+        if not met
+        else f"which meets all objectives on {met} of {plural(seeds, 'seed')}"
+    )
+    changes = " and ".join(f"{each.key} {_value(each)}" for each in best.changes)
+    becomes = f"{decides.metric.label} becomes {show(best.mean(decides), decides.metric.unit)}"
+    return f"Set {changes}: {becomes} (difference {_interval(advice, best)}), {outcome}."
+
+
+def _others(advice: Advice) -> str:
+    """Changes with a caveat that help, then settings that make no difference."""
+    parts = []
+    for each in advice.singles:
+        change = each.changes[0]
+        if change.trial.caveat and advice.helps(each):
+            parts.append(
+                f"Left out: {change.key} {_value(change)} alone gives {_figure(advice, each)}, but"
+                f" {change.trial.caveat}"
+            )
+    by_key: dict[str, set[str]] = {}
+    for each in advice.singles:
+        by_key.setdefault(each.changes[0].key, set()).add(_finding(advice, each))
+    same = [key for key, findings in by_key.items() if findings <= {NO_DIFFERENCE}]
+    if same:
+        parts.append(f"{NO_DIFFERENCE if parts else NO_DIFFERENCE.capitalize()}: {', '.join(same)}")
+    return f"{'; '.join(parts) or 'Every setting tried makes a difference, or may make one'}."
+
+
+def _judged(advice: Advice, tried: Tried) -> tuple[str, str]:
+    """The difference with its interval, and the finding."""
+    finding, verdict = _finding(advice, tried), tried.verdict
+    if verdict is None:
+        return "", finding
+    difference = signed(verdict.difference, advice.decides.metric.unit)
+    return f"{difference} ({_interval(advice, tried)})", finding
+
+
+def _finding(advice: Advice, tried: Tried) -> str:
+    """`better`, `worse`, `no difference`, `not certain`, or how the run ended."""
+    verdict = tried.verdict
+    if verdict is None:
+        kinds = (str(run.record["outcome"]["kind"]) for run in tried.runs)
+        ended = next((kind for kind in kinds if kind != "finished"), "undefined")
+        return ended.replace("-", " ")
+    if verdict.finding in ("same", "equal"):
+        return NO_DIFFERENCE
+    if verdict.finding == "insignificant":
+        return NOT_CERTAIN
+    return "better" if (verdict.difference < 0) == advice.decides.below else "worse"
+
+
+def _interval(advice: Advice, tried: Tried) -> str:
+    verdict, unit = tried.verdict, advice.decides.metric.unit
+    if verdict is None or verdict.low == verdict.high:
+        return "exact for this trace"
+    return interval(verdict.low, verdict.high, unit)
+
+
+def _figure(advice: Advice, tried: Tried) -> str:
+    metric = advice.decides.metric
+    return f"{metric.label} {show(tried.mean(advice.decides), metric.unit)}"
+
+
+def _value(change: Change) -> str:
+    if isinstance(change.value, bool):
+        return "on" if change.value else "off"
+    return value_words(change.value)
+
+
+def _tried(advice: Advice, tried: Tried) -> Mapping[str, Any]:
+    verdict = None if tried.verdict is None else tried.verdict._asdict()
+    return {
+        "settings": tried.settings,
+        "values": tried.values(advice.decides),
+        "mean": tried.mean(advice.decides),
+        "seeds_met": tried.met(advice.objectives),
+        "why": [change.trial.why for change in tried.changes],
+        "caveats": [change.trial.caveat for change in tried.changes if change.trial.caveat],
+        "verdict": verdict,
+        "finding": _finding(advice, tried) if tried.changes else "",
+    }

@@ -1,0 +1,295 @@
+"""Compares configurations on many seeds: the same requests, arrivals and dice for all of them.
+
+```
+seed k ──► requests, arrivals, policy's dice ──► A ──► figures ┐
+                        (the same)           ──► B ──► figures ┴─► difference k ──► interval
+```
+All random streams depend on the seed alone, so all configurations meet the same load. Most of its
+chance cancels in the differences (common random numbers). Results do not depend on the number of
+processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from math import isinf
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from kvsim.explain.certainty.comparison import Comparison, Pair, Values, judge_pairs
+from kvsim.explain.certainty.estimates import Estimate, paired, single
+from kvsim.explain.certainty.looks import plan_looks
+from kvsim.explain.certainty.margin import MARGIN
+from kvsim.settings.config import RunConfig
+from kvsim.errors import ConfigError
+from kvsim.run.features.speculation import draws_acceptance
+from kvsim.settings.library import look_up, takes
+from kvsim.results.metrics import HEADLINES, METRICS, NAMED, Metric, value
+from kvsim.run.simulation import simulate
+from kvsim.run.workers import in_processes
+from kvsim.workload.spec import Workload, load_workload, made_from, make_trace
+from kvsim.workload.trace import Trace
+
+T = TypeVar("T")
+
+
+class Simulated(Protocol):
+    """What a simulation gives: a `Result`, or a run of several replicas."""
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The figures of `kvsim.results.summary`."""
+
+
+Simulate = Callable[..., Any]
+"""Runs a trace with settings: `simulate`, or another function with its first arguments."""
+Progress = Callable[[int], None]
+Summary = Mapping[str, Any]
+Configs = Sequence[tuple[str, RunConfig]]
+
+LEVEL = 0.05
+
+
+class Load(NamedTuple):
+    """Where the requests of each seed come from."""
+
+    trace: Trace | None
+    """The trace of the first seed, or of all seeds if there is no workload; None: made from the
+    workload like all others."""
+    workload: Workload | None = None
+    first_seed: int = 0
+    """Seed of the workload where the seed of the run is `run_seed`."""
+    run_seed: int = 0
+
+    def of(self, seed: int) -> Trace:
+        """The requests of a run with this seed."""
+        if self.trace is not None and (self.workload is None or seed == self.run_seed):
+            return self.trace
+        assert self.workload is not None
+        return make_trace(self.workload, self.first_seed + seed - self.run_seed)
+
+
+def load_of(trace: Trace | None, configs: Configs) -> Load:
+    """The load that all configurations meet.
+
+    A trace that `kvsim trace synth` made is made again for every seed but its own; any other trace
+    is replayed unchanged. Without a trace, the configurations name a workload. Raises `ConfigError`
+    where they name different ones, or none.
+    """
+    seed = configs[0][1].seed
+    if trace is not None:
+        made = made_from(trace)
+        return Load(trace) if made is None else Load(trace, *made, seed)
+    name = _common("workload", configs)
+    if name is None:
+        raise ConfigError("no requests: give --trace FILE, or a --workload to generate")
+    return Load(None, load_workload(name), seed, seed)
+
+
+def redrawn(load: Load, configs: Configs) -> tuple[str, ...]:
+    """What differs from seed to seed, in words; empty if every seed gives the same run."""
+    settings = [config for _, config in configs]
+    rates = [config.request_rate for config in settings]
+    found = []
+    if load.workload is not None:
+        random = load.workload.kind == "random"
+        found.append("lengths" if random else "requests and their recorded arrivals")
+    if any(c.request_rate and not isinf(c.request_rate + c.burstiness) for c in settings):
+        found.append("arrivals")
+    if None in rates and any(config.spread_ties for config in settings):
+        found.append("arrivals within recorded instants")
+    if any(config.victim == "random" for config in settings):
+        found.append("victims")
+    if any(draws_acceptance(config) for config in settings):
+        found.append("which drafts are accepted")
+    if any(_takes_seed(config) for config in settings):
+        found.append("the draws of your own policies")
+    if any(config.cost.get("model") == "uncertain" for config in settings):
+        found.append("kernel times, within the errors of their profile")
+    return tuple(found)
+
+
+def replicate(
+    load: Load,
+    configs: Sequence[RunConfig],
+    seeds: Sequence[int],
+    reduce: Callable[[Any], T],
+    *,
+    simulate: Simulate = simulate,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+    command: str = "",
+) -> Iterator[list[T]]:
+    """For each seed, what `reduce` makes of the result of every configuration.
+
+    `jobs`: processes at once; None: one per core. `progress` is called with 1 whenever a run has
+    ended.
+    """
+    tasks = [(load, msgspec.structs.replace(c, seed=s)) for s in seeds for c in configs]
+    done: list[T] = []
+    for each in _run_all(partial(_run, simulate, reduce, command), tasks, jobs):
+        done.append(each)
+        if progress is not None:
+            progress(1)
+        if len(done) == len(configs):
+            yield done
+            done = []
+
+
+def compare_seeds(
+    load: Load,
+    configs: Configs,
+    seeds: int,
+    *,
+    level: float = LEVEL,
+    margin: float = MARGIN,
+    simulate: Simulate = simulate,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+    command: str = "",
+) -> tuple[Comparison, list[Any]]:
+    """Run at most `seeds` seeds; stop earlier if all headline figures are settled.
+
+    `simulate` makes the results; fleets have one of their own (`kvsim.fleet.contender`).
+
+    Returns the comparison and every configuration's result on the first seed. Looks before the last
+    one spend a part of `level` (`kvsim.explain.certainty.looks`): with `level` 0.05, the chance that the
+    comparison reports even one difference that does not exist is at most 5 %. Raises `ConfigError`
+    where the configurations begin with different seeds.
+    """
+    first = _common("seed", configs)
+    varied = redrawn(load, configs)
+    summaries: list[list[Summary]] = []
+    results: list[Any] = []
+    settings, keep = [config for _, config in configs], partial(_kept, first)
+    run = partial(replicate, load, settings, reduce=keep, simulate=simulate)
+    for look in plan_looks(seeds, level):
+        fresh = range(first + len(summaries), first + look.seeds)
+        for row in run(fresh, jobs=jobs, progress=progress, command=command):
+            results = results or [result for _, result in row]
+            summaries.append([summary for summary, _ in row])
+        comparison = _judged(configs, varied, summaries, look.level, margin)
+        if _settled(comparison):
+            break
+    ran = tuple(range(first, first + len(summaries)))
+    return comparison._replace(seeds=ran, planned=seeds, level=level), results
+
+
+def values_of(
+    names: Sequence[str], summaries: Sequence[Sequence[Summary]]
+) -> dict[str, tuple[Values, ...]]:
+    """Every figure that is not 0 or undefined everywhere, by configuration, then by seed.
+
+    `summaries` holds, for each seed, the summary of every configuration.
+    """
+    found = {}
+    for metric in METRICS:
+        rows = tuple(
+            tuple(value(row[i], metric.key) for row in summaries) for i in range(len(names))
+        )
+        if any(any(row) for row in rows):
+            found[metric.key] = rows
+    return found
+
+
+def _judged(
+    configs: Configs,
+    varied: tuple[str, ...],
+    summaries: Sequence[Sequence[Summary]],
+    level: float,
+    margin: float,
+) -> Comparison:
+    names = tuple(name for name, _ in configs)
+    values = values_of(names, summaries)
+    pick = single if any(c.cost.get("model") == "uncertain" for _, c in configs) else None
+    estimates = {}
+    for pair in pairs_of(values, len(names)):
+        rows = values[pair.key]
+        estimate = _estimate(NAMED[pair.key], rows[pair.first], rows[pair.other], pick)
+        if estimate is not None:
+            estimates[pair] = estimate
+    verdicts = judge_pairs(estimates, values, HEADLINES, level=level, margin=margin)
+    failed = tuple(
+        (name, each["meta"]["seed"], each["meta"]["outcome"]["kind"])
+        for row in summaries
+        for name, each in zip(names, row, strict=True)
+        if each["meta"]["outcome"]["kind"] != "finished"
+    )
+    return Comparison(names, "seeds", varied, (), 0, level, margin, values, verdicts, failed)
+
+
+def pairs_of(values: Mapping[str, Any], number: int) -> list[Pair]:
+    """Pairs to compare: every configuration with the first, in headline figures all with all."""
+    return [
+        Pair(key, first, other)
+        for key in values
+        for first in range(number if key in HEADLINES else 1)
+        for other in range(first + 1, number)
+    ]
+
+
+def _estimate(
+    metric: Metric, first: Values, other: Values, pick: Callable[..., Estimate] | None
+) -> Estimate | None:
+    import numpy as np
+
+    if len(first) < 2 or None in first or None in other:
+        return None
+    one, two = np.array(first, dtype=float), np.array(other, dtype=float)
+    if pick is not None:
+        return pick(one, two, whole=metric.whole)
+    return paired(one, two, whole=metric.whole, percentile=metric.extreme)
+
+
+def _settled(comparison: Comparison) -> bool:
+    heads = [v for pair, v in comparison.verdicts.items() if pair.key in HEADLINES]
+    return all(verdict.settled for verdict in heads)
+
+
+def _common(key: str, configs: Configs) -> Any:
+    """The value of a setting that all configurations must share."""
+    if len({getattr(config, key) for _, config in configs}) > 1:
+        texts = ", ".join(f"{name} {getattr(config, key)}" for name, config in configs)
+        raise ConfigError(f"{key}: {texts}; give all configurations the same")
+    return getattr(configs[0][1], key)
+
+
+def _takes_seed(config: RunConfig) -> bool:
+    """Whether a policy of the user's own is given the seed, and may draw from it."""
+    given = {
+        "engine": config.engine,
+        "victim": config.victim,
+        "block_manager": config.block_manager,
+        "cost": config.cost.get("model"),
+        "requeue": config.scheduler_args.get("requeue"),
+        "eviction": config.block_manager_args.get("eviction"),
+    }
+    own = {key: name for key, name in given.items() if isinstance(name, str) and ":" in name}
+    return any(takes(key, look_up(key, {}, name), "seed") for key, name in own.items())
+
+
+def _kept(first: int, result: Simulated) -> tuple[Summary, Simulated | None]:
+    """The summary, and for the first seed the whole result."""
+    summary = result.summary
+    return summary, result if summary["meta"]["seed"] == first else None
+
+
+def _run(
+    simulate: Simulate, reduce: Callable[[Any], T], command: str, load: Load, config: RunConfig
+) -> T:
+    return reduce(simulate(load.of(config.seed), config, command=command))
+
+
+def _run_all(
+    run: Callable[[Load, RunConfig], T], tasks: Sequence[tuple[Load, RunConfig]], jobs: int | None
+) -> Iterator[T]:
+    """Results in the order of the tasks, whichever ends first."""
+    from joblib import cpu_count
+
+    number = min(jobs or cpu_count(), len(tasks))
+    if number <= 1:
+        yield from (run(*task) for task in tasks)
+    else:
+        yield from in_processes(run, tasks, number)

@@ -1,0 +1,243 @@
+"""Tries values of a knob, each on the same seeds, until the answer has no untried neighbour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from math import inf, log
+from statistics import fmean
+from typing import Any
+
+import msgspec
+
+from kvsim.settings.config import RunConfig
+from kvsim.errors import ConfigError
+from kvsim.results.metrics import Metric
+from kvsim.search.size.knobs import Knob
+from kvsim.search.sweep.backends import Backend, run_local
+from kvsim.search.sweep.choose import Configuration, joined
+from kvsim.search.sweep.points import REFUSED
+from kvsim.search.sweep.slo import Objectives
+from kvsim.search.sweep.store import Store, address
+from kvsim.search.sweep.sweep import Outcome, run_missing
+from kvsim.workload.repeated import repeated
+from kvsim.workload.trace import Trace
+
+NEIGHBOURS = (-0.2, -0.1, -0.05, -0.02, -0.01, 0.01, 0.02, 0.05, 0.1, 0.2)
+"""Distances from an answer to try, as shares of it."""
+FEW_NEIGHBOURS = (-0.05, -0.01, 0.01, 0.05)
+"""The distances to try where runs are long."""
+CLOSE, STEEP = 0.05, 2.0
+"""A figure that changes `STEEP` times within a share `CLOSE` of the knob falls off a cliff."""
+
+MOVED = 0.01
+"""Share of an answer by which it is moved at first where a longer load breaks the objectives, and
+up to which the one that keeps them is found."""
+_FASTER = 4
+"""Factor by which the share grows each time."""
+_MOST_TIMES = 2
+"""Factor within which an answer is moved."""
+_MOST_ROUNDS = 60
+_REFINEMENTS = 4
+_FURTHER, _FURTHER_NEARBY = 4.0, 1.5
+"""Factors by which a ladder grows: at first, and around what a shorter load has found."""
+
+
+@dataclass
+class Laboratory:
+    """Runs values of one knob on common random numbers and remembers the results."""
+
+    trace: Trace
+    base: RunConfig
+    knob: Knob
+    objectives: Objectives
+    seeds: Sequence[int]
+    store: Store
+    backend: Backend = run_local
+    jobs: int | None = None
+    done: Callable[[int], None] = lambda number: None
+    near: Sequence[float] = NEIGHBOURS
+    further: float = _FURTHER
+    """Factor by which the ladder of its knob grows."""
+    tried: dict[float, Configuration] = field(default_factory=dict)
+    """Tried configurations by value of the knob."""
+
+    def look(self, values: Sequence[float]) -> None:
+        """Run these values on every seed, unless they have been run.
+
+        Raises `ConfigError` if the engine refuses all values of the first call.
+        """
+        fresh = [value for value in dict.fromkeys(values) if value not in self.tried]
+        configs = {(v, seed): self.settings(v, seed) for v in fresh for seed in self.seeds}
+        keys = {at: address(config, self.trace) for at, config in configs.items()}
+        run_missing(
+            self.store,
+            self.trace,
+            {keys[at]: config for at, config in configs.items()},
+            backend=self.backend,
+            jobs=self.jobs,
+            done=self.done,
+        )
+        outcomes = [
+            Outcome({self.knob.key: value}, seed, self.store.load(keys[value, seed]) or {})
+            for value, seed in configs
+        ]
+        found = joined(outcomes, self.objectives)
+        self._check(found)
+        self.tried |= {each.settings[self.knob.key]: each for each in found}
+
+    def _check(self, found: Sequence[Configuration]) -> None:
+        """Raise the engine's refusal if it refuses all first values: the knob is not the reason."""
+        if not self.tried and all(each.outcome == REFUSED for each in found):
+            raise ConfigError(found[-1].reason)
+
+    def longer(self, times: int, value: float) -> Laboratory:
+        """A laboratory for the trace sent `times` over, to search around `value` in few runs."""
+        knob = self.knob
+        if knob.goal == "most":
+            ladder = tuple(knob.shifted(value, share) for share in (-0.5, -0.3, -0.15, 0.0))
+        else:
+            ladder = tuple(max(knob.snap(value + d), knob.low) for d in (-knob.grain, 0.0))
+        return replace(
+            self,
+            trace=repeated(self.trace, times),
+            knob=knob._replace(ladder=ladder),
+            near=FEW_NEIGHBOURS,
+            further=_FURTHER_NEARBY,
+            tried={},
+        )
+
+    @property
+    def ascending(self) -> list[tuple[float, Configuration]]:
+        """The tried configurations, by value."""
+        return sorted(self.tried.items())
+
+    def settings(self, value: float, seed: int) -> RunConfig:
+        """The settings of a run."""
+        changes: Mapping[str, Any] = {self.knob.key: value, "seed": seed}
+        return msgspec.structs.replace(self.base, **changes)
+
+
+def find_boundary(lab: Laboratory, near: Sequence[float] | None = None) -> float | None:
+    """The least (or highest) value such that it and all tried values beyond it keep the objectives.
+
+    The search tries the ladder, then bisects, then tries the neighbours, which may move the answer.
+    The result is None if no tried value keeps the objectives. Monotony is not assumed: a value on
+    the wrong side that keeps them by luck does not count, and a value on the right side that breaks
+    them moves the answer. `near`: distances of the neighbours, if not those of the laboratory.
+    """
+    shares = lab.near if near is None else near
+    lab.look(lab.knob.ladder)
+    for _ in range(_MOST_ROUNDS):
+        good, bad = boundary(lab)
+        if lab.knob.grows and (good is None or bad is None):
+            further = _further(lab, good is None)
+            if further is not None:
+                lab.look([further])
+                continue
+        if good is None:
+            return None
+        middle = None if bad is None else lab.knob.between(min(good, bad), max(good, bad))
+        if middle is not None:
+            lab.look([middle])
+            continue
+        beside = [lab.knob.shifted(good, share) for share in shares]
+        if all(value in lab.tried for value in beside):
+            return good
+        lab.look(beside)
+    return boundary(lab)[0]
+
+
+def boundary(lab: Laboratory) -> tuple[float | None, float | None]:
+    """(the last value that keeps the objectives, the first that does not), from the safe end."""
+    tried = lab.ascending
+    good: float | None = None
+    for value, configuration in tried if lab.knob.goal == "most" else reversed(tried):
+        if not configuration.meets:
+            return good, value
+        good = value
+    return good, None
+
+
+def find_beside(lab: Laboratory, start: float) -> float:
+    """`start` if it keeps the objectives, or else the first value on its safe side that does, up to
+    a share `MOVED`. It is sought in growing steps and then between the last two. If no value does
+    within a factor `_MOST_TIMES`, the result is the last one that was tried.
+    """
+    knob, broken, value = lab.knob, start, start
+    share = closest = max(MOVED, knob.grain / start)
+    lab.look([value])
+    while not lab.tried[value].meets and 1 / _MOST_TIMES < value / start < _MOST_TIMES:
+        broken, value, share = value, knob.safer(value, share), share * _FASTER
+        if value == broken:
+            return value
+        lab.look([value])
+    while lab.tried[value].meets and abs(value - broken) > closest * start:
+        middle = knob.between(min(broken, value), max(broken, value))
+        if middle is None:
+            return value
+        lab.look([middle])
+        broken, value = (broken, middle) if lab.tried[middle].meets else (middle, value)
+    return value
+
+
+def find_best(lab: Laboratory) -> float | None:
+    """The value whose mean over the seeds is farthest from all limits; None if no run finished.
+
+    The search tries the ladder, then the middles beside the best value, a few times over.
+    """
+    lab.look(lab.knob.ladder)
+    for _ in range(_REFINEMENTS):
+        best = _best(lab)
+        if best is None:
+            return None
+        values = sorted(lab.tried)
+        place = values.index(best)
+        ends = values[max(place - 1, 0) : place + 2]
+        middles = [lab.knob.between(low, high) for low, high in pairwise(ends)]
+        lab.look([middle for middle in middles if middle is not None])
+    return _best(lab)
+
+
+def sharpen(lab: Laboratory, metric: Metric) -> None:
+    """Halve the widest jump of a figure until it is narrow or gone."""
+    for _ in range(_MOST_ROUNDS):
+        wide = [
+            (abs(log(b.figures[metric.key] / a.figures[metric.key])), low, high)
+            for (low, a), (high, b) in pairwise(lab.ascending)
+            if high - low > CLOSE / 2 * high and _positive(a, b, metric)
+        ]
+        jump, low, high = max(wide, default=(0.0, 0.0, 0.0))
+        middle = lab.knob.between(low, high) if jump >= log(STEEP) else None
+        if middle is None:
+            return
+        lab.look([middle])
+
+
+def mean_load(configuration: Configuration, objectives: Objectives) -> float:
+    """Load of the tightest objective, on the mean of the seeds; 1 is its limit."""
+    return fmean(map(objectives.load, configuration.records))
+
+
+def _best(lab: Laboratory) -> float | None:
+    def rank(value: float) -> tuple[bool, float, float]:
+        configuration = lab.tried[value]
+        return not configuration.meets, mean_load(configuration, lab.objectives), value
+
+    finished = [v for v, each in lab.tried.items() if mean_load(each, lab.objectives) < inf]
+    return min(finished, key=rank, default=None)
+
+
+def _further(lab: Laboratory, worse: bool) -> float | None:
+    """The next value beyond the ladder: towards the safe end if no value keeps the objectives."""
+    down = worse == (lab.knob.goal == "most")
+    values = sorted(lab.tried)
+    value = values[0] / lab.further if down else values[-1] * lab.further
+    value = lab.knob.snap(value)
+    inside = lab.knob.low <= value <= lab.knob.high
+    return value if inside and value not in lab.tried else None
+
+
+def _positive(one: Configuration, other: Configuration, metric: Metric) -> bool:
+    return all(each.figures.get(metric.key, 0) > 0 for each in (one, other))

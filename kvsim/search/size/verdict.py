@@ -1,0 +1,271 @@
+"""States the result of a search: in remarks, and in a row for each value around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import NamedTuple
+
+from kvsim.fleet.settings import FleetConfig
+from kvsim.results.load import rates_words
+from kvsim.results.metrics import Metric
+from kvsim.results.numerals import MISSING, count, percent, plural, show
+from kvsim.report.wording import Remark
+from kvsim.search.size.answer import LEVEL, Answer
+from kvsim.search.size.cliffs import Cliff, slope
+from kvsim.search.size.knobs import LASTING, Knob
+from kvsim.search.size.search import Laboratory, boundary
+
+_MOST_NAMED = 6
+SERVED_TOKENS = "total_token_throughput", "output_throughput"
+
+HEAD = ("from the answer", "seeds that keep all")
+"""Columns of `row` between the knob and the figures."""
+
+
+def verdict(lab: Laboratory, found: Answer, price: float | None = None) -> list[Remark]:
+    """All remarks on a search, the answer first. `price`: of a GPU for an hour."""
+    if found.value is None or not found.meets:
+        remarks = [_nothing(lab) if found.too_short is None else _nothing_lasts(lab, found)]
+    elif lab.knob.goal == "best":
+        remarks = _best(lab, found, found.value)
+    else:
+        remarks = _boundary(lab, found, found.value)
+    if price is not None and (cost := cost_of(lab, found, price)) is not None:
+        remarks.append(Remark(str(cost)))
+    remarks += [_cliff(lab, found, cliff) for cliff in found.cliffs]
+    return [*remarks, _certainty(lab, found)]
+
+
+class Cost(NamedTuple):
+    """What an answer costs; amounts are in the currency of the price."""
+
+    price: float
+    """Of a GPU for an hour."""
+    gpus: int
+    per_million_tokens: float
+    """Of prompt and output tokens together."""
+    per_million_output_tokens: float
+
+    def __str__(self) -> str:
+        return (
+            f"At ${self.price:.2f} per GPU hour, {plural(self.gpus, 'GPU')} cost"
+            f" ${self.price * self.gpus:,.2f} an hour: ${self.per_million_tokens:.3g} per million"
+            f" tokens, ${self.per_million_output_tokens:.3g} per million output tokens."
+        )
+
+
+def cost_of(lab: Laboratory, found: Answer, price: float) -> Cost | None:
+    """The cost of an answer; None without one.
+
+    A load that is kept up with is served as fast as it is offered, apart from the last outputs.
+    """
+    if found.value is None or not found.meets:
+        return None
+    gpus = _gpus(lab, found.value)
+    figures = lab.tried[found.value].figures
+    offered = lab.objectives.steady and "total_token_rate" in figures
+    rates = ("total_token_rate", "output_token_rate") if offered else SERVED_TOKENS
+    return Cost(price, gpus, *(price * gpus / 3600 / figures[rate] * 1e6 for rate in rates))
+
+
+def _gpus(lab: Laboratory, value: float) -> int:
+    settings = lab.settings(value, lab.seeds[0])
+    replicas = settings.replicas if isinstance(settings, FleetConfig) else 1
+    return replicas * settings.tensor_parallel_size * settings.pipeline_parallel_size
+
+
+def written(knob: Knob, value: float) -> str:
+    """A value of the knob in words."""
+    if knob.unit == "requests/s":
+        return f"{value:g} requests/s"
+    if knob.unit == "share":
+        return f"{value:g}"
+    if knob.unit == "replicas":
+        return plural(round(value), "replica")
+    return f"{count(value)} {knob.unit}".strip()
+
+
+def slopes(lab: Laboratory, value: float) -> list[tuple[Metric, float]]:
+    """How steep each bounded figure is at the answer, where that is known."""
+    found = [(m, slope(lab.ascending, value, m)) for m in lab.objectives.metrics]
+    return [(metric, each) for metric, each in found if each is not None]
+
+
+def _nothing(lab: Laboratory) -> Remark:
+    tried = sorted(lab.tried)
+    text = f"No {lab.knob.name} from {tried[0]:g} to {tried[-1]:g} keeps {_bounds(lab)}."
+    value, best = min(lab.tried.items(), key=lambda each: each[1].load)
+    if best.load == inf:
+        return Remark(f"{text} At {value:g}: {best.reason or 'requests were rejected'}", "bad")
+    nearest = (
+        f"Nearest is {written(lab.knob, value)}, with {best.load:.3g} times a limit on a seed."
+    )
+    return Remark(f"{text} {nearest}", "bad")
+
+
+def _nothing_lasts(lab: Laboratory, found: Answer) -> Remark:
+    """Values hold for the load of the search, none for the longer one."""
+    most, enough = lab.knob.goal == "most", boundary(lab)[0]
+    assert found.too_short is not None and enough is not None
+    short, way = written(lab.knob, enough), "down" if most else "up"
+    holds = f"up to {short}" if most else f"from {short} on"
+    text = (
+        f"No {lab.knob.name} {way} to {written(lab.knob, found.too_short)} that was tried keeps"
+        f" {_bounds(lab)} with {count(found.held)} requests. With {count(len(lab.trace.rows))} they"
+        f" hold {holds}."
+    )
+    return Remark(text, "bad")
+
+
+def _best(lab: Laboratory, found: Answer, value: float) -> list[Remark]:
+    key, figures = lab.knob.key, _figures(lab, value)
+    text = f"Farthest from the limits of {_bounds(lab)} is {key} {written(lab.knob, value)}."
+    remarks = [Remark(f"{text} {figures}")]
+    if found.as_good:
+        stretches = _stretches(lab, (*found.as_good, value))
+        remarks.append(Remark(f"No significant difference on these seeds: {stretches}."))
+    return remarks
+
+
+def _boundary(lab: Laboratory, found: Answer, value: float) -> list[Remark]:
+    knob, bad = lab.knob, boundary(lab)[1]
+    most = knob.goal == "most"
+    text = f"The {'highest' if most else 'least'} {knob.name} that keeps {_bounds(lab)}:"
+    answer = written(knob, value)
+    if knob.unit == "replicas" and (gpus := _gpus(lab, value)) > value:
+        answer += f", {count(gpus)} GPUs in all"
+    remarks = [Remark(f"{text} {answer}. {_figures(lab, value)}")]
+    if bad is None:
+        way = "up" if most else "down"
+        text = f"All tried values keep them, {way} to {value:g}: the limit lies beyond."
+        return [*remarks, Remark(text, "warning"), *_lasting(lab, found)]
+    met, seeds = lab.tried[bad].met, len(lab.seeds)
+    held = f"they hold on {met} of {plural(seeds, 'seed')}" if seeds > 1 else "they do not hold"
+    if lab.tried[bad].overloaded:
+        held += f", and it is overloaded: {rates_words(lab.tried[bad].figures)}"
+    remarks.append(Remark(f"With {written(knob, bad)} {held}."))
+    lucky = [v for v, each in lab.ascending if each.meets and (v > bad if most else v < bad)]
+    if lucky:
+        values = ", ".join(f"{v:g}" for v in lucky[:_MOST_NAMED])
+        text = f"By luck they hold at {values}, too, but not at all values between."
+        remarks.append(Remark(text, "warning"))
+    return remarks + _lasting(lab, found)
+
+
+def _bounds(lab: Laboratory) -> str:
+    return " and ".join(map(str, lab.objectives.each))
+
+
+def _figures(lab: Laboratory, value: float) -> str:
+    figures = lab.tried[value].figures
+    listed = (f"{m.label} {show(figures.get(m.key), m.unit)}" for m in lab.objectives.metrics)
+    average = " on average" if len(lab.seeds) > 1 else ""
+    return f"There {', '.join(listed)}; {rates_words(figures)}{average}."
+
+
+def _stretches(lab: Laboratory, values: Sequence[float]) -> str:
+    """Values as few ranges of tried values: `0.005 to 0.05, 0.1`."""
+    stretches: list[list[float]] = [[]]
+    for value in sorted(lab.tried):
+        if value in values:
+            stretches[-1].append(value)
+        elif stretches[-1]:
+            stretches.append([])
+    ends = ((each[0], each[-1]) for each in stretches if each)
+    return ", ".join(f"{a:g}" if a == b else f"{a:g} to {b:g}" for a, b in ends)
+
+
+def _lasting(lab: Laboratory, found: Answer) -> list[Remark]:
+    """Whether the answer also holds under a longer load."""
+    if lab.knob.key not in LASTING:
+        return []
+    number = len(lab.trace.rows)
+    if not found.held:
+        text = f"A load longer than its {plural(number, 'request')} was not tried."
+        return [Remark(text, "warning")]
+    text = f"It was found with {plural(number, 'request')}, and also holds with"
+    remarks = [Remark(f"{text} {count(found.held)}.")]
+    last = boundary(lab)[0]
+    if last != found.value and last is not None:
+        way = "Up" if lab.knob.goal == "most" else "Down"
+        text = f"{way} to {written(lab.knob, last)} they hold for the shorter time only."
+        remarks.append(Remark(text))
+    return remarks
+
+
+def _cliff(lab: Laboratory, found: Answer, cliff: Cliff) -> Remark:
+    unit, knob = cliff.metric.unit, lab.knob
+    moved = f"{percent(abs(cliff.step))} {'more' if cliff.step > 0 else 'less'}"
+    rises = cliff.figure_beyond > cliff.figure
+    times = f"{cliff.times:.1f} times" if rises else f"1/{cliff.times:.1f} of"
+    text = (
+        f"Cliff: {moved} ({written(knob, cliff.beyond)} instead of {written(knob, cliff.safe)})"
+        f" gives {times} the {cliff.metric.label}: {show(cliff.figure_beyond, unit)} after"
+        f" {show(cliff.figure, unit)}."
+    )
+    if found.value is None or not found.meets:
+        return Remark(text, "warning")
+    if (cliff.beyond - found.value) * (cliff.safe - found.value) <= 0:
+        return Remark(f"{text} The answer stands on its edge: leave a margin.", "warning")
+    away = percent(abs(cliff.distance(found.value)))
+    return Remark(f"{text} The answer is {away} away from its edge.", "warning")
+
+
+def _certainty(lab: Laboratory, found: Answer) -> Remark:
+    """How far the result holds for other seeds.
+
+    The answer is the worst of the thresholds of `n` seeds. With confidence `1 - p**n`, at least a
+    share `p` of other seeds has a threshold no worse.
+    """
+    seeds = len(lab.seeds)
+    if not found.varies:
+        return Remark(
+            "One run is enough for this trace: nothing is drawn at random. Give --request-rate to"
+            " see other arrivals, too."
+        )
+    if seeds == 1:
+        return Remark("One seed: the influence of chance is unknown; give --seeds.", "warning")
+    text = f"Every value met the same {count(seeds)} seeds ({', '.join(found.varies)} differ)."
+    if found.meets and lab.knob.goal != "best":
+        at_least, sure = percent(LEVEL ** (1 / seeds)), percent(1 - LEVEL)
+        text += f" What holds on all of them holds on at least {at_least} of seeds, at {sure}"
+        text += " confidence."
+    return Remark(text)
+
+
+def row(lab: Laboratory, answer: float | None, value: float) -> list[str]:
+    """One value: the knob, its distance, the seeds, the figures (means over the seeds)."""
+    configuration = lab.tried[value]
+    metrics = lab.objectives.metrics
+    if configuration.outcome != "finished":
+        figures = [configuration.outcome.replace("-", " "), *[MISSING] * (len(metrics) - 1)]
+    else:
+        figures = [_figure(lab, metric, answer, value) for metric in metrics]
+    return [
+        f"{value:g}" if lab.knob.unit == "share" else f"{value:,}",
+        _distance(answer, value),
+        f"{configuration.met} of {len(lab.seeds)}",
+        *figures,
+    ]
+
+
+def _distance(answer: float | None, value: float) -> str:
+    if answer is None or not answer:
+        return ""
+    if value == answer:
+        return "answer"
+    share = abs(value / answer - 1)
+    text = percent(share) if share >= 0.001 else f"{100 * share:.1g} %"
+    return f"{'+' if value > answer else '−'}{text}"
+
+
+def _figure(lab: Laboratory, metric: Metric, answer: float | None, value: float) -> str:
+    """A figure; if it is far from that of the answer, also how many times that it is."""
+    figure = lab.tried[value].figures.get(metric.key)
+    text = show(figure, metric.unit)
+    own = None if answer is None else lab.tried[answer].figures.get(metric.key)
+    if figure is None or not own or value == answer:
+        return text
+    times = figure / own
+    return text if 0.67 < times < 1.5 else f"{text} (×{times:.{1 if times < 100 else 0}f})"

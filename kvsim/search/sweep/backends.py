@@ -1,0 +1,153 @@
+"""Runs tasks side by side: in this process, in local processes, or on a Ray cluster.
+
+With every backend, a result is in the store as soon as its run ends, and a key is claimed while it
+runs. So a sweep may be killed at any moment, and several sweeps may share a folder.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvsim.errors import ConfigError
+from kvsim.search.sweep.points import Task, run_point
+from kvsim.search.sweep.records import Record
+from kvsim.search.sweep.store import Store
+from kvsim.run.workers import in_processes, unpickled
+from kvsim.workload.keys import keyed
+from kvsim.workload.trace import Trace
+from kvsim.writing import temporary_folder
+
+Done = Callable[[int], None]
+Backend = Callable[[Store, Trace, Sequence[Task], int | None, Done], None]
+"""Fills the store. The number is the most processes at once, None for one per core. `Done` is
+called with the number of runs that have just ended."""
+
+_PATIENCE_S = 0.2
+_REACHED_WITHIN_S = 5
+_AHEAD = 2
+"""Tasks in flight for each core of a cluster, so that none waits for the driver."""
+
+
+def run_local(
+    store: Store, trace: Trace, tasks: Sequence[Task], jobs: int | None, done: Done
+) -> None:
+    """Run in processes of this machine, each of which stores its own results.
+
+    They write in one temporary folder, so nothing is left of a process that ends while it writes.
+    """
+    from joblib import cpu_count
+
+    number, trace = min(jobs or cpu_count(), len(tasks)), keyed(trace)
+    if number <= 1:
+        for task in tasks:
+            _fetch(store, task, trace, jobs)
+            done(1)
+        return
+    with temporary_folder(store.folder, store.folder) as folder:
+        path = folder / "trace"
+        path.write_bytes(pickle.dumps(trace))
+        each = ((store.writing_in(folder), task, str(path)) for task in tasks)
+        for _ in in_processes(_fetch_from, each, number, ordered=False):
+            done(1)
+
+
+def run_on_ray(
+    address: str | None,
+    store: Store,
+    trace: Trace,
+    tasks: Sequence[Task],
+    jobs: int | None,
+    done: Done,
+) -> None:
+    """Run on a Ray cluster whose nodes have kvsim installed; this process stores the results.
+
+    `address`: the address of the cluster's head; None starts Ray on this machine, with `jobs`
+    cores. Raises `ConfigError` if Ray is not installed or not reachable.
+    """
+    ray = _started_ray(address, jobs)
+    try:
+        remote = ray.remote(num_cpus=1, max_retries=3)(_run_remotely)
+        shared = ray.put(keyed(trace))
+        waiting, running = deque(tasks), dict[Any, Task]()
+        most = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        while waiting or running:
+            for _ in range(min(most - len(running), len(waiting))):
+                task = waiting.popleft()
+                if not store.claim(task.key, wait=False):
+                    waiting.append(task)
+                elif store.load(task.key) is not None:
+                    store.release(task.key)
+                    done(1)
+                else:
+                    running[remote.remote(task, [shared], trace.sha256)] = task
+            if not running:
+                time.sleep(_PATIENCE_S)
+                continue
+            ended, _ = ray.wait(list(running), timeout=_PATIENCE_S)
+            for reference in ended:
+                try:
+                    store.save(ray.get(reference))
+                except ray.exceptions.RayTaskError as error:  # whose text is a traceback
+                    raise error.cause from None
+                store.release(running.pop(reference).key)
+                done(1)
+    finally:
+        ray.shutdown()
+
+
+def _started_ray(address: str | None, jobs: int | None) -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError("--backend ray: Ray is not installed; pip install 'kvsim[ray]'") from None
+    options: dict[str, Any] = {"logging_level": "error", "log_to_driver": False}
+    if address is None:
+        options |= {"num_cpus": jobs, "include_dashboard": False}
+    else:
+        _check_reachable(address)
+    try:
+        ray.init(address=address or "local", **options)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        line = str(error).strip().splitlines()[0]
+        raise ConfigError(f"--ray-address {address}: no Ray cluster there: {line}") from None
+    return ray
+
+
+def _check_reachable(address: str) -> None:
+    """Open a connection first, because Ray would retry for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:
+        return
+    try:
+        socket.create_connection((host, int(port)), _REACHED_WITHIN_S).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"--ray-address {address}: no connection ({error}); give HOST:PORT of the"
+            " cluster's head, or leave it out to start Ray here"
+        ) from None
+
+
+def _fetch(store: Store, task: Task, trace: Trace, jobs: int | None = 1) -> None:
+    store.fetch(task.key, lambda: run_point(task, trace, jobs))
+
+
+def _fetch_from(store: Store, task: Task, path: str) -> None:
+    _fetch(store, task, unpickled(path))
+
+
+_held: dict[str, Trace] = {}
+"""Traces that this worker of Ray has fetched, by digest."""
+
+
+def _run_remotely(task: Task, shared: list[Any], sha256: str) -> Record:
+    """Run a task; `shared` lists a reference to the trace, which Ray does not fetch by itself."""
+    import ray
+
+    if sha256 not in _held:
+        _held[sha256] = ray.get(shared[0])
+    return run_point(task, _held[sha256])

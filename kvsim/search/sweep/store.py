@@ -1,0 +1,185 @@
+"""Keeps results under the hash of their inputs, so that no run is repeated.
+
+```
+DIR/points/KEY.json    one finished run, written whole or not at all
+DIR/points/locks       byte ranges claimed by the processes that are running a point
+```
+A claim ends with its process, however the process ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+from kvsim.settings.config import RunConfig, to_table
+from kvsim.errors import ConfigError, OutputError
+from kvsim.machine.hardware import hardware_path
+from kvsim.settings.library import find, look_up
+from kvsim.settings.parsing import parse_json
+from kvsim.results.plain import plain
+from kvsim.search.sweep.locks import PLACES, lock, unlock
+from kvsim.search.sweep.records import Record, checked_record
+from kvsim.version import __version__
+from kvsim.workload.trace import Trace
+from kvsim.writing import encoded, json_text, write_bytes
+
+_KEY_CHARACTERS = 32
+_CLASSES = ("engine", "block_manager", "victim", "router")
+"""Settings that may be `package.module:Class`."""
+
+
+def address(config: RunConfig, trace: Trace, *, ledger: bool = False) -> str:
+    """The key of a run: a digest of its settings, seed, trace, version of kvsim and input files.
+
+    Files that settings name (model, hardware, profile) and modules of the user's own policies count
+    by content. `ledger`: whether the figures have those of the ledger. Equal keys mean equal
+    results.
+    """
+    made_of = {
+        "kvsim": __version__,
+        "trace": [trace.format, trace.sha256],
+        "config": plain(_given(config)),
+        "files": _files(config),
+        "ledger": ledger,
+    }
+    text = json.dumps(made_of, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:_KEY_CHARACTERS]
+
+
+class Store:
+    """A folder of finished runs, shared by any number of processes."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder) / "points"
+        self._scratch: Path | None = None
+        self._locks: int | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where the results are."""
+        return self._folder
+
+    def writing_in(self, scratch: Path) -> Store:
+        """The same store, which writes what is temporary in a folder of its caller's."""
+        store = copy(self)
+        store._scratch = scratch
+        return store
+
+    def load(self, key: str) -> Record | None:
+        """The result of a run; None if there is none or its file is damaged.
+
+        Raises `OutputError` for a file that cannot be read.
+        """
+        path = self._path(key)
+        try:
+            return checked_record(parse_json(path.read_bytes()), key)
+        except (FileNotFoundError, ValueError):
+            return None
+        except OSError as error:
+            raise OutputError(f"{path}: cannot be read: {error.strerror}") from None
+
+    def save(self, record: Record) -> None:
+        """Store a result, whole or not at all. The caller must hold the claim on its key."""
+        write_bytes(self._path(record["key"]), encoded(json_text(record)), self._scratch)
+
+    def fetch(self, key: str, run: Callable[[], Record]) -> Record:
+        """The result under `key`; if it is missing, runs it or waits for a process that does."""
+        self.claim(key)
+        try:
+            record = self.load(key)
+            if record is None:
+                record = run()
+                self.save(record)
+            return record
+        finally:
+            self.release(key)
+
+    def claim(self, key: str, *, wait: bool = True) -> bool:
+        """Claim a key for this process. False if another process holds it and `wait` is False."""
+        return lock(self._lock_file(), _place(key), wait=wait)
+
+    def release(self, key: str) -> None:
+        """End a claim."""
+        unlock(self._lock_file(), _place(key))
+
+    def make(self) -> None:
+        """Make the folder. Raises `OutputError`."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{self._folder}: cannot be made: {error.strerror}") from None
+
+    def __getstate__(self) -> tuple[Path, Path | None]:
+        return self._folder, self._scratch
+
+    def __setstate__(self, state: tuple[Path, Path | None]) -> None:
+        (self._folder, self._scratch), self._locks = state, None
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key}.json"
+
+    def _lock_file(self) -> int:
+        """The one descriptor of the lock file: closing any other would end all claims."""
+        if self._locks is None:
+            try:
+                self._locks = os.open(self._folder / "locks", os.O_RDWR | os.O_CREAT, 0o666)
+            except OSError as error:
+                raise OutputError(f"{self._folder}: cannot be written: {error.strerror}") from None
+        return self._locks
+
+
+def _place(key: str) -> int:
+    """The byte that stands for a key; keys that share a byte only wait for each other."""
+    return int(key[:16], 16) % PLACES
+
+
+def _given(config: RunConfig) -> dict[str, Any]:
+    """The settings that differ from the defaults; the version of kvsim stands for the defaults."""
+    defaults = to_table(RunConfig())
+    return {
+        key: value
+        for key, value in to_table(config).items()
+        if key not in defaults or value != defaults[key]
+    }
+
+
+def _files(config: RunConfig) -> dict[str, str]:
+    """Digests of the files that the settings name."""
+    named = {"models": config.model_name, "hardware": config.hardware_name}
+    if "profile" in config.cost:
+        named["profiles"] = str(config.cost["profile"])
+    digests = {kind: _digest(_shipped, kind, name) for kind, name in named.items()}
+    table = to_table(config)
+    classes = {key: table.get(key) for key in _CLASSES} | {"cost": config.cost.get("model")}
+    classes |= {**config.block_manager_args, **config.scheduler_args}
+    for key, name in classes.items():
+        if isinstance(name, str) and ":" in name:
+            digests[key] = _digest(_source, key, name)
+    return digests
+
+
+def _shipped(kind: str, name: str) -> bytes:
+    path = hardware_path(name) if kind == "hardware" else find(kind, name)
+    return path.read_bytes()
+
+
+def _source(kind: str, name: str) -> bytes:
+    look_up(kind, {}, name)
+    path = inspect.getsourcefile(sys.modules[name.partition(":")[0]])
+    return Path(path).read_bytes() if path else b""
+
+
+def _digest(read: Callable[[str, str], bytes], kind: str, name: str) -> str:
+    """The digest of a file's content; empty if there is none, which the run itself refuses."""
+    try:
+        return hashlib.sha256(read(kind, name)).hexdigest()
+    except (ConfigError, OSError, TypeError):
+        return ""

@@ -1,0 +1,216 @@
+"""Runs a sweep in a folder: expands it, runs what is missing, and collects the results.
+
+```
+DIR/sweep.json      what was to be run: trace, settings, points with their keys
+DIR/points/         what has been run
+DIR/sweep.parquet   one row per point, once all are there
+DIR/sweep.html      the page
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from kvsim.settings.config import RunConfig
+from kvsim.errors import ConfigError, OutputError
+from kvsim.settings.parsing import is_flat, parse_json
+from kvsim.results.plain import plain
+from kvsim.search.sweep.backends import Backend, Done, run_local
+from kvsim.search.sweep.grid import Point, Settings
+from kvsim.search.sweep.points import Task
+from kvsim.search.sweep.records import Manifest, Record, Versioned
+from kvsim.search.sweep.slo import parse_slo
+from kvsim.search.sweep.store import Store, address
+from kvsim.version import __version__
+from kvsim.workload.trace import Trace
+from kvsim.writing import encoded, json_text, write_bytes
+
+MANIFEST = "sweep.json"
+_REMEDY = "give a folder that `kvsim sweep --out` wrote"
+
+
+class Planned(NamedTuple):
+    """A point of a sweep and the key of its result."""
+
+    settings: Settings
+    seed: int
+    key: str
+
+
+class Outcome(NamedTuple):
+    """A point of a sweep and its result."""
+
+    settings: Settings
+    seed: int
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a sweep runs, without anything specific to this machine."""
+
+    trace: Mapping[str, Any]
+    """File name, format, sha256 and number of requests."""
+    base: Mapping[str, Any]
+    """The given settings that all points share."""
+    points: Sequence[Planned]
+    slo: str | None = None
+    ledger: bool = False
+    """Whether the results have the figures of the ledger."""
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The settings that are varied, without the seed."""
+        return tuple(self.points[0].settings)
+
+    def describe(self) -> dict[str, Any]:
+        """The plan as plain values."""
+        described: dict[str, Any] = plain(
+            {
+                "kvsim_version": __version__,
+                "trace": self.trace,
+                "base": self.base,
+                "slo": self.slo,
+                "ledger": self.ledger,
+                "points": [point._asdict() for point in self.points],
+            }
+        )
+        return described
+
+
+def make_plan(
+    trace: Trace,
+    base: Mapping[str, Any],
+    points: Sequence[Point],
+    slo: str | None = None,
+    *,
+    ledger: bool = False,
+) -> Plan:
+    """The plan of these points on a trace."""
+    facts = {
+        "name": Path(trace.path).name,
+        "format": trace.format,
+        "sha256": trace.sha256,
+        "requests": len(trace.rows),
+    }
+    keys = (address(point.config, trace, ledger=ledger) for point in points)
+    planned = [Planned(p.settings, p.config.seed, k) for p, k in zip(points, keys, strict=True)]
+    return Plan(facts, base, planned, slo, ledger)
+
+
+def run_missing(
+    store: Store,
+    trace: Trace,
+    configs: Mapping[str, RunConfig],
+    *,
+    ledger: bool = False,
+    backend: Backend = run_local,
+    jobs: int | None = None,
+    done: Done = lambda number: None,
+) -> int:
+    """Run every key (`address`) that is not in the store, once; returns the number of runs."""
+    store.make()
+    missing = [(key, config) for key, config in configs.items() if store.load(key) is None]
+    tasks = [Task(key, config, ledger) for key, config in missing]
+    done(len(configs) - len(tasks))
+    if tasks:
+        backend(store, trace, tasks, jobs, done)
+    return len(tasks)
+
+
+def gather(store: Store, plan: Plan, folder: str | Path) -> list[Outcome]:
+    """The results of all points, in order. Raises `OutputError` if some are missing."""
+    records = {point.key: store.load(point.key) for point in plan.points}
+    missing = sum(record is None for record in records.values())
+    if missing:
+        raise OutputError(
+            f"{folder}: {missing} of {len(records)} runs are missing; run the sweep, or the"
+            " shards that are not done, again with this --out"
+        )
+    return [Outcome(p.settings, p.seed, dict(records[p.key] or {})) for p in plan.points]
+
+
+def manifest(plan: Plan) -> str:
+    """The content of `sweep.json`."""
+    return json_text(plan.describe())
+
+
+def write_plan(folder: str | Path, plan: Plan, *results: str) -> None:
+    """Write `sweep.json`, whole or not at all. Raises `OutputError`.
+
+    `results`: names of files that are removed if they belong to another plan.
+    """
+    path, content = Path(folder) / MANIFEST, encoded(manifest(plan))
+    try:
+        if path.exists() and path.read_bytes() != content:
+            for place in map(path.with_name, results):
+                if place.is_file():  # A link stays, and so does a device.
+                    place.resolve().unlink()
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be written: {error.strerror}") from None
+    write_bytes(path, content)
+
+
+def read_plan(folder: str | Path) -> Plan:
+    """Read `sweep.json`. Raises `OutputError` naming the file and the remedy."""
+    path = Path(folder) / MANIFEST
+    try:
+        table = parse_json(path.read_bytes())
+        version = msgspec.convert(table, Versioned).kvsim_version
+        if version != __version__:
+            raise OutputError(
+                f"{path}: kvsim {version} wrote it, this is {__version__}; run it again"
+            )
+        checked = msgspec.convert(table, Manifest)
+        if not is_flat(table) or len({tuple(point.settings) for point in checked.points}) > 1:
+            raise ValueError
+        if checked.slo is not None:
+            parse_slo(checked.slo)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be read: {error.strerror}; {_REMEDY}") from None
+    except (ConfigError, ValueError):  # also of msgspec
+        raise OutputError(f"{path}: damaged or not written by kvsim; {_REMEDY}") from None
+    points = [Planned(point.settings, point.seed, point.key) for point in checked.points]
+    return Plan(table["trace"], checked.base, points, checked.slo, checked.ledger)
+
+
+def shard_of(number_of_points: int, text: str | None) -> range:
+    """The positions in the part `K/N`: every N-th from the K-th on. Raises `ConfigError`."""
+    if text is None:
+        return range(number_of_points)
+    number, slash, of = text.partition("/")
+    digits = slash and number.isascii() and of.isascii() and number.isdigit() and of.isdigit()
+    if not digits or not 1 <= int(number) <= int(of):
+        raise ConfigError(f"--shard {text}: expected K/N with K from 1 to N, as in --shard 1/4")
+    return range(int(number) - 1, number_of_points, int(of))
+
+
+def merge(folders: Sequence[str], into: str | Path) -> Plan:
+    """Copy the runs of one sweep from several folders into one; returns their plan.
+
+    Raises `OutputError` if the folders hold different sweeps, or a run is in none of them.
+    """
+    plans = [read_plan(folder) for folder in folders]
+    plan = plans[0]
+    for folder, other in zip(folders, plans, strict=True):
+        if [point.key for point in other.points] != [point.key for point in plan.points]:
+            raise OutputError(
+                f"{folder}: part of another sweep than {folders[0]}; merge its own shards"
+            )
+    stores = [Store(folder) for folder in folders]
+    target = Store(into)
+    target.make()
+    for point in plan.points:
+        found = (record for store in stores if (record := store.load(point.key)) is not None)
+        record = next(found, None)
+        if record is not None:
+            target.fetch(point.key, lambda record=record: record)  # type: ignore[misc]
+    gather(target, plan, into)
+    write_plan(into, plan)
+    return plan

@@ -1,0 +1,187 @@
+"""The arguments of a server's command line, as the engine's own parser takes them apart.
+
+Source: vLLM 0.33.0 `utils/argparse_utils.py`, `FlexibleArgumentParser`: underscores or dashes,
+`--flag=value`, `--flag.key value` for tables, `--no-flag`, `-O3`, the start of a long flag where
+no other begins so, and `--config FILE`, whose arguments come before those of the line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvsim.errors import ConfigError
+from kvsim.settings.parsing import parse_json
+from kvsim.settings.server.arguments import (
+    Argument,
+    Flag,
+    Table,
+    Unsimulated,
+    check_written_out,
+    not_simulated,
+    spelled,
+    unknown_flag,
+)
+from kvsim.settings.server.files import read_text, read_yaml
+
+_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
+
+
+def parse(words: list[str], table: Table, where: str, folder: Path | None = None) -> list[Argument]:
+    """The arguments of a command line, in the order in which they count.
+
+    `folder`: where relative paths of `--config` begin; by default, the working directory. Raises
+    `ConfigError` naming the flag that is unknown or lacks its value.
+    """
+    for word in words:
+        flag = table.flags.get(word[2:]) if word.startswith("--") else None
+        if flag is not None and isinstance(flag.effect, Unsimulated) and flag.effect.first:
+            raise not_simulated(f"{where}: {word}", flag.effect)
+    found = list(_Words(words, table, where).read())
+    configs = [argument for argument in found if argument.name == "config"]
+    if not configs:
+        return found
+    name = str(configs[-1].value)
+    try:
+        path = Path(folder or ".", check_written_out(name))
+    except ValueError as error:
+        raise ConfigError(f"{configs[-1].where}: takes {error}, got {name[:60]!r}") from None
+    return [*_of_file(path, table), *found]
+
+
+class _Words:
+    """Takes words one by one."""
+
+    def __init__(self, words: list[str], table: Table, where: str) -> None:
+        self._words = words
+        self._table = table
+        self._where = where
+        self._place = 0
+
+    def read(self) -> Iterator[Argument]:
+        positional = False
+        tables: dict[str, dict[str, Any]] = {}
+        while self._place < len(self._words):
+            word = self._words[self._place]
+            self._place += 1
+            if not word.startswith("-"):
+                if positional:
+                    raise self._stray(word)
+                positional = True
+                yield self._argument(self._table.positional, word)
+                continue
+            name, equals, value = word.partition("=")
+            head, _, keys = name.partition(".")
+            flag, on = self._flag(head)
+            if re.fullmatch(r"-O\w+", word):
+                yield self._argument(flag.name, word[2:])
+            elif keys:
+                inner = self._one(flag) if not equals else value
+                _merge(tables.setdefault(flag.name, {}), keys.rstrip("+").split("."), inner)
+            else:
+                yield self._argument(flag.name, self._value(flag, on, value if equals else None))
+        for name, inner_table in tables.items():
+            yield self._argument(name, inner_table)
+
+    def _stray(self, word: str) -> ConfigError:
+        """The error for a word that belongs to no flag."""
+        try:
+            check_written_out(word)
+        except ValueError as error:
+            kind = str(error).removeprefix("a value instead of ")
+            return ConfigError(f"{self._where}: {word[:60]!r} is {kind}; write out what it means")
+        return ConfigError(f"{self._where}: {word[:60]!r} belongs to no flag; correct the command")
+
+    def _argument(self, name: str, value: Any) -> Argument:
+        return Argument(name, value, f"{self._where}: {spelled(name)}")
+
+    def _flag(self, head: str) -> tuple[Flag, bool]:
+        """The flag of a word, and whether the word turns it on."""
+        if not head.startswith("--"):
+            short = "-O" if head.startswith("-O") else head
+            if short in self._table.short:
+                return self._table.flags[self._table.short[short]], True
+            raise ConfigError(
+                f"{self._where}: {self._table.program} has no flag {head[:60]}; correct it, or"
+                " leave it out"
+            )
+        name = head[2:].replace("-", "_")
+        flag = self._table.find(name)
+        if flag is not None:
+            return flag, True
+        inverses = {"no_enable_": "enable_", "no_disable_": "disable_", "no_": ""}
+        inverses |= {"disable_": "enable_", "enable_": "disable_"}
+        for prefix, other in inverses.items():
+            if name.startswith(prefix):
+                flag = self._table.find(other + name.removeprefix(prefix))
+                if flag is not None and flag.takes == "nothing":
+                    return flag, False
+        raise unknown_flag(name, self._table, self._where)
+
+    def _value(self, flag: Flag, on: bool, given: str | None) -> Any:
+        if flag.takes == "nothing":
+            if given is None:
+                return on
+            return given if on else not given
+        if given is not None:
+            return given
+        if flag.takes == "value":
+            return self._one(flag)
+        values = []
+        while self._is_value():
+            values.append(self._one(flag))
+        if not values and flag.takes == "values":
+            return self._one(flag)
+        return values
+
+    def _is_value(self) -> bool:
+        if self._place >= len(self._words):
+            return False
+        word = self._words[self._place]
+        return not word.startswith("-") or _NUMBER.fullmatch(word) is not None or " " in word
+
+    def _one(self, flag: Flag) -> str:
+        if not self._is_value():
+            raise ConfigError(f"{self._where}: {spelled(flag.name)}: its value is missing")
+        self._place += 1
+        return self._words[self._place - 1]
+
+
+def _merge(table: dict[str, Any], keys: list[str], value: str) -> None:
+    """Put a value into nested tables; what is no JSON is text."""
+    *parents, last = keys
+    for parent in parents:
+        inner = table.setdefault(parent, {})
+        table = inner if isinstance(inner, dict) else {}
+    try:
+        table[last] = parse_json(value)
+    except ValueError:
+        table[last] = value
+
+
+def _of_file(path: Path, table: Table) -> Iterator[Argument]:
+    """The arguments of a YAML file: `tensor-parallel-size: 4`."""
+    try:
+        content = read_yaml(read_text(path), str(path))
+    except ConfigError as error:
+        raise ConfigError(f"--config: {error}; correct it, or write its flags out") from None
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"--config: {path}: expected lines as `tensor-parallel-size: 4`")
+    words = [word for key, value in content.items() for word in _as_words(str(key), value)]
+    yield from _Words(words, table, str(path)).read()
+
+
+def _as_words(key: str, value: Any) -> list[str]:
+    """A line of the file as words of a command line; a `null` says nothing."""
+    if value is None or value == []:
+        return []
+    if isinstance(value, bool):
+        return [f"--{key}" if value else f"--no-{key}"]
+    if isinstance(value, list):
+        return [f"--{key}", *map(str, value)]
+    if isinstance(value, Mapping):
+        return [f"--{key}={json.dumps(value, default=str)}"]
+    return [f"--{key}={value}"]
