@@ -18,9 +18,9 @@ would show a traceback."""
 if TYPE_CHECKING:
     from typing import Any
 
-    from kvsim.settings.config import RunConfig
     from kvsim.run.result import Result
     from kvsim.run.simulation import simulate
+    from kvsim.settings.config import RunConfig
     from kvsim.version import __version__
     from kvsim.workload import open_trace
 

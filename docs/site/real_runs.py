@@ -17,16 +17,16 @@ from typing import Any, NamedTuple
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from kvsim.cost.calibrate.document import to_json
-from kvsim.cost.calibrate.llmservingsim import import_profile
-from kvsim.settings.config import make_config
-from kvsim.cost.profile import Profile, Tail
-from kvsim.cost.shipped import profile_for
 from kvsim.against.fit.constants import fit_run, with_constants
 from kvsim.against.fit.observed import errors_percent, observed, replayed, worst
+from kvsim.cost.calibrate.document import to_json
+from kvsim.cost.calibrate.llmservingsim import import_profile
+from kvsim.cost.profile import Profile, Tail
+from kvsim.cost.shipped import profile_for
 from kvsim.machine.hardware import AllReduce, load_hardware
 from kvsim.machine.models import model_of
 from kvsim.run.simulation import simulate
+from kvsim.settings.config import make_config
 from kvsim.workload import open_trace
 from kvsim.workload.trace import Trace
 

@@ -15,9 +15,9 @@ from typing import NoReturn
 import typer
 from typer import Option
 
-from kvsim.core import compiled
 from kvsim.cli.deferred import DeferredGroup
 from kvsim.cli.stopping import exit_code, heed_signals
+from kvsim.core import compiled
 from kvsim.errors import KvsimError, shortened
 from kvsim.settings.limits import VARIABLE, factor
 from kvsim.version import __version__

@@ -76,11 +76,11 @@ def _line(advice: Advice, word: ServerWord, server: ServerOptions) -> str:
     """The server's command line with the advice; for other engines, that of `kvsim run`."""
     from msgspec.structs import replace
 
-    from kvsim.run.assembly import assemble
     from kvsim.engines import ENGINES
+    from kvsim.run.assembly import assemble
+    from kvsim.run.told import settled
     from kvsim.settings.server.command_settings import arguments
     from kvsim.settings.server.line import flags, given_settings, serve_line
-    from kvsim.run.told import settled
 
     best = advice.best.config
     engine = ENGINES.get(best.engine)

@@ -12,9 +12,9 @@ from typer import Argument, Option
 from kvsim.cli.bundles import Bundle, takes_bundles
 from kvsim.cli.deferred import group_of
 from kvsim.cli.options import AsJson, RunDir, TraceForm
-from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.errors import ConfigError
 from kvsim.report.screen import make_console, make_table
+from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
 
 if TYPE_CHECKING:
     from kvsim.explain.cachelab.audit import Recorded
@@ -84,9 +84,9 @@ class Sizes(Bundle):
     def asked(self, block_size: int) -> Asked:
         """What is asked, in blocks of so many tokens. Raises `ConfigError`."""
         from kvsim.explain.cachelab.study import Asked
-        from kvsim.settings.config import make_config
         from kvsim.machine.memory import block_bytes as bytes_of
         from kvsim.machine.models import load_model
+        from kvsim.settings.config import make_config
 
         block_bytes = None
         if self.model is not None:
@@ -253,10 +253,10 @@ def _audited(directory: str, evictions: Sequence[str]) -> list[Audited]:
     from kvsim.explain.cachelab.audit import Recorded
     from kvsim.explain.cachelab.audit import audit as audit_run
     from kvsim.explain.cachelab.wording import Audited
-    from kvsim.settings.config import make_config
     from kvsim.report.files import FLEET
     from kvsim.results.plain import numeric
     from kvsim.run.simulation import simulate
+    from kvsim.settings.config import make_config
 
     if (Path(directory) / FLEET).exists():
         folders = sorted(Path(directory).glob("replica-*"), key=lambda path: (len(path.name), path))
@@ -303,8 +303,8 @@ def _recorded(directory: str) -> tuple[Recorded, Trace]:
 
 def _trace_of(directory: str, meta: dict[str, Any]) -> Trace:
     """The trace that a run replayed. Raises `ConfigError` if it is another one by now."""
-    from kvsim.settings.config import make_config
     from kvsim.results.plain import numeric
+    from kvsim.settings.config import make_config
     from kvsim.workload import open_trace
     from kvsim.workload.spec import trace_of
 

@@ -57,8 +57,8 @@ def calibrate(
     1: the profile does not pass its own checks, or --limit-s came first.
     """
     from kvsim.cost.profile import refuse_special
-    from kvsim.settings.library import find
     from kvsim.machine.models import load_model
+    from kvsim.settings.library import find
 
     path = find("models", model)
     if path.suffix != ".toml":

@@ -7,16 +7,16 @@ from typing import Any
 
 from rich.table import Table
 
-from kvsim.settings.config import RunConfig
 from kvsim.cost import COSTS
 from kvsim.engines import BLOCK_MANAGERS, ENGINES
-from kvsim.report.screen import make_table
 from kvsim.policies.eviction import EVICTIONS
 from kvsim.policies.growth import GROWTH
 from kvsim.policies.idle import IDLE_ORDERS
 from kvsim.policies.requeue import REQUEUE
 from kvsim.policies.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
 from kvsim.policies.victims import VICTIMS
+from kvsim.report.screen import make_table
+from kvsim.settings.config import RunConfig
 from kvsim.settings.signatures import docstring, signature
 
 SHARED = frozenset(("self", "model", "hardware", "config", "candidates", "blocks")) | {

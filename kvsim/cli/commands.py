@@ -21,11 +21,11 @@ from kvsim.report.screen import make_console
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvsim.fleet.folder import FleetRun, Replica
     from kvsim.results.blockmap.blockmap import BlockMap
     from kvsim.results.blockmap.watch import BlockMapWatcher
-    from kvsim.settings.config import RunConfig
-    from kvsim.fleet.folder import FleetRun, Replica
     from kvsim.run.result import Result
+    from kvsim.settings.config import RunConfig
     from kvsim.workload.trace import Trace
 
 
@@ -87,8 +87,8 @@ def run(
 
 def report(directory: RunDir) -> None:
     """Rebuild report.html from the results in a folder."""
-    from kvsim.report.pages.run import build_page
     from kvsim.report.files import PAGE, is_fleet, read_block_map, read_results
+    from kvsim.report.pages.run import build_page
     from kvsim.writing import write_text
 
     if is_fleet(directory):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from kvsim.explain.certainty.margin import MARGIN
 from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.console import command_line, tell_written
 from kvsim.cli.fleet import Fleet, FleetOptions
@@ -15,17 +14,18 @@ from kvsim.cli.kinds import Kind, Named, of_engines, of_fleets
 from kvsim.cli.options import Jobs, OutDir, TraceForm, TracePath, note_arrivals
 from kvsim.cli.progress import progress_bar, simulate_shown
 from kvsim.cli.server import ServerOptions, SettingOptions
-from kvsim.settings.config import RunConfig
 from kvsim.errors import ConfigError
+from kvsim.explain.certainty.margin import MARGIN
 from kvsim.report.screen import make_console
+from kvsim.settings.config import RunConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from kvsim.explain.certainty.comparison import Comparison
     from kvsim.search.replicates import Load
-    from kvsim.settings.server import ServerWord
     from kvsim.search.upgrades import Upgrade
+    from kvsim.settings.server import ServerWord
     from kvsim.workload.trace import Trace
 
 PAGE = "comparison.html"
@@ -167,8 +167,8 @@ def _compare_seeds(
     jobs: int | None,
 ) -> tuple[Comparison, Results]:
     """Replicates if something is random; otherwise one replay, whose requests are resampled."""
-    from kvsim.search.replicates import compare_seeds, redrawn, replicate
     from kvsim.explain.replayed import compare_replay
+    from kvsim.search.replicates import compare_seeds, redrawn, replicate
 
     names = [name for name, _ in configs]
     random = bool(redrawn(load, configs))

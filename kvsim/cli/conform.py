@@ -65,8 +65,8 @@ def conform(
 
 
 def _check_release(release: str, engine: str | None) -> None:
-    from kvsim.settings.versions import release as version_of
     from kvsim.engines.vllm_v1.releases import release_of
+    from kvsim.settings.versions import release as version_of
 
     if engine != "vllm-v1":
         raise ConfigError("--release: only --engine vllm-v1 knows several; leave it out")

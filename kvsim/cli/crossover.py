@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from kvsim.settings.defaults import DEFAULT_HARDWARE, DEFAULT_MODEL
 from kvsim.errors import check_choice
 from kvsim.report.screen import make_console, make_table
+from kvsim.settings.defaults import DEFAULT_HARDWARE, DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from kvsim.cost.crossover import ModelCrossings
@@ -98,10 +98,10 @@ def _given(**settings: Any) -> dict[str, Any]:
 def _crossings(
     names: list[str], settings: dict[str, Any], lengths: list[int], layouts: list[str]
 ) -> list[ModelCrossings]:
-    from kvsim.settings.config import make_config
     from kvsim.cost.crossover import crossings
     from kvsim.machine.hardware import load_hardware
     from kvsim.machine.models import load_model
+    from kvsim.settings.config import make_config
 
     config = make_config(settings)
     hardware = load_hardware(config.hardware_name)

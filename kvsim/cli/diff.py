@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from kvsim.fleet.folder import FleetRun
     from kvsim.explain.attribution import Waterfall
     from kvsim.explain.carriers import Carrier
     from kvsim.explain.explanation import Explanation
+    from kvsim.fleet.folder import FleetRun
 
 
 def diff(

@@ -25,9 +25,9 @@ class Table(NamedTuple):
 
 def fit_profile(name: str, trace: Trace, config: RunConfig, first: int, out: str) -> list[Table]:
     """Fits the profile of that name and writes it to `out`. Returns its constants and errors."""
+    from kvsim.against.fit import constants
     from kvsim.cost.calibrate.document import to_json
     from kvsim.cost.profile import load_profile
-    from kvsim.against.fit import constants
     from kvsim.writing import write_text
 
     with spinner("fitting") as done:

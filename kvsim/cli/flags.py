@@ -14,8 +14,8 @@ import msgspec
 from typer import Option
 
 from kvsim.cli.bundles import Bundle
-from kvsim.settings.config import GOODPUT_METRICS, JSON_TABLES, SIZES, RunConfig, read_size
 from kvsim.errors import ConfigError, check_choice
+from kvsim.settings.config import GOODPUT_METRICS, JSON_TABLES, SIZES, RunConfig, read_size
 from kvsim.settings.parsing import parse_json, typed
 
 TABLES = ("cost", "scheduler_args", "block_manager_args", "goodput")

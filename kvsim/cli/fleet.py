@@ -10,8 +10,8 @@ from typer import Option
 
 from kvsim.cli.bundles import Bundle
 from kvsim.cli.server import SettingOptions, config_path
-from kvsim.settings.config import RunConfig, merged, read_toml
 from kvsim.errors import ConfigError
+from kvsim.settings.config import RunConfig, merged, read_toml
 from kvsim.settings.limits import REPLICAS, check_size
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from kvsim.explain.certainty.comparison import Comparison
-    from kvsim.fleet.folder import FleetRun
     from kvsim.explain.explanation import Explanation, Run
+    from kvsim.fleet.folder import FleetRun
     from kvsim.report.files import Results
     from kvsim.run.result import Result
 

@@ -14,8 +14,8 @@ from kvsim.cli.console import note
 from kvsim.errors import ConfigError, check_choice
 
 if TYPE_CHECKING:
-    from kvsim.settings.config import RunConfig
     from kvsim.search.sweep.backends import Backend
+    from kvsim.settings.config import RunConfig
     from kvsim.workload.trace import Trace
 
 BACKENDS = ("local", "ray")

@@ -16,9 +16,9 @@ from kvsim.cli.fleet import FleetOptions
 from kvsim.cli.options import ConfigFile, Objectives, OutDir, TraceForm, TracePath, Workers
 from kvsim.cli.progress import spinner
 from kvsim.cli.server import ServerOptions, SettingOptions
-from kvsim.settings.config import RunConfig, to_table
 from kvsim.errors import ConfigError
 from kvsim.report.screen import make_console, make_table, print_remarks
+from kvsim.settings.config import RunConfig, to_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -83,9 +83,9 @@ def size(
 
     Every value meets the same seeds. With --out no run is ever repeated.
     """
-    from kvsim.search.size.page import PAGE, build_page
     from kvsim.search.size.answer import searched
     from kvsim.search.size.knobs import LASTING, Bounds, make_knob
+    from kvsim.search.size.page import PAGE, build_page
     from kvsim.search.size.record import NAME, size_record
     from kvsim.search.size.search import Laboratory
     from kvsim.search.sweep.slo import parse_slo

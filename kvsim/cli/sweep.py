@@ -13,17 +13,17 @@ from kvsim.cli.fleet import FleetOptions
 from kvsim.cli.options import ConfigFile, TraceForm, TracePath, Workers, note_arrivals
 from kvsim.cli.progress import progress_bar
 from kvsim.cli.server import ServerOptions, SettingOptions
-from kvsim.settings.config import to_table
 from kvsim.errors import ConfigError
 from kvsim.report.screen import make_console, make_table
+from kvsim.settings.config import to_table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from kvsim.settings.config import RunConfig
     from kvsim.search.sweep.backends import Backend
     from kvsim.search.sweep.choose import Chosen
     from kvsim.search.sweep.sweep import Plan
+    from kvsim.settings.config import RunConfig
     from kvsim.workload.trace import Trace
 
 MOST_LISTED, MOST_FIGURES = 5, 3
@@ -85,8 +85,8 @@ def sweep(
 
     A sweep may be stopped at any moment; the same command continues it.
     """
-    from kvsim.search.sweep.page import PAGE
     from kvsim.search.sweep.grid import expand, parse_space
+    from kvsim.search.sweep.page import PAGE
     from kvsim.search.sweep.slo import parse_slo
     from kvsim.search.sweep.sweep import make_plan, read_plan, shard_of, write_plan
     from kvsim.search.sweep.table import TABLE
@@ -151,8 +151,8 @@ def _merge(out: str, folders: list[str] | None, *others: object) -> None:
 
 def _finish(out: str, plan: Plan) -> None:
     """Table, page and the verdict on the terminal."""
-    from kvsim.search.sweep.page import PAGE, build_page
     from kvsim.search.sweep.choose import choose
+    from kvsim.search.sweep.page import PAGE, build_page
     from kvsim.search.sweep.store import Store
     from kvsim.search.sweep.sweep import MANIFEST, gather, manifest
     from kvsim.search.sweep.table import TABLE, table_bytes

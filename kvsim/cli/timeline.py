@@ -23,8 +23,8 @@ def timeline(
     ] = None,
 ) -> None:
     """Write a run as a Chrome trace: open it in ui.perfetto.dev or chrome://tracing."""
-    from kvsim.report.files import read_results, read_transitions
     from kvsim.explain.story import find_request
+    from kvsim.report.files import read_results, read_transitions
     from kvsim.report.tracks.export import events, run_window, write_tracks
 
     summary, requests, steps = read_results(directory)

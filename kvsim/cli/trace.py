@@ -20,8 +20,8 @@ app = group_of("trace")
 @takes_bundles
 def info(*, file: Annotated[str, Argument(metavar="FILE")], form: TraceForm) -> None:
     """Counts, lengths, rates, and how much of the input a prefix cache could save at most."""
-    from kvsim.workload import open_trace
     from kvsim.explain.info import render, trace_info
+    from kvsim.workload import open_trace
 
     print(render(trace_info(open_trace(file, form.trace_format, form.columns))))
 

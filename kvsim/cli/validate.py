@@ -12,9 +12,9 @@ from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.options import ConfigFile, TraceForm, TracePath
 from kvsim.cli.processes import run_module
 from kvsim.cli.server import SettingOptions, config_path
-from kvsim.settings.config import RunConfig, load_config, read_toml
 from kvsim.errors import ConfigError, check_choice
 from kvsim.report.screen import make_console, make_table
+from kvsim.settings.config import RunConfig, load_config, read_toml
 
 if TYPE_CHECKING:
     from kvsim.workload.trace import Trace
@@ -70,10 +70,10 @@ def validate(
     request, beside the difference of two real runs. The pool is really allocated: give
     --num-gpu-blocks-override, few enough that requests are preempted.
     """
-    from kvsim.settings.library import find
     from kvsim.against.validate.recording import read_json, write_json
     from kvsim.against.validate.setup import foreign
     from kvsim.against.validate.setup import prepare as setup_of
+    from kvsim.settings.library import find
 
     if source is not None:
         _go_on(source, trust or (), profile, Path(out), html)
@@ -91,7 +91,8 @@ def validate(
     loaded = _settings(opened, made, config, settings)
     setup = setup_of(opened, loaded, [name.strip() for name in policies.split(",")])
     if prepare is not None:
-        print(f"written to {write_json(prepare, setup)}: measure it with python -m kvsim.against.validate")
+        written = write_json(prepare, setup)
+        print(f"written to {written}: measure it with python -m kvsim.against.validate")
         return
     assert profile is not None
     written, recording = write_json(Path(out) / SETUP, setup), Path(out) / RECORDING

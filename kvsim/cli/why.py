@@ -21,8 +21,8 @@ def why(
     html: Annotated[str | None, Option(metavar="FILE", help="Write it as a page, too.")] = None,
 ) -> None:
     """Tell one request's story: what it waited for, what delayed it, where its time went."""
-    from kvsim.report.files import is_fleet, read_results, read_transitions
     from kvsim.explain.story import find_request, tell
+    from kvsim.report.files import is_fleet, read_results, read_transitions
     from kvsim.writing import write_text
 
     if is_fleet(directory):
@@ -41,9 +41,9 @@ def why(
 
 
 def _render(story: Story, console: Console) -> None:
+    from kvsim.explain.story import ledger_rows
     from kvsim.results.ledger.parts import PROMPT_LABELS, TIME_LABELS
     from kvsim.results.numerals import seconds
-    from kvsim.explain.story import ledger_rows
 
     console.print(f"request {story.id}: {story.about}", style="bold")
     moments = make_table("at", "after", "what happened", pad_edge=False)

@@ -24,10 +24,10 @@ from mypy_extensions import i64
 from kvsim.core import guard
 from kvsim.core.blocks import BlockManager
 from kvsim.core.plan import RECOMPUTE, SWAP, Plan
-from kvsim.core.request import FINISHED, IGNORED, RUNNING, SWAPPED, WAITING, Request
-from kvsim.core.vectors import EMPTY
 from kvsim.core.records import transitions
 from kvsim.core.records.tally import Tally
+from kvsim.core.request import FINISHED, IGNORED, RUNNING, SWAPPED, WAITING, Request
+from kvsim.core.vectors import EMPTY
 
 PIECE: Final = 1 << 16
 """Gaps between tokens that are counted together."""

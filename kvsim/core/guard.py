@@ -3,8 +3,8 @@ reads what is private, as the length of an output.
 
 Compiled code reads and writes the fields of compiled classes directly, and never comes here; this
 module itself is not compiled. Everybody else does while the books are closed, as in every run with
-a policy of an outsider (`kvsim.run.blame`). Where kvsim is not compiled, that slows it down, so other
-runs leave them open.
+a policy of an outsider (`kvsim.run.blame`). Where kvsim is not compiled, that slows it down, so
+other runs leave them open.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from librt.vecs import append, vec
 from mypy_extensions import i64
 
 from kvsim.core.plan import RECOMPUTE, Plan
-from kvsim.core.vectors import EMPTY
 from kvsim.core.schema import STEP_COLUMNS
+from kvsim.core.vectors import EMPTY
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from kvsim.settings.config import RunConfig
 from kvsim.cost.checked import Checked
 from kvsim.cost.constant import ConstantCost
 from kvsim.cost.profile import refuse_special
@@ -18,9 +17,10 @@ from kvsim.cost.table import TableCost
 from kvsim.cost.uncertain import UncertainCost
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import Hardware
-from kvsim.settings.library import construct
 from kvsim.machine.link import LINKS
 from kvsim.machine.models import Model
+from kvsim.settings.config import RunConfig
+from kvsim.settings.library import construct
 
 if TYPE_CHECKING:
     from kvsim.core.plan import Plan

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from mypy_extensions import i64
 
-from kvsim.machine.models import DTYPE_BYTES, KvGroup, Shard
 from kvsim.core.sums import added
+from kvsim.machine.models import DTYPE_BYTES, KvGroup, Shard
 
 
 class _Prices:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from mypy_extensions import i64
 
-from kvsim.settings.config import RunConfig
 from kvsim.core.plan import Plan
 from kvsim.cost.all_reduces import AllReduces
 from kvsim.cost.attention import Attention
@@ -13,6 +12,7 @@ from kvsim.cost.experts import Routing, exchange
 from kvsim.machine.hardware import Hardware
 from kvsim.machine.memory import block_bytes, expert_parallel_size, kv_dtype
 from kvsim.machine.models import DTYPE_BYTES, Model
+from kvsim.settings.config import RunConfig
 
 
 class Bounds:

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from kvsim.settings.config import RunConfig
 from kvsim.cost import make_cost
 from kvsim.cost.prices import MeansPrices
 from kvsim.machine.hardware import Hardware
 from kvsim.machine.link import make_link
 from kvsim.machine.memory import block_bytes, token_bytes
 from kvsim.machine.models import Model
+from kvsim.settings.config import RunConfig
 
 LAYOUTS = ("layer", "cross")
 

@@ -16,7 +16,6 @@ model_executor/layers/fused_moe/config.py, `FusedMoEParallelConfig.make`.
 
 from __future__ import annotations
 
-from kvsim.settings.config import RunConfig
 from kvsim.cost import layer
 from kvsim.cost.all_reduces import AllReduces
 from kvsim.cost.interpolation import Interpolation
@@ -25,6 +24,7 @@ from kvsim.cost.profile import ExpertGrid
 from kvsim.machine.hardware import AllReduce, Hardware
 from kvsim.machine.memory import expert_parallel_size
 from kvsim.machine.models import DTYPE_BYTES, Model, Shard
+from kvsim.settings.config import RunConfig
 
 _BREAKS = [*range(1, 64), *(round(64 * 1.1**power) for power in range(60))]
 """Tokens between which the time of the experts is taken as a line; 64 x 1.1^59 is 17,700."""

@@ -8,12 +8,12 @@ from typing import Protocol
 from mypy_extensions import i64
 
 from kvsim.core.plan import Plan
+from kvsim.core.sums import added
 from kvsim.cost.fused import Fused
 from kvsim.cost.interpolation import Interpolation
 from kvsim.cost.lines import Line, Lines
 from kvsim.cost.profile import DecodeGrid, Fit, MixedGrid, PrefillGrid
 from kvsim.cost.tail import Uneven
-from kvsim.core.sums import added
 
 MOST_KEPT = 4096
 """Most sizes of chunks longer than any measured one whose lines are kept."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from kvsim.machine.models import Shard
 from kvsim.core.sums import added
+from kvsim.machine.models import Shard
 
 COMPUTE_EFFICIENCY, BANDWIDTH_EFFICIENCY, SHARPNESS, FLOOR_US = 0.81, 0.84, 3.1, 4.0
 """Parameters of a matrix product; `SHARPNESS`: how sharply the limit changes from traffic to

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from kvsim.settings.config import RunConfig
 from kvsim.core.plan import Plan
 from kvsim.cost import Cost, make_cost
 from kvsim.machine.hardware import Hardware
 from kvsim.machine.link import LinkTimes, make_link
 from kvsim.machine.memory import block_bytes
 from kvsim.machine.models import Model
+from kvsim.settings.config import RunConfig
 
 
 class MeansPrices:

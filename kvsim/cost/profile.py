@@ -25,8 +25,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from kvsim.cost.interpolation import Interpolation
 from kvsim.errors import ConfigError, shortened
 from kvsim.machine.hardware import AllReduce
-from kvsim.settings.library import convert, find, read_by, read_json
 from kvsim.machine.models import Experts
+from kvsim.settings.library import convert, find, read_by, read_json
 
 if TYPE_CHECKING:
     from kvsim.machine.models import Model

@@ -24,11 +24,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvsim.settings.config import RunConfig
 from kvsim.cost.bounds import Bounds
 from kvsim.cost.explain import each
 from kvsim.machine.hardware import Hardware
 from kvsim.machine.models import Model
+from kvsim.settings.config import RunConfig
 
 if TYPE_CHECKING:
     from kvsim.core.plan import Plan

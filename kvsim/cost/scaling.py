@@ -39,7 +39,6 @@ from typing import NamedTuple
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from kvsim.settings.config import RunConfig
 from kvsim.cost import layer
 from kvsim.cost.interpolation import Interpolation
 from kvsim.cost.layer import Peaks
@@ -54,10 +53,11 @@ from kvsim.cost.profile import (
     ProfiledModel,
     Tail,
 )
-from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.machine.hardware import AllReduce, Hardware
 from kvsim.machine.memory import kv_dtype
 from kvsim.machine.models import DTYPE_BYTES, Experts, Model, Shard
+from kvsim.settings.config import RunConfig
+from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
 
 GEOMETRY = {
     "num_hidden_layers": "layers",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from kvsim.settings.config import RunConfig
 from kvsim.cost.profile import load_profile
 from kvsim.cost.scaling import differences
 from kvsim.machine.hardware import Hardware
-from kvsim.settings.library import names
 from kvsim.machine.models import Model
+from kvsim.settings.config import RunConfig
+from kvsim.settings.library import names
 
 _TRUST = ("measured", "estimated", "public-table", "scaled", "roofline")
 

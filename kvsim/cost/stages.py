@@ -21,14 +21,14 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvsim.settings.config import RunConfig
 from kvsim.cost.explain import Explains, Work
 from kvsim.cost.wrapped import Wrapped
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import AllReduce, Hardware
-from kvsim.settings.library import convert
 from kvsim.machine.link import STAGE_LINK
 from kvsim.machine.models import DTYPE_BYTES, Model
+from kvsim.settings.config import RunConfig
+from kvsim.settings.library import convert
 
 if TYPE_CHECKING:
     from kvsim.core.plan import Plan

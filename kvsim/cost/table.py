@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from kvsim.settings.config import RunConfig
 from kvsim.cost.all_reduces import AllReduces
 from kvsim.cost.experts import ExpertLayers
 from kvsim.cost.explain import each
@@ -25,9 +24,10 @@ from kvsim.cost.kernels import ByTokens, Kernels
 from kvsim.cost.profile import DecodeGrid, Fit, Tail, distrust, load_profile, refuse_special
 from kvsim.cost.scaling import GEOMETRY, differences, scaled
 from kvsim.cost.tail import Uneven
-from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.machine.hardware import AllReduce, Hardware
 from kvsim.machine.models import DTYPE_BYTES, Model
+from kvsim.settings.config import RunConfig
+from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
 
 if TYPE_CHECKING:
     from kvsim.core.plan import Plan

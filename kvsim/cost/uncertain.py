@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from kvsim.settings.config import RunConfig
 from kvsim.cost.profile import Curve, Fit, Grid, MixedGrid, Profile
 from kvsim.cost.shipped import profile_for
 from kvsim.cost.table import TableCost
-from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import Hardware, load_hardware
 from kvsim.machine.link import LINKS
 from kvsim.machine.models import Model, model_of
+from kvsim.settings.config import RunConfig
+from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.workload.arrivals import random_stream
 
 if TYPE_CHECKING:

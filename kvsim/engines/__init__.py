@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
 
 if TYPE_CHECKING:
-    from kvsim.settings.config import RunConfig
     from kvsim.core.blocks import BlockManager
     from kvsim.core.scheduler import Scheduler
     from kvsim.machine.hardware import Hardware
     from kvsim.machine.memory import Formula
     from kvsim.machine.models import Model
+    from kvsim.settings.config import RunConfig
 
 
 class Engine(NamedTuple):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvsim.settings.versions import startup
 from kvsim.machine.hardware import GIB
 from kvsim.machine.memory import MIB, Stage, Taken, peak_bytes
+from kvsim.settings.versions import startup
 
 CUDAGRAPH_POOL_BYTES = int(0.1 * GIB)
 """Memory that the CUDA graphs share, and `CUDAGRAPH_BYTES` for each of them.

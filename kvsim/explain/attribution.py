@@ -1,7 +1,7 @@
 """Splits the difference of a latency between two runs into parts that add up to it exactly.
 
-Every request's time is split into integer nanoseconds (`kvsim.results.ledger.parts`), so sums over requests
-are exact, and so are these:
+Every request's time is split into integer nanoseconds (`kvsim.results.ledger.parts`), so sums over
+requests are exact, and so are these:
 * **mean**: the mean of each part over the requests that both runs completed;
 * **p99**: numpy interpolates a percentile between two requests, so it is their weighted mean. A
   run's p99 is split like those two requests, with the same weights. The other run may have two
@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvsim.results.ledger.parts import TIME_LABELS, TIME_PARTS
 from kvsim.explain.pairing import Pairs
+from kvsim.results.ledger.parts import TIME_LABELS, TIME_PARTS
 from kvsim.results.phases import Ints, ints
 
 Parts = dict[str, Ints]

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvsim.results.ledger.parts import PROMPT_LABELS
 from kvsim.explain.attribution import part_ns, time_parts
 from kvsim.explain.pairing import Pairs
+from kvsim.results.ledger.parts import PROMPT_LABELS
 from kvsim.results.phases import ints
 
 LISTED = 15

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvsim.core.schema import BLOCKED
+from kvsim.explain.pairing import Pairs
 from kvsim.results.metrics import BLOCKED_BY
 from kvsim.results.numerals import count, plural, seconds
-from kvsim.explain.pairing import Pairs
-from kvsim.core.schema import BLOCKED
 
 DECISIONS = (
     "preempted_recompute",

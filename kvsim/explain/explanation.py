@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kvsim.explain.certainty.margin import matters
 from kvsim.explain.attribution import LABELS, Waterfall, has_ledger, waterfalls
 from kvsim.explain.carriers import BLOCKS, Blocks, Carrier, Share, blocks, carriers
-from kvsim.report.compare import NO_DIFFERENCE, config_differences
+from kvsim.explain.certainty.margin import matters
 from kvsim.explain.divergence import (
     Divergence,
     concerned_words,
@@ -16,9 +15,10 @@ from kvsim.explain.divergence import (
     first_concerned,
     first_divergence,
 )
+from kvsim.explain.pairing import Pairs, pair
+from kvsim.report.compare import NO_DIFFERENCE, config_differences
 from kvsim.results.metrics import LATENCIES
 from kvsim.results.numerals import count, plural, signed, signed_percent
-from kvsim.explain.pairing import Pairs, pair
 from kvsim.results.plain import plain
 
 Run = tuple[str, Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]

@@ -11,8 +11,8 @@ import numpy as np
 from kvsim.explain.certainty.comparison import Comparison, Pair, judge_pairs
 from kvsim.explain.certainty.estimates import Estimate, Floats
 from kvsim.explain.certainty.stretches import Figure, together
-from kvsim.results.metrics import HEADLINES, METRICS, value
 from kvsim.explain.pairing import Pairs, pair
+from kvsim.results.metrics import HEADLINES, METRICS, value
 
 Runs = Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]]
 

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.core.records.transitions import LOADING, PREEMPTED, RELOADING, SWAPPED_OUT
 from kvsim.core.request import ABORTED
+from kvsim.core.schema import BLOCKED
 from kvsim.errors import OutputError, nearest
 from kvsim.results.ledger import standings
 from kvsim.results.ledger.parts import KERNELS, PROMPT_PARTS, TIME_LABELS, TIME_PARTS, WAITING_FOR
 from kvsim.results.ledger.time import reasons
-from kvsim.core.records.transitions import LOADING, PREEMPTED, RELOADING, SWAPPED_OUT
 from kvsim.results.ledger_summary import parts_of
 from kvsim.results.numerals import count, percent, plural, seconds
 from kvsim.results.timeline import run_end_ns
-from kvsim.core.schema import BLOCKED
 
 Ints = NDArray[np.int64]
 

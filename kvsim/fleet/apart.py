@@ -17,19 +17,19 @@ from typing import NamedTuple
 
 import simpy
 
-from kvsim.run.attempt import play
-from kvsim.run.blame import blaming
-from kvsim.settings.config import RunConfig
 from kvsim.core.request import Request
 from kvsim.errors import EngineStopped
 from kvsim.fleet.content import asked_of
-from kvsim.settings.library import overridden
+from kvsim.fleet.routers.router import Router
+from kvsim.run.attempt import play
+from kvsim.run.blame import blaming
 from kvsim.run.replica.inbox import Inbox
 from kvsim.run.result import Result
-from kvsim.fleet.routers.router import Router
-from kvsim.run.simulation import assembled
 from kvsim.run.serving import Serving
+from kvsim.run.simulation import assembled
 from kvsim.run.workers import in_processes, unpickled
+from kvsim.settings.config import RunConfig
+from kvsim.settings.library import overridden
 from kvsim.workload.arrivals import waits_for
 from kvsim.workload.clients import NOTHING, Released
 from kvsim.workload.columns import column

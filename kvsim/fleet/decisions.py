@@ -10,8 +10,8 @@ import numpy as np
 
 from kvsim.core.blocks import BlockManager
 from kvsim.core.request import Request
-from kvsim.fleet.routers.router import Asked, Choice, Router
 from kvsim.core.schema import CAUSES, ROUTING
+from kvsim.fleet.routers.router import Asked, Choice, Router
 from kvsim.workload.keys import SpanStream, TokenStream
 
 

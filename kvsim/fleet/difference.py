@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.fleet.folder import FleetRun
 from kvsim.explain.explanation import Explanation, explain_requests
-from kvsim.results.numerals import MISSING, count, plural, seconds
+from kvsim.fleet.folder import FleetRun
 from kvsim.report.routing import REPLICA_HEAD, replica_rows
+from kvsim.results.numerals import MISSING, count, plural, seconds
 
 NamedFleet = tuple[str, FleetRun]
 

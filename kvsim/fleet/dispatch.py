@@ -21,11 +21,11 @@ from kvsim.fleet.content import asked_of
 from kvsim.fleet.decisions import Decisions
 from kvsim.fleet.mailbox import Mailbox
 from kvsim.fleet.news import News
-from kvsim.settings.library import overridden
+from kvsim.fleet.routers.router import Router
 from kvsim.run.replica.events import Process
 from kvsim.run.replica.inbox import Senders
-from kvsim.fleet.routers.router import Router
 from kvsim.run.serving import Serving
+from kvsim.settings.library import overridden
 from kvsim.workload.clients import Released
 from kvsim.workload.keys import Streams
 from kvsim.workload.trace import Row

@@ -23,9 +23,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from kvsim.settings.config import Positive, merged
 from kvsim.errors import ConfigError
 from kvsim.fleet.settings import load_settings
+from kvsim.settings.config import Positive, merged
 from kvsim.settings.library import converted
 from kvsim.settings.limits import REPLICAS, check_size
 

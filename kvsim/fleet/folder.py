@@ -19,11 +19,12 @@ import numpy as np
 from msgspec import ValidationError
 
 from kvsim.core.request import DECODE, PREFILL
+from kvsim.core.schema import HANDOVERS, ROUTING
 from kvsim.errors import OutputError
+from kvsim.explain.story import find_request
 from kvsim.fleet.figures import fleet_figures
 from kvsim.fleet.handovers import sides_of, together
 from kvsim.fleet.result import FleetResult
-from kvsim.settings.parsing import typed
 from kvsim.report.checked import problem_of_summary
 from kvsim.report.files import (
     FLEET,
@@ -35,8 +36,7 @@ from kvsim.report.files import (
     refuse,
     write_table,
 )
-from kvsim.explain.story import find_request
-from kvsim.core.schema import HANDOVERS, ROUTING
+from kvsim.settings.parsing import typed
 from kvsim.writing import encoded, json_text, move_all, temporary_folder
 
 

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.core.request import DECODE, PREFILL
+from kvsim.core.schema import HANDOVERS, LEGS
 from kvsim.results.ledger.account import check_sums
 from kvsim.results.ledger.parts import TIME_PARTS
-from kvsim.run.replica.rdma import Handover
 from kvsim.results.statistics import ratio
-from kvsim.core.schema import HANDOVERS, LEGS
+from kvsim.run.replica.rdma import Handover
 
 Columns = Mapping[str, Any]
 Ints = NDArray[np.int64]

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from kvsim.core.sums import added
 from kvsim.results.statistics import ratio
 from kvsim.results.summary import draft_figures
-from kvsim.core.sums import added
 
 SUMMED = (
     "num_preemptions",

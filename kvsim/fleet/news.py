@@ -16,12 +16,12 @@ from math import inf
 
 import simpy
 
-from kvsim.run.assembly import Parts
 from kvsim.core.cache_events import CacheEvents, Stored
 from kvsim.errors import ConfigError
 from kvsim.fleet.mailbox import Mailbox
-from kvsim.run.replica.events import Process
 from kvsim.fleet.routers.router import Router
+from kvsim.run.assembly import Parts
+from kvsim.run.replica.events import Process
 from kvsim.run.serving import Serving
 from kvsim.workload.clients import Clients
 

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from kvsim.core.schema import CAUSES
 from kvsim.fleet.folder import FleetRun
 from kvsim.fleet.routing import in_flight, of_admitted, sent_to
+from kvsim.report import binning, wording
 from kvsim.report.pages.distribution import distribution_figures
 from kvsim.report.pages.document import document, placed
 from kvsim.report.pages.figures import (
@@ -26,8 +28,6 @@ from kvsim.report.pages.html import Html, card, cards, id_of, join, key_of, lead
 from kvsim.report.pages.over_time import RATES, View, look_at, one_axis
 from kvsim.report.pages.provenance import provenance_panels
 from kvsim.report.pages.run import figure_cards, tags
-from kvsim.report import binning, wording
-from kvsim.results.numerals import MISSING, count, number, plural, seconds, show
 from kvsim.report.routing import (
     CAUSE_WORDS,
     HITS,
@@ -40,7 +40,7 @@ from kvsim.report.routing import (
     replica_names,
     routing_tables,
 )
-from kvsim.core.schema import CAUSES
+from kvsim.results.numerals import MISSING, count, number, plural, seconds, show
 
 MOST_LANES = 16
 """Lanes that are drawn; of more replicas, those with the most prompt tokens."""

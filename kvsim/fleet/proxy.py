@@ -17,16 +17,16 @@ from collections.abc import Iterator, Sequence
 
 import simpy
 
-from kvsim.run.assembly import Parts
-from kvsim.settings.config import RunConfig
 from kvsim.core.request import DECODE, PREFILL, Request
 from kvsim.engines.vllm_v1.scheduler import VllmV1
 from kvsim.errors import ConfigError
+from kvsim.fleet.dispatch import Dispatch
+from kvsim.run.assembly import Parts
 from kvsim.run.features.disaggregation import Side
 from kvsim.run.features.offload import ROLES, role_of
-from kvsim.fleet.dispatch import Dispatch
 from kvsim.run.replica.rdma import Handover, Keeper, Puller
 from kvsim.run.serving import Serving
+from kvsim.settings.config import RunConfig
 from kvsim.workload.clients import NOTHING, Clients, Released
 from kvsim.workload.trace import Row
 

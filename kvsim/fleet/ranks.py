@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvsim.run.assembly import assemble
-from kvsim.settings.config import RunConfig
 from kvsim.fleet.figures import summarise_fleet
 from kvsim.fleet.fleet import PartsOf, simulate_fleet
 from kvsim.fleet.result import FleetResult
 from kvsim.fleet.settings import RANKS_ROUTER
+from kvsim.run.assembly import assemble
 from kvsim.run.result import Result
 from kvsim.run.simulation import simulate
+from kvsim.settings.config import RunConfig
 from kvsim.workload.trace import Trace
 
 EngineResult = Result | FleetResult

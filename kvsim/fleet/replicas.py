@@ -8,19 +8,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import simpy
 
-from kvsim.run.assembly import Parts
-from kvsim.run.attempt import play
 from kvsim.engines.vllm_memory import captured_tokens
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.fleet.apart import Load
 from kvsim.fleet.decisions import Decisions
 from kvsim.fleet.dispatch import Dispatch
 from kvsim.fleet.result import FleetResult
+from kvsim.fleet.routers.router import Router
+from kvsim.run.assembly import Parts
+from kvsim.run.attempt import play
 from kvsim.run.replica.events import Process
 from kvsim.run.replica.inbox import Senders
 from kvsim.run.replica.lockstep import Ranks
 from kvsim.run.result import Outcome, Result
-from kvsim.fleet.routers.router import Router
 from kvsim.run.serving import Serving
 from kvsim.workload.requests import Requests
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.fleet.handovers import Sides, Ways, sides_of, together
 from kvsim.core.records.tally import Tally
+from kvsim.fleet.handovers import Sides, Ways, sides_of, together
 from kvsim.run.result import Result
 
 

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.results.statistics import ratio
 from kvsim.core.schema import CAUSES
 from kvsim.core.sums import added
+from kvsim.results.statistics import ratio
 
 Ints = NDArray[np.int64]
 Columns = Mapping[str, Any]

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import simpy
 
-from kvsim.run.assembly import Parts
-from kvsim.run.attempt import play, show_future
 from kvsim.core.request import DECODE, PREFILL
 from kvsim.errors import ConfigError
 from kvsim.fleet.apart import Load
@@ -20,6 +18,8 @@ from kvsim.fleet.proxy import Back, Front, Proxy, check_sides
 from kvsim.fleet.replicas import Replicas, Sent
 from kvsim.fleet.result import FleetResult
 from kvsim.fleet.routers.router import Router
+from kvsim.run.assembly import Parts
+from kvsim.run.attempt import play, show_future
 from kvsim.workload.clients import Clients
 from kvsim.workload.columns import column
 

@@ -18,8 +18,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from kvsim.settings.config import read_toml
 from kvsim.errors import ConfigError
+from kvsim.settings.config import read_toml
 from kvsim.settings.library import convert, find, is_at, names, read_by
 
 Above0 = Annotated[float, Meta(gt=0, le=1e9)]

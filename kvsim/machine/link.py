@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from kvsim.settings.config import RunConfig
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import Hardware
-from kvsim.settings.library import build
 from kvsim.machine.models import Model
+from kvsim.settings.config import RunConfig
+from kvsim.settings.library import build
 
 BOTH_WAYS = 0.834
 """Speed of each direction of PCIe 5 while both copy, as a share of one alone: 83.4 GB/s both

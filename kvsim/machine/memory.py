@@ -18,14 +18,14 @@ from typing import Any, NamedTuple, Protocol
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from kvsim.settings.config import RunConfig
-from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE, DEFAULT_LORA_RANK
-from kvsim.settings.versions import gpu_memory_utilization
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import GIB, Hardware
 from kvsim.machine.models import DTYPE_BYTES, Model, Shard
 from kvsim.machine.models.beside import Drafter, adapter_bytes, drafter_of
 from kvsim.machine.models.cache_groups import CacheGroup, block_layers, cache_groups, is_plain
+from kvsim.settings.config import RunConfig
+from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE, DEFAULT_LORA_RANK
+from kvsim.settings.versions import gpu_memory_utilization
 
 MIB = 2**20
 

@@ -123,7 +123,9 @@ def make_order(
     def make(first: int, size: int) -> Order:
         order: Order = build(label, maker, {}, **{**given, "first": first, "size": size})
         if not isinstance(order, Order):
-            raise ConfigError(f"{label} is not a subclass of kvsim.policies.order.Order; make it one")
+            raise ConfigError(
+                f"{label} is not a subclass of kvsim.policies.order.Order; make it one"
+            )
         return order if name in table else _Checked(label, order)
 
     return make

@@ -1,7 +1,7 @@
 """Checks a result that was read from a folder, so that nothing that uses it has to.
 
-* A table has no negative numbers and no unknown codes where `kvsim.core.schema` has none. Places and
-  instants are in order, ids are unique, and rows are about requests that exist.
+* A table has no negative numbers and no unknown codes where `kvsim.core.schema` has none. Places
+  and instants are in order, ids are unique, and rows are about requests that exist.
 * `meta` has the types that `Meta` states.
 * Figures are those that the tables give. Gaps between tokens are not in the tables, so they only
   have to be numbers.
@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from kvsim.settings.parsing import DEEP, is_flat, typed
-from kvsim.results.summary import summarise
 from kvsim.core.schema import INTEGER, TEXT, Column, Table
+from kvsim.results.summary import summarise
+from kvsim.settings.parsing import DEEP, is_flat, typed
 
 _FIGURES_AGREE = 1e-6
 """Relative difference between processors, far below what an edit of a file changes."""

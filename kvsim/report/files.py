@@ -19,12 +19,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvsim.results.blockmap.blockmap import BlockMap
+from kvsim.core.schema import BLOCK_MAP, REQUESTS, STEPS, TRANSITIONS, Table
 from kvsim.errors import OutputError
-from kvsim.settings.parsing import parse_json
 from kvsim.report import checked
 from kvsim.results import tables
-from kvsim.core.schema import BLOCK_MAP, REQUESTS, STEPS, TRANSITIONS, Table
+from kvsim.results.blockmap.blockmap import BlockMap
+from kvsim.settings.parsing import parse_json
 from kvsim.version import __version__
 from kvsim.writing import encoded, json_text, move_all, temporary_folder
 

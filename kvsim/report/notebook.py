@@ -7,17 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.errors import ConfigError, check_choice
+from kvsim.explain.explanation import Run, explain
+from kvsim.report.compare import change_words, compare_table
 from kvsim.report.pages.distribution import distribution_figures
 from kvsim.report.pages.figures import Figure, coloured
 from kvsim.report.pages.html import Html, element, join, table
 from kvsim.report.pages.over_time import look_at, time_figures
-from kvsim.report.compare import change_words, compare_table
-from kvsim.explain.explanation import Run, explain
-from kvsim.results.metrics import HEADLINES, LATENCIES, NAMED, value
-from kvsim.results.numerals import show
 from kvsim.report.screen import make_console
 from kvsim.report.terminal import render_comparison
 from kvsim.report.wording import fate, subject, verdict
+from kvsim.results.metrics import HEADLINES, LATENCIES, NAMED, value
+from kvsim.results.numerals import show
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvsim.core.schema import LEG_LABELS, LEGS
+from kvsim.core.sums import added
+from kvsim.report.wording import UNSTEADY, Remark, bound, fate, finished, outcome_title, remedies
 from kvsim.results.load import load_words, state_of
 from kvsim.results.numerals import (
     MISSING,
@@ -18,9 +21,6 @@ from kvsim.results.numerals import (
     size,
 )
 from kvsim.results.statistics import ratio
-from kvsim.report.wording import UNSTEADY, Remark, bound, fate, finished, outcome_title, remedies
-from kvsim.core.schema import LEG_LABELS, LEGS
-from kvsim.core.sums import added
 
 CAUSE_WORDS = {
     "load": ("load forced it", "its index knew the better replica; load or another rule decided"),

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from kvsim.results.ledger.parts import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
+from kvsim.core.sums import added
 from kvsim.report import routing, wording
+from kvsim.report.screen import make_table, print_remarks
+from kvsim.report.tiers import tier_figures
+from kvsim.results.ledger.parts import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
 from kvsim.results.ledger_summary import bare
 from kvsim.results.metrics import BLOCKED_BY, LATENCIES, NAMED
 from kvsim.results.numerals import percent, show
-from kvsim.report.screen import make_table, print_remarks
 from kvsim.results.statistics import LISTED
-from kvsim.report.tiers import tier_figures
-from kvsim.core.sums import added
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+from kvsim.core.sums import added
 from kvsim.results.load import State, load_words, state_of
 from kvsim.results.numerals import count, number, percent, plural, seconds
-from kvsim.core.sums import added
 
 Tone = Literal["plain", "warning", "bad"]
 

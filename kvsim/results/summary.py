@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.core.schema import BLOCKED
 from kvsim.results import phases, timeline
 from kvsim.results.ledger_summary import ledger_figures
 from kvsim.results.load import load_figures
@@ -21,7 +22,6 @@ from kvsim.results.phases import Ints, ints
 from kvsim.results.plain import plain
 from kvsim.results.statistics import STATISTICS, describe, describe_counts, ratio, weighted_mean
 from kvsim.results.timeline import Columns
-from kvsim.core.schema import BLOCKED
 
 NS_PER_MS = 1e6
 NS_PER_S = 1e9

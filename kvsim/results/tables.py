@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvsim.results.blockmap.blockmap import STATES, BlockMap, Groups
 from kvsim.core.records.packed import Ints, part_of, rows_in
+from kvsim.core.schema import REQUESTS, STEPS, TEXT, Column, Table
 from kvsim.results import phases
 from kvsim.results.arrow import numbers, texts
+from kvsim.results.blockmap.blockmap import STATES, BlockMap, Groups
 from kvsim.results.phases import Floats, ints
-from kvsim.core.schema import REQUESTS, STEPS, TEXT, Column, Table
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.core.request import ABORTED, Request
 from kvsim.core.records.packed import PackedColumns
+from kvsim.core.request import ABORTED, Request
 from kvsim.core.schema import REQUESTS, TEXT, Source
 from kvsim.workload.columns import Rows, column
 from kvsim.workload.trace import Row

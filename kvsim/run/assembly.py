@@ -4,6 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvsim.core.blocks import BlockManager
+from kvsim.core.scheduler import Scheduler
+from kvsim.cost import Cost
+from kvsim.cost.prices import make_prices
+from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine, memory_formula
+from kvsim.engines.vllm_v1.groups import Full, Group
+from kvsim.engines.vllm_v1.manager import KVCacheManager, full_attention
+from kvsim.engines.vllm_v1.planning import groups_of_model, notes_on_groups
+from kvsim.engines.vllm_v1.releases import LATEST, Release, notes_on, release_of
+from kvsim.errors import ConfigError
+from kvsim.machine.hardware import Hardware
+from kvsim.machine.link import LinkTimes, make_link
+from kvsim.machine.memory import Budget, block_bytes, budget, tables_of
+from kvsim.machine.models import Model
+from kvsim.policies import ready
+from kvsim.policies.future import Future
+from kvsim.policies.victims import make_victim
 from kvsim.run.assumed import complete
 from kvsim.run.checks import (
     Room,
@@ -19,32 +36,15 @@ from kvsim.run.checks import (
     checked_pool,
     fitting,
 )
-from kvsim.settings.config import RunConfig, to_table
-from kvsim.core.blocks import BlockManager
-from kvsim.core.scheduler import Scheduler
-from kvsim.cost import Cost
-from kvsim.cost.prices import make_prices
-from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
-from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine, memory_formula
-from kvsim.settings.versions import Default
-from kvsim.settings.versions import release as version_of
-from kvsim.engines.vllm_v1.groups import Full, Group
-from kvsim.engines.vllm_v1.manager import KVCacheManager, full_attention
-from kvsim.engines.vllm_v1.planning import groups_of_model, notes_on_groups
-from kvsim.engines.vllm_v1.releases import LATEST, Release, notes_on, release_of
-from kvsim.errors import ConfigError
 from kvsim.run.features.offload import offloads, role_of
 from kvsim.run.features.pipeline import cost_of_stages, stages_at_work
 from kvsim.run.features.speculation import Speculative, speculates, speculation_of
-from kvsim.machine.hardware import Hardware
+from kvsim.settings.config import RunConfig, to_table
+from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.settings.library import build, construct, look_up
-from kvsim.machine.link import LinkTimes, make_link
-from kvsim.machine.memory import Budget, block_bytes, budget, tables_of
-from kvsim.machine.models import Model
 from kvsim.settings.notes import left_out
-from kvsim.policies import ready
-from kvsim.policies.future import Future
-from kvsim.policies.victims import make_victim
+from kvsim.settings.versions import Default
+from kvsim.settings.versions import release as version_of
 
 if TYPE_CHECKING:
     from kvsim.run.features.connectors import Offload

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import simpy
 
+from kvsim.errors import ConfigError, EngineStopped
+from kvsim.policies.future import Future
 from kvsim.run.assembly import Parts
 from kvsim.run.blame import raised_here
-from kvsim.errors import ConfigError, EngineStopped
 from kvsim.run.replica.inbox import Inbox
 from kvsim.run.result import Outcome, Result
-from kvsim.policies.future import Future
 from kvsim.run.serving import Serving
 from kvsim.run.watchers import Watcher
 from kvsim.workload.arrivals import release_times

@@ -16,9 +16,9 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from kvsim.core import guard
+from kvsim.errors import EngineStopped, KvsimError, PolicyError
 from kvsim.settings import limits
 from kvsim.settings.config import RunConfig, to_table
-from kvsim.errors import EngineStopped, KvsimError, PolicyError
 
 _NAME = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
 """A `package.module:name`."""

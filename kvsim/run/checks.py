@@ -7,19 +7,19 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvsim.run.assumed import SCHEDULER_SETTINGS
-from kvsim.settings.config import RunConfig
 from kvsim.core.blocks import BlockManager
 from kvsim.core.scheduler import Scheduler
 from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine
-from kvsim.settings.versions import release
 from kvsim.engines.vllm_v1.groups import Group, Layout, Mamba, Sliding
 from kvsim.engines.vllm_v1.planning import peak_blocks
 from kvsim.errors import ConfigError
-from kvsim.settings.library import look_up, takes
-from kvsim.settings.limits import BLOCK_TOKENS, check_size
 from kvsim.machine.memory import Budget, pool_setting
 from kvsim.machine.models import Model
+from kvsim.run.assumed import SCHEDULER_SETTINGS
+from kvsim.settings.config import RunConfig
+from kvsim.settings.library import look_up, takes
+from kvsim.settings.limits import BLOCK_TOKENS, check_size
+from kvsim.settings.versions import release
 
 VLLM_SETTINGS = (
     "vllm_version",

@@ -9,11 +9,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.core import compiled
+from kvsim.core.records.tally import Tally
+from kvsim.engines import ENGINES
+from kvsim.results.plain import plain
 from kvsim.run.assembly import Parts
 from kvsim.settings.config import RunConfig, to_table
-from kvsim.engines import ENGINES
-from kvsim.core.records.tally import Tally
-from kvsim.results.plain import plain
 from kvsim.version import __version__
 from kvsim.workload.arrivals import missing_arrivals
 from kvsim.workload.trace import Trace
@@ -94,7 +94,8 @@ class Result:
 
     @property
     def requests(self) -> dict[str, Any]:
-        """Columns of `kvsim.core.schema.REQUESTS`, except those in seconds; one entry per request."""
+        """Columns of `kvsim.core.schema.REQUESTS`, except those in seconds; one entry per
+        request."""
         return self.books.whole[1]
 
     @cached_property

@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import simpy
 
-from kvsim.run.archive import Archive
-from kvsim.run.assembly import Parts
-from kvsim.run.blame import blaming
 from kvsim.core.batch import Batch
 from kvsim.core.host import SimulatedTime
 from kvsim.core.loop import Loop
@@ -20,6 +17,9 @@ from kvsim.cost import checked_prices
 from kvsim.cost.stages import StagedCost
 from kvsim.errors import EngineStopped
 from kvsim.results.ledger.account import account_prompts, account_times
+from kvsim.run.archive import Archive
+from kvsim.run.assembly import Parts
+from kvsim.run.blame import blaming
 from kvsim.run.replica.events import Link, Process
 from kvsim.run.replica.host import Receiver
 from kvsim.run.replica.lockstep import Ranks, RankTime

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from kvsim.run.assumed import Settings, complete
-from kvsim.settings.config import RunConfig, make_config
-from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.engines import ENGINES
-from kvsim.settings.versions import server_defaults
 from kvsim.engines.vllm_v1.groups import Group, Layout
 from kvsim.engines.vllm_v1.planning import groups_of_model, peak_blocks
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import GIB
 from kvsim.machine.memory import expert_parallel_size
+from kvsim.run.assumed import Settings, complete
+from kvsim.settings.config import RunConfig, make_config
+from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.settings.server import ServerWord
 from kvsim.settings.server.log import Start
 from kvsim.settings.server.pool import Sharing, pool_of
+from kvsim.settings.versions import server_defaults
 
 _LEAST_FILLED = 0.7
 """Least share of a GPU that weights and KV cache take of what `gpu_memory_utilization` allows."""

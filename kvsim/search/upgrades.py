@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from kvsim.run.assembly import assemble
-from kvsim.settings.config import RunConfig, to_table
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.engines.vllm_v1.releases import IDLE, RULES
 from kvsim.errors import ConfigError
 from kvsim.report.compare import Row, change_words, compare_table, value_words
-from kvsim.results.metrics import NAMED
 from kvsim.report.wording import setting_words
+from kvsim.results.metrics import NAMED
+from kvsim.run.assembly import assemble
 from kvsim.run.result import Result
 from kvsim.run.simulation import simulate
+from kvsim.settings.config import RunConfig, to_table
 from kvsim.workload.trace import Trace
 
 EFFECTS = ("p50_ttft_ms", "p99_ttft_ms", "num_preemptions", "prefix_cache_hit_rate")

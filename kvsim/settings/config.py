@@ -24,9 +24,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from kvsim.settings.defaults import DEFAULT_ENGINE, DEFAULT_HARDWARE, DEFAULT_MODEL
 from kvsim.errors import ConfigError, check_choice
 from kvsim.errors import nearest as nearest
+from kvsim.settings.defaults import DEFAULT_ENGINE, DEFAULT_HARDWARE, DEFAULT_MODEL
 from kvsim.settings.parsing import parse_toml, typed
 from kvsim.settings.sizes import human_readable_int
 

@@ -19,8 +19,8 @@ from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
-from kvsim.settings.config import nearest
 from kvsim.errors import ConfigError, KvsimError, PolicyError
+from kvsim.settings.config import nearest
 from kvsim.settings.parsing import parse_json, typed
 from kvsim.settings.signatures import scope_of, signature
 
@@ -209,7 +209,7 @@ def takes(label: str, constructor: Callable[..., Any], key: str) -> bool:
 
 def _shipped(folder: str) -> Path:
     """A shipped folder: inside the package in a wheel, beside it in a checkout."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     installed = package / f"_{folder}"
     return installed if installed.is_dir() else package.parent / folder
 

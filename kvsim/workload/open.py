@@ -104,7 +104,8 @@ def _located(path: str) -> str:
     """The path itself, or that of the shipped trace with this name."""
     if "\0" in path or Path(path).exists():  # `Source` says what is wrong with the former
         return path
-    from kvsim.settings.library import find, names  # msgspec is absent where `kvsim.against.validate` measures
+    # Here, as msgspec is absent where `kvsim.against.validate` measures.
+    from kvsim.settings.library import find, names
 
     shipped = names("traces")
     if path in shipped:

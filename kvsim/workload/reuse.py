@@ -105,7 +105,8 @@ class Reuse:
 def find_reuse(rows: Sequence[Row], streams: Sequence[SpannedStream], counting: Counting) -> Reuse:
     """The reuse in one pass over the requests.
 
-    Raises `ConfigError` if there are more different blocks than `kvsim.settings.limits` has room for.
+    Raises `ConfigError` if there are more different blocks than `kvsim.settings.limits` has room
+    for.
     """
     walk, found = Walk(counting.block_size), list[Found]()
     for chain in chains(rows, streams, counting):

@@ -15,8 +15,8 @@ from functools import partial
 from itertools import filterfalse, islice
 from typing import Any, NoReturn
 
-from kvsim.settings import limits
 from kvsim.errors import TraceError
+from kvsim.settings import limits
 
 MAX_TOKENS = (1 << 24) - 1
 """Most tokens of one request, prompt and output together."""

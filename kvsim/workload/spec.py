@@ -18,9 +18,9 @@ import shlex
 import msgspec
 from msgspec import Struct
 
+from kvsim.errors import ConfigError
 from kvsim.settings import limits
 from kvsim.settings.config import RunConfig, read_toml
-from kvsim.errors import ConfigError
 from kvsim.settings.library import convert, find
 from kvsim.settings.limits import check_size
 from kvsim.workload.lengths import REQUESTS, Lengths, parse_long, synthesise_lengths

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kvsim import simulate
-from kvsim.run.assembly import Parts, assemble
 from kvsim.against.bench.workloads import Lengths, poisson
+from kvsim.run.assembly import Parts, assemble
 from kvsim.settings.config import RunConfig
 from kvsim.workload.trace import SegmentContent
 

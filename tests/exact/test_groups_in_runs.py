@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from kvsim.engines.vllm_v1.manager import KVCacheManager
-from kvsim.run.result import Result
 from kvsim.policies.order import Order
+from kvsim.run.result import Result
 from kvsim.run.simulation import simulate
 from kvsim.workload.trace import ParentContent, Row, Trace
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from kvsim.errors import ConfigError, PolicyError
 from kvsim.run.result import Result
-from kvsim.run.simulation import simulate
 from kvsim.run.serving import Serving
+from kvsim.run.simulation import simulate
 from kvsim.workload.trace import Trace
 
 LIMIT_S = 10.0

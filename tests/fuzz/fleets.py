@@ -11,8 +11,8 @@ from fuzz.equal import LIMIT_S, difference, imbalance, limited, quick_livelocks
 from kvsim.errors import ConfigError
 from kvsim.fleet.figures import summarise_fleet
 from kvsim.fleet.fleet import FleetResult, simulate_fleet
-from kvsim.fleet.settings import load_settings
 from kvsim.fleet.routers import ROUTERS
+from kvsim.fleet.settings import load_settings
 from kvsim.run.simulation import simulate
 from kvsim.workload.trace import Trace
 

@@ -26,11 +26,11 @@ from hostile.damage import damaged
 from places import ROOT
 from startup_logs import v0_log, v1_log
 
-from kvsim.settings.config import SIZES, RunConfig, load_config, to_table
 from kvsim.errors import KvsimError
 from kvsim.machine.models import load_model
 from kvsim.report.files import read_results
 from kvsim.run.simulation import simulate
+from kvsim.settings.config import SIZES, RunConfig, load_config, to_table
 from kvsim.settings.sizes import human_readable_int
 from kvsim.workload import native, open_trace
 from kvsim.workload.trace import Trace

@@ -20,9 +20,9 @@ from kvsim.core.batch import Batch
 from kvsim.core.blocks import BlockManager
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
+from kvsim.core.schema import BLOCKED
 from kvsim.cost import ConstantCost
 from kvsim.engines import BLOCK_MANAGERS, ENGINES
-from kvsim.core.schema import BLOCKED
 
 Body = Callable[..., Any]
 """An overriding method, called with the object, the inherited method and the arguments."""

@@ -17,10 +17,10 @@ from shared import SHARED
 from kvsim.cli import main
 from kvsim.cost.profile import load_profile
 from kvsim.errors import ConfigError, TraceError, nearest
-from kvsim.settings.limits import check_run
 from kvsim.machine.models import load_model
-from kvsim.settings.parsing import parse_json, parse_toml
 from kvsim.run.simulation import simulate
+from kvsim.settings.limits import check_run
+from kvsim.settings.parsing import parse_json, parse_toml
 from kvsim.workload import open_trace
 from kvsim.workload.spec import Workload, made_from, make_trace
 from kvsim.workload.trace import Row, Trace

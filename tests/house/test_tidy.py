@@ -14,37 +14,23 @@ PACKAGE = ROOT / "kvsim"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
-    {"compiled", "guard", "sums"},
-    {
-        *("certainty", "collector", "defaults", "errors", "parsing", "schema", "signatures"),
-        *("sizes", "version"),
-    },
-    {"config", "engines.versions", "limits", "workers", "writing"},
-    {"records"},
+    {"core.compiled", "errors", "version", "writing"},
+    {"settings"},
+    {"machine"},
     {"core"},
-    {"blame", "library", "server"},
-    {"hardware", "models", "routers"},
-    {"blockmap", "link", "notes", "watchers", "workload"},
-    {"memory"},
-    {"archive", "cost", "rules"},
-    {"calibrate", "engines", "ledger"},
-    {"assumed", "conform", "replica", "report"},
-    {"cachelab", "pages.figures"},
-    {"checks", "pages.distribution", "pages.html", "pages.over_time", "told", "workload.info"},
-    {"features"},
-    {"assembly", "notebook"},
-    {"result", "tracks"},
-    {"serving"},
-    {"attempt"},
+    {"workload"},
+    {"policies"},
+    {"cost"},
+    {"results"},
+    {"engines"},
     {"run"},
+    {"explain"},
+    {"report"},
     {"fleet"},
-    {"__init__", "check", "replicates", "sweep", "upgrades", "validate"},
-    {"advise", "size"},
-    {"fit"},
-    {"pages"},
-    {"bench"},
+    {"search"},
+    {"against"},
     {"cli"},
-    {"__main__"},
+    {"__init__", "__main__"},
 ]
 """A module imports only from its own entry and from earlier rows; the first fitting name counts."""
 
@@ -129,12 +115,12 @@ def test_no_two_modules_need_each_other() -> None:
 @pytest.mark.parametrize(
     ("library", "allowed"),
     [
-        ("simpy", ("replica.", "serving", "attempt", "fleet.", "bench.")),
+        ("simpy", ("run.replica.", "run.serving", "run.attempt", "fleet.", "against.bench.")),
         ("torch", ()),
         ("scipy", ()),
-        ("plotly", ("notebook", "result")),
-        ("pandas", ("notebook", "result")),
-        ("rich", ("notebook", "report.", "cli.")),
+        ("plotly", ("report.notebook", "run.result")),
+        ("pandas", ("report.notebook", "run.result")),
+        ("rich", ("report.", "cli.")),
         ("typer", ("cli",)),
     ],
 )
@@ -146,7 +132,7 @@ def test_libraries_stay_in_their_rooms(library: str, allowed: tuple[str, ...]) -
 
 @pytest.mark.parametrize(
     ("module", "allowed"),
-    [("fcntl", ["sweep.locks", "writing"]), ("resource", ["bench.usage"])]
+    [("fcntl", ["search.sweep.locks", "writing"]), ("resource", ["against.bench.usage"])]
     + [(name, []) for name in ("grp", "pty", "pwd", "syslog", "termios", "tty")],
 )
 def test_modules_that_windows_lacks_are_imported_where_their_absence_is_handled(
@@ -167,7 +153,7 @@ def test_the_package_itself_imports_nothing_but_what_finds_compiled_modules() ->
     """Before the command line heeds them, interrupts show a traceback: as little as can be runs."""
     found = imports(parsed(PACKAGE / "__init__.py"), top_level=True)
     assert found[0] == "kvsim.core.compiled" and len(found) == 2
-    names = imports(parsed(PACKAGE / "compiled/__init__.py"), top_level=True)
+    names = imports(parsed(PACKAGE / "core/compiled/__init__.py"), top_level=True)
     assert {name.split(".")[0] for name in names} == {"importlib", "os", "sys"}
 
 
@@ -192,7 +178,7 @@ def test_only_the_command_line_prints_and_exits() -> None:
 
 def test_policies_never_read_the_true_output_length() -> None:
     """Only the stop test, and what is kept for oracles, may know how long an output becomes."""
-    for folder in ("core", "engines", "rules", "cost"):
+    for folder in ("core", "engines", "policies", "cost"):
         for path in (PACKAGE / folder).rglob("*.py"):
             for node in ast.walk(parsed(path)):
                 if isinstance(node, ast.ClassDef) and node.name in ("Batch", "Future"):
@@ -202,7 +188,7 @@ def test_policies_never_read_the_true_output_length() -> None:
                     assert "output_length" not in node.attr, f"{path}:{node.lineno}"
 
 
-@pytest.mark.parametrize("folder", ["engines", "replica", "rules"])
+@pytest.mark.parametrize("folder", ["engines", "run/replica", "policies"])
 def test_what_a_policy_may_have_is_declared_in_its_base_class(folder: str) -> None:
     """Nobody asks an object by `getattr` whether it has something."""
     for path in (PACKAGE / folder).rglob("*.py"):

@@ -14,11 +14,11 @@ from kvsim_kernels.forward import Decoder  # noqa: E402
 from kvsim_kernels.texts import Texts  # noqa: E402
 from worlds import batch_of  # noqa: E402
 
+from kvsim.against.validate.loop import serve  # noqa: E402
+from kvsim.against.validate.setup import build, build_scheduler  # noqa: E402
 from kvsim.core.batch import Batch  # noqa: E402
 from kvsim.core.plan import Plan  # noqa: E402
 from kvsim.core.request import Request  # noqa: E402
-from kvsim.against.validate.loop import serve  # noqa: E402
-from kvsim.against.validate.setup import build, build_scheduler  # noqa: E402
 from kvsim.workload.arrivals import release_times  # noqa: E402
 from kvsim.workload.clients import Clients  # noqa: E402
 from kvsim.workload.requests import make_requests  # noqa: E402

@@ -12,6 +12,13 @@ import pytest
 from small_engines import engine, make_trace
 
 import kvsim
+from kvsim.core.schema import BLOCK_MAP
+from kvsim.errors import OutputError
+from kvsim.report.files import read_block_map, write_results
+from kvsim.report.pages import block_map as block_map_panel
+from kvsim.report.pages.block_map import paint
+from kvsim.report.pages.run import build_page
+from kvsim.results import tables
 from kvsim.results.blockmap.blockmap import (
     CACHED,
     CPU,
@@ -24,13 +31,6 @@ from kvsim.results.blockmap.blockmap import (
     make_groups,
 )
 from kvsim.results.blockmap.watch import BlockMapWatcher
-from kvsim.errors import OutputError
-from kvsim.report.pages import block_map as block_map_panel
-from kvsim.report.pages.block_map import paint
-from kvsim.report.pages.run import build_page
-from kvsim.results import tables
-from kvsim.report.files import read_block_map, write_results
-from kvsim.core.schema import BLOCK_MAP
 
 CROWD = [(7 * (i % 3), 1 + 5 * i % 40, 1 + 3 * i % 19, i % 4) for i in range(25)]
 

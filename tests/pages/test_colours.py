@@ -5,18 +5,18 @@ import re
 import pytest
 from places import ROOT
 
+from kvsim.core.schema import BLOCKED, CAUSES
 from kvsim.explain.cachelab.wording import PARTS
-from kvsim.results.ledger.parts import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
+from kvsim.fleet.page import CAUSE_COLOURS
 from kvsim.report.pages.cache import PART_COLOURS
 from kvsim.report.pages.compare import COLOURS, run_colour
 from kvsim.report.pages.figures import coloured
-from kvsim.fleet.page import CAUSE_COLOURS
 from kvsim.report.pages.provenance import MEMORY
 from kvsim.report.pages.story import COLOURS as STANDINGS
+from kvsim.results.ledger.parts import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
 from kvsim.results.ledger_summary import bare
-from kvsim.core.schema import BLOCKED, CAUSES
 
-STYLE = (ROOT / "kvsim" / "pages" / "page.css").read_text()
+STYLE = (ROOT / "kvsim" / "report" / "pages" / "page.css").read_text()
 DRAWN = {
     "causes of a wait": [f"cause-{cause}" for cause in BLOCKED[1:]],
     "times": [f"part-{bare(name)}" for name in TIME_LABELS],

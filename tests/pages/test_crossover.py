@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from kvsim.settings.config import make_config
 from kvsim.cost.crossover import ModelCrossings, crossings
 from kvsim.machine.hardware import load_hardware
 from kvsim.machine.models import load_model
 from kvsim.report.pages.crossover import build_crossover, head, rows
+from kvsim.settings.config import make_config
 
 LENGTHS = [512, 8192]
 

@@ -30,13 +30,13 @@ def test_it_is_the_file_that_npm_has() -> None:
 
 
 def test_its_licence_is_beside_it() -> None:
-    text = (PACKAGE / "pages" / "plotly.LICENSE").read_text()
+    text = (PACKAGE / "report" / "pages" / "plotly.LICENSE").read_text()
     assert "MIT License" in text and "Permission is hereby granted" in text
 
 
 def test_pages_draw_no_chart_that_it_lacks() -> None:
     found = set()
-    for path in (PACKAGE / "pages").glob("*.py"):
+    for path in (PACKAGE / "report" / "pages").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Dict):
                 table = {

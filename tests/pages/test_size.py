@@ -3,13 +3,13 @@
 import pytest
 from browsers import eventually
 
-from kvsim.settings.config import make_config, to_table
-from kvsim.search.size.page import build_page
 from kvsim.search.size.answer import Search, answer
 from kvsim.search.size.knobs import Bounds, make_knob
+from kvsim.search.size.page import build_page
 from kvsim.search.size.search import Laboratory
 from kvsim.search.sweep.slo import parse_slo
 from kvsim.search.sweep.store import Store
+from kvsim.settings.config import make_config, to_table
 from kvsim.workload.lengths import Lengths, synthesise_lengths
 
 LOAD = synthesise_lengths(Lengths(100), Lengths(60), 5, requests=8)

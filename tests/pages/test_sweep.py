@@ -8,13 +8,13 @@ from functools import cache
 import pytest
 from browsers import eventually
 
-from kvsim.settings.config import make_config, to_table
-from kvsim.search.sweep.page import build_page, heat_maps
 from kvsim.results.numerals import show
 from kvsim.search.sweep.choose import choose
 from kvsim.search.sweep.grid import expand, parse_space
+from kvsim.search.sweep.page import build_page, heat_maps
 from kvsim.search.sweep.points import Task, run_point
 from kvsim.search.sweep.sweep import Outcome, make_plan
+from kvsim.settings.config import make_config, to_table
 from kvsim.workload.lengths import Lengths, synthesise_lengths
 
 BASE = to_table(make_config({"request_rate": 50.0, "max_model_len": 256}))

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from kvsim.against.check.slowed import Change, with_change
-from kvsim.settings.config import make_config
 from kvsim.run.result import Result
 from kvsim.run.simulation import simulate
+from kvsim.settings.config import make_config
 from kvsim.workload.lengths import Lengths, synthesise_lengths
 
 SETTINGS: dict[str, Any] = {

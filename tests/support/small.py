@@ -6,16 +6,16 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from kvsim.run.assembly import assemble
-from kvsim.settings.config import make_config
-from kvsim.core.plan import Plan
-from kvsim.cost import Cost
-from kvsim.machine.link import LinkTimes
 from kvsim.against.validate.compare import with_profile
 from kvsim.against.validate.loop import Pairs, Times
 from kvsim.against.validate.measure import record
 from kvsim.against.validate.recording import SCHEMA
 from kvsim.against.validate.setup import THREE, prepare
+from kvsim.core.plan import Plan
+from kvsim.cost import Cost
+from kvsim.machine.link import LinkTimes
+from kvsim.run.assembly import assemble
+from kvsim.settings.config import make_config
 from kvsim.workload import open_trace
 
 SWAP = {"cross": {"d2h": [10.0, 5.0], "h2d": [20.0, 7.0]}}

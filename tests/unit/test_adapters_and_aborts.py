@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from made import make_trace, read_with
 
-from kvsim.run.assembly import assemble
-from kvsim.settings.config import make_config
 from kvsim.core.batch import Batch
 from kvsim.engines.vllm_v1.scheduler import VllmV1
 from kvsim.errors import ConfigError, TraceError
+from kvsim.explain.story import tell
 from kvsim.fleet.fleet import simulate_fleet
 from kvsim.results.ledger.parts import TIME_PARTS
-from kvsim.explain.story import tell
+from kvsim.run.assembly import assemble
 from kvsim.run.result import Result
 from kvsim.run.simulation import simulate
+from kvsim.settings.config import make_config
 from kvsim.workload import native
 from kvsim.workload.trace import TokenContent, Trace
 

@@ -2,8 +2,8 @@
 
 import random
 
-from kvsim.run.archive import Archive
 from kvsim.core.request import Request
+from kvsim.run.archive import Archive
 from kvsim.workload.trace import Row
 
 

@@ -8,10 +8,10 @@ from places import ROOT
 from shared import SHARED, needs_shared
 
 import kvsim
-from kvsim.run.assembly import Parts, assemble
-from kvsim.settings.config import make_config
 from kvsim.errors import ConfigError
 from kvsim.report.pages.provenance import memory_panel, provenance_panels
+from kvsim.run.assembly import Parts, assemble
+from kvsim.settings.config import make_config
 
 CONSTANT = {"model": "constant", "step_us": 1000}
 

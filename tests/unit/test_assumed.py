@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from kvsim.run.assembly import assemble
-from kvsim.settings.config import make_config
 from kvsim.errors import ConfigError
 from kvsim.report.wording import assumed
+from kvsim.run.assembly import assemble
+from kvsim.settings.config import make_config
 
 
 def parts_of(**settings: Any) -> Any:

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from kvsim.run.assembly import Parts, assemble
-from kvsim.settings.config import make_config
 from kvsim.engines.vllm_v1.groups import Sliding
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.errors import ConfigError
+from kvsim.run.assembly import Parts, assemble
+from kvsim.settings.config import make_config
 from kvsim.settings.server import server_settings
 
 

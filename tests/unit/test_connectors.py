@@ -12,13 +12,13 @@ from marks import long
 from places import ROOT
 from tiered import AGAIN, SMALL, check, prompts, random_run, run, ttft_ms
 
-from kvsim.run.assembly import assemble
-from kvsim.settings.config import make_config
 from kvsim.engines.vllm_v1.offloading import Offloading
 from kvsim.engines.vllm_v1.simple import SimpleOffload
 from kvsim.errors import ConfigError
-from kvsim.run.features.connectors import Offload
 from kvsim.report.files import read_results
+from kvsim.run.assembly import assemble
+from kvsim.run.features.connectors import Offload
+from kvsim.settings.config import make_config
 from kvsim.workload.trace import ParentContent
 
 GIB = 1 << 30

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from kvsim.settings import library
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware
-from kvsim.settings.library import build, find, names
 from kvsim.policies.future import Future
+from kvsim.settings import library
+from kvsim.settings.library import build, find, names
 
 
 class Base:

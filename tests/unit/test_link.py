@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.settings.config import make_config
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware
 from kvsim.machine.link import LinkTimes, TransferTimes, make_link
 from kvsim.machine.memory import block_bytes
 from kvsim.machine.models import load_model
+from kvsim.settings.config import make_config
 
 
 def link(**args: Any) -> LinkTimes:

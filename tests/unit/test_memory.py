@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from shared import SHARED
 
-from kvsim.settings.config import RunConfig, make_config
 from kvsim.engines import memory_formula
 from kvsim.engines.vllm_memory import CUDAGRAPH_BYTES, CUDAGRAPH_POOL_BYTES, cudagraphs
 from kvsim.errors import ConfigError
@@ -22,6 +21,7 @@ from kvsim.machine.memory import (
     budget,
 )
 from kvsim.machine.models import Model, load_model
+from kvsim.settings.config import RunConfig, make_config
 
 
 def fit(model: str, hardware: str, tokens: int = 8192, seqs: int = 256, **keys: Any) -> Budget:

@@ -7,10 +7,10 @@ import pytest
 from marks import long
 from tiered import AGAIN, MS, SMALL, prompts, random_run, run, ttft_ms
 
-from kvsim.run.assembly import assemble
-from kvsim.settings.config import make_config
 from kvsim.engines.vllm_v1.cpu_tier import Access, CpuTier, Lru
 from kvsim.errors import ConfigError
+from kvsim.run.assembly import assemble
+from kvsim.settings.config import make_config
 
 
 def test_a_load_takes_the_time_of_its_copy_and_saves_the_computation() -> None:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.errors import OutputError
 from kvsim.core.records import packed
 from kvsim.core.records.packed import PackedColumns
 from kvsim.core.schema import STEP_COLUMNS
+from kvsim.errors import OutputError
 
 WIDTH = len(STEP_COLUMNS)
 VALUES = st.one_of(st.integers(0, 3), st.integers(0, 70_000), st.integers(-(2**62), 2**62))

@@ -14,8 +14,6 @@ import pytest
 import simpy
 from made import make_trace
 
-from kvsim.run.assembly import Parts, assemble
-from kvsim.settings.config import RunConfig, make_config
 from kvsim.against.conform.record import finish_record, step_record
 from kvsim.against.conform.vllm_v1 import replay
 from kvsim.core.batch import Batch
@@ -25,13 +23,15 @@ from kvsim.cost.constant import ConstantCost
 from kvsim.cost.stages import Passage, StagedCost
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware
-from kvsim.results.ledger.parts import KERNELS, TIME_PARTS
 from kvsim.machine.models import load_model
+from kvsim.results.ledger.parts import KERNELS, TIME_PARTS
+from kvsim.run.assembly import Parts, assemble
 from kvsim.run.replica.events import Link
 from kvsim.run.replica.inbox import Inbox
 from kvsim.run.replica.pipeline import PipelineTime
 from kvsim.run.result import Result
 from kvsim.run.simulation import simulate
+from kvsim.settings.config import RunConfig, make_config
 from kvsim.workload.trace import TokenContent, Trace
 
 MS = 1_000_000

@@ -2,9 +2,9 @@
 
 import pytest
 
+from kvsim.engines.vllm_v1.releases import IDLE, NEWEST, RULES, release_of
 from kvsim.run.assembly import assemble
 from kvsim.settings.config import make_config
-from kvsim.engines.vllm_v1.releases import IDLE, NEWEST, RULES, release_of
 
 
 def said(version: str, **settings: object) -> list[str]:

@@ -6,15 +6,15 @@ import pytest
 from marks import long
 from places import ROOT
 
+from kvsim.errors import ConfigError
 from kvsim.explain.certainty.comparison import Comparison, Pair
 from kvsim.explain.certainty.estimates import paired
 from kvsim.explain.certainty.verdicts import judge
-from kvsim.settings.config import RunConfig, make_config
-from kvsim.errors import ConfigError
-from kvsim.search.replicates import Load, compare_seeds, load_of, redrawn, replicate
-from kvsim.results.metrics import HEADLINES
 from kvsim.explain.replayed import compare_replay
+from kvsim.results.metrics import HEADLINES
 from kvsim.run.result import Result
+from kvsim.search.replicates import Load, compare_seeds, load_of, redrawn, replicate
+from kvsim.settings.config import RunConfig, make_config
 from kvsim.workload import open_trace
 from kvsim.workload.spec import Workload
 

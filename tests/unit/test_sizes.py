@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.cli.flags import settings
-from kvsim.settings.config import load_config, make_config
 from kvsim.errors import ConfigError
+from kvsim.settings.config import load_config, make_config
 from kvsim.settings.sizes import human_readable_int
 
 

@@ -14,8 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import make_trace
 
-from kvsim.run.assembly import assemble
-from kvsim.settings.config import make_config
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
 from kvsim.cost.constant import ConstantCost
@@ -24,8 +22,10 @@ from kvsim.engines.vllm_v1.acceptance import Rates, Recorded
 from kvsim.engines.vllm_v1.drafts import Drafts
 from kvsim.errors import ConfigError
 from kvsim.results.ledger.parts import KERNELS, TIME_PARTS
+from kvsim.run.assembly import assemble
 from kvsim.run.result import Result
 from kvsim.run.simulation import simulate
+from kvsim.settings.config import make_config
 from kvsim.workload.trace import Trace
 
 MS = 1_000_000

@@ -11,11 +11,11 @@ from places import ROOT
 from shared import SHARED, needs_shared
 from startup_logs import v0_log, v1_log
 
-from kvsim.run.assembly import assemble
-from kvsim.settings.config import RunConfig, load_config
 from kvsim.errors import ConfigError
-from kvsim.settings.server import server_settings
+from kvsim.run.assembly import assemble
 from kvsim.run.told import settled
+from kvsim.settings.config import RunConfig, load_config
+from kvsim.settings.server import server_settings
 
 CHAT = str(ROOT / "traces" / "chat.jsonl")
 OSS = {"model": "gpt-oss-20b"}

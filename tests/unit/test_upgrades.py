@@ -7,11 +7,11 @@ import pytest
 from command import run_here
 from exact.conformance.generate_v1 import make_case
 
-from kvsim.settings.config import make_config
 from kvsim.against.conform import vllm_v1
 from kvsim.engines.vllm_v1.releases import IDLE, RULES, Release
 from kvsim.errors import ConfigError
 from kvsim.search.upgrades import changes, upgrades
+from kvsim.settings.config import make_config
 
 NAMES = {
     "scheduling_policy": "policy",

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvsim.against.bench.workloads import DEFAULT, SYNC, WORKLOADS, Checks, named
-from kvsim.settings.config import nearest, read_toml
 from kvsim.errors import ConfigError
+from kvsim.settings.config import nearest, read_toml
 
 _LONGEST_TOKENS = {"max_num_batched_tokens": 131_072}
 """A prompt has to fit into one step where it is not cut into chunks."""

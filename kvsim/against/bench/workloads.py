@@ -15,8 +15,8 @@ from math import log
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvsim.settings.config import nearest
 from kvsim.errors import ConfigError
+from kvsim.settings.config import nearest
 from kvsim.workload import open_trace
 from kvsim.workload.trace import Row, Trace
 

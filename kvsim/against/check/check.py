@@ -12,11 +12,11 @@ from kvsim.against.check.beside import KINDS, Beside, beside, require_measured
 from kvsim.against.check.corrections import corrections, misfit
 from kvsim.against.check.residual import Residual, residual
 from kvsim.against.check.wording import verdict
-from kvsim.settings.config import RunConfig
 from kvsim.errors import ConfigError
 from kvsim.fleet.ranks import EngineResult, figures_of, simulate_engine
 from kvsim.results.plain import plain
 from kvsim.results.statistics import describe, describe_counts, ratio
+from kvsim.settings.config import RunConfig
 from kvsim.version import __version__
 from kvsim.workload.trace import Trace
 

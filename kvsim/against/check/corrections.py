@@ -17,11 +17,11 @@ import msgspec
 
 from kvsim.against.check.beside import Beside, beside
 from kvsim.against.check.slowed import Change, with_change
-from kvsim.settings.config import RunConfig
 from kvsim.errors import ConfigError
 from kvsim.fleet.ranks import EngineResult, figures_of, simulate_engine
 from kvsim.results.numerals import percent
 from kvsim.results.statistics import describe
+from kvsim.settings.config import RunConfig
 from kvsim.workload.assumed import assume_hit_rate
 from kvsim.workload.trace import Trace
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvsim.cost import Cost
 from kvsim.run.assembly import Parts, assemble
 from kvsim.settings.config import RunConfig
-from kvsim.cost import Cost
 
 if TYPE_CHECKING:
     from kvsim.core.plan import Plan

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kvsim.core.sums import added
+from kvsim.report.wording import Remark, assumed, finished, measured, outcome_title, time_source
 from kvsim.results.metrics import LATENCIES
 from kvsim.results.numerals import SPACE, count, milliseconds, percent, plural, show, signed
-from kvsim.report.wording import Remark, assumed, finished, measured, outcome_title, time_source
-from kvsim.core.sums import added
 
 WHOLE = {
     "duration": ("Duration", "s"),

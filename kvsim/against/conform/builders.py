@@ -9,12 +9,12 @@ from kvsim.against.conform import sglang, vllm_v1
 from kvsim.against.conform.record import Record
 from kvsim.against.conform.virtual import replay
 from kvsim.engines import ENGINES
-from kvsim.engines.nano.scheduler import Nano, Nano2025
 from kvsim.engines.nano.blocks import NanoTables, NanoTables2025
-from kvsim.engines.vllm_033.scheduler import Vllm033
+from kvsim.engines.nano.scheduler import Nano, Nano2025
 from kvsim.engines.vllm_033.blocks import Vllm033Tables
-from kvsim.engines.vllm_063.scheduler import Vllm063, Vllm063Async
+from kvsim.engines.vllm_033.scheduler import Vllm033
 from kvsim.engines.vllm_063.blocks import Naive, PrefixCaching
+from kvsim.engines.vllm_063.scheduler import Vllm063, Vllm063Async
 
 Config = Mapping[str, Any]
 

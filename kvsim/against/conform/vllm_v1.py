@@ -18,13 +18,13 @@ from kvsim.core.batch import Batch
 from kvsim.core.loop import Loop
 from kvsim.core.plan import Plan
 from kvsim.core.request import Options, Request
-from kvsim.settings.versions import release as version_of
 from kvsim.engines.vllm_v1.connector import NOTHING
 from kvsim.engines.vllm_v1.drafts import Drafts
 from kvsim.engines.vllm_v1.groups import groups_of
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.engines.vllm_v1.releases import LATEST, Release, release_of
 from kvsim.engines.vllm_v1.scheduler import VllmV1, VllmV1Async
+from kvsim.settings.versions import release as version_of
 
 Config = Mapping[str, Any]
 

@@ -32,16 +32,23 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.run.assembly import assemble
-from kvsim.cost.calibrate.document import to_json
 from kvsim.against.check.slowed import Change, with_change
-from kvsim.settings.config import RunConfig
+from kvsim.against.fit.observed import (
+    Floats,
+    Latencies,
+    errors_percent,
+    in_both,
+    observed,
+    replayed,
+)
+from kvsim.cost.calibrate.document import to_json
 from kvsim.cost.profile import Curve, ExpertGrid, Fit, Profile, Tail
 from kvsim.cost.uncertain import multiplied
 from kvsim.errors import ConfigError
-from kvsim.against.fit.observed import Floats, Latencies, errors_percent, in_both, observed, replayed
 from kvsim.fleet.ranks import simulate_engine
 from kvsim.machine.hardware import AllReduce
+from kvsim.run.assembly import assemble
+from kvsim.settings.config import RunConfig
 from kvsim.workload.trace import Trace
 
 WORTH = 0.1

@@ -1,4 +1,5 @@
-"""Measures a setup: `python -m kvsim.against.validate SETUP.json --profile PROFILE.json --out FILE`.
+"""Measures a setup: `python -m kvsim.against.validate SETUP.json --profile PROFILE.json --out
+FILE`.
 
 It is meant for machines that have torch but not the rest of kvsim's libraries; `kvsim validate`
 calls it as well. Each policy is on disk as soon as it has been measured. Exit codes: 0 done, 2 bad
@@ -14,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from kvsim.errors import KvsimError
 from kvsim.against.validate import setup
 from kvsim.against.validate.measure import measure
 from kvsim.against.validate.recording import read_json, require, write_json
+from kvsim.errors import KvsimError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -52,7 +53,9 @@ def _restart_with_settings() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m kvsim.against.validate", description=__doc__.partition("\n")[0])
+    parser = _Parser(
+        prog="python -m kvsim.against.validate", description=__doc__.partition("\n")[0]
+    )
     add = parser.add_argument
     add("setup", metavar="SETUP.json", help="What `kvsim validate --prepare` wrote.")
     add("--profile", required=True, metavar="FILE", help="Names the model, its blocks and graphs.")

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.settings.config import RunConfig, make_config
+from kvsim.against.validate.replay import KINDS, Replay, replayed
+from kvsim.against.validate.setup import settings_of
 from kvsim.cost.profile import Profile, load_profile
 from kvsim.errors import ConfigError
 from kvsim.results.phases import durations_ns
 from kvsim.results.plain import plain
 from kvsim.results.statistics import describe
 from kvsim.run.simulation import simulate
-from kvsim.against.validate.replay import KINDS, Replay, replayed
-from kvsim.against.validate.setup import settings_of
+from kvsim.settings.config import RunConfig, make_config
 from kvsim.version import __version__
 from kvsim.workload import Trace, open_trace
 

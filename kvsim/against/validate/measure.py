@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+from kvsim.against.validate.loop import Pairs, Times, serve
+from kvsim.against.validate.recording import MARKS, RUNS, SCHEMA, digest
+from kvsim.against.validate.setup import build, build_scheduler, refuse_other_model, settings_of
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
 from kvsim.errors import ConfigError, EngineStopped
-from kvsim.against.validate.loop import Pairs, Times, serve
-from kvsim.against.validate.recording import MARKS, RUNS, SCHEMA, digest
-from kvsim.against.validate.setup import build, build_scheduler, refuse_other_model, settings_of
 from kvsim.version import __version__
 from kvsim.workload import Trace, open_trace
 from kvsim.workload.arrivals import release_times
@@ -80,10 +80,10 @@ def measure(
 ) -> Iterator[Table]:
     """Recordings of the first policy, of the first two, and so on; each is complete in itself.
 
-    `setup`: see `kvsim.against.validate.setup`. `profile`: names the geometry of the model, the layout of
-    its blocks and the graphs. `tell` is called with a text when a run begins. Raises `ConfigError`
-    if torch or the device is missing, if the trace is not that of the setup, and if the engine
-    stops.
+    `setup`: see `kvsim.against.validate.setup`. `profile`: names the geometry of the model, the
+    layout of its blocks and the graphs. `tell` is called with a text when a run begins. Raises
+    `ConfigError` if torch or the device is missing, if the trace is not that of the setup, and if
+    the engine stops.
     """
     trace = open_trace(setup["trace"]["path"])
     if trace.sha256 != setup["trace"]["sha256"]:

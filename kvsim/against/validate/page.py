@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.against.validate import verdict
+from kvsim.against.validate.compare import LATENCIES, SIDES
+from kvsim.against.validate.replay import KINDS
 from kvsim.cost.profile import distrust
 from kvsim.report.pages.distribution import curve, distribution_figures
 from kvsim.report.pages.document import document, placed
@@ -24,12 +27,20 @@ from kvsim.report.pages.figures import (
     thinned,
     titled,
 )
-from kvsim.report.pages.html import Html, columns, element, facts, join, key_of, lead, panel, table, tags
+from kvsim.report.pages.html import (
+    Html,
+    columns,
+    element,
+    facts,
+    join,
+    key_of,
+    lead,
+    panel,
+    table,
+    tags,
+)
 from kvsim.results.numerals import count, plural, seconds
 from kvsim.results.plain import flat
-from kvsim.against.validate import verdict
-from kvsim.against.validate.compare import LATENCIES, SIDES
-from kvsim.against.validate.replay import KINDS
 
 Result = Mapping[str, Any]
 Floats = NDArray[np.float64]

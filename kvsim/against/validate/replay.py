@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from kvsim.run.assembly import Parts, assemble
-from kvsim.settings.config import RunConfig
+from kvsim.against.validate.recording import MARKS, digest
 from kvsim.core.plan import Plan
 from kvsim.errors import ConfigError
+from kvsim.run.assembly import Parts, assemble
 from kvsim.run.simulation import simulate
-from kvsim.against.validate.recording import MARKS, digest
+from kvsim.settings.config import RunConfig
 from kvsim.workload import Trace
 
 if TYPE_CHECKING:

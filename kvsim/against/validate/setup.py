@@ -178,9 +178,9 @@ def _geometry(config: RunConfig) -> Table:
 
 
 def _policy(name: str, config: RunConfig) -> Table:
+    from kvsim.results.plain import plain
     from kvsim.run.assembly import assemble
     from kvsim.settings.config import make_config, to_table
-    from kvsim.results.plain import plain
 
     parts = assemble(make_config({**to_table(config), **POLICIES[name]}, f"policy {name}"))
     _refuse(parts)

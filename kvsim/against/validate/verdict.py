@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvsim.results.numerals import MISSING, SPACE, count, seconds, show
 from kvsim.against.validate.compare import LATENCIES, SIDES, STATISTICS
+from kvsim.results.numerals import MISSING, SPACE, count, seconds, show
 
 Head = list[str]
 Rows = list[list[str]]

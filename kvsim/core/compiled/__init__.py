@@ -18,7 +18,7 @@ FOLDER = "kvsim_compiled"
 SOURCES = "sources.txt"
 """In that folder: a line for each compiled module, the hash of its source and its name."""
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))  # noqa: PTH120
+_ROOT = __file__.rsplit(os.sep, 4)[0]
 
 
 class _Finder:

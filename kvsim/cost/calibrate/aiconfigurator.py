@@ -8,8 +8,8 @@ DIR/allreduce.csv   num_gpus, mode, bytes -> us; only for tensor parallelism
 ```
 
 They are that project's Parquet tables, bf16, as CSV in microseconds. A surface is fitted to each
-kernel (`kvsim.cost.calibrate.surface`) and evaluated at counts of our own, so a profile holds none of
-the measured rows. Its errors are those of points that the fit has not seen.
+kernel (`kvsim.cost.calibrate.surface`) and evaluated at counts of our own, so a profile holds none
+of the measured rows. Its errors are those of points that the fit has not seen.
 
 Not in the tables, and therefore estimated: norms, rotary embedding and activation (their traffic at
 the memory's bandwidth and a least time each), the context of a prompt chunk (its arithmetic or

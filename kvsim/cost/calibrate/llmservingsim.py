@@ -14,8 +14,8 @@ DIR/tp1/skew.csv              uneven decode batches, where they were measured
 Layout and meaning: `profiler/` and `docs/` of that repository. Nothing is fitted: times are taken
 as they are, operators are added up over a step. Host time was not measured and is left at 0.
 Attention is read on the grid that `meta.yaml` states. Some tables have rows off this grid: they
-judge the others. Uneven batches judge the term of `kvsim.cost.calibrate.uneven`. All-reduces of several
-GPUs were not measured: they are the hardware's, and the profile is called estimated.
+judge the others. Uneven batches judge the term of `kvsim.cost.calibrate.uneven`. All-reduces of
+several GPUs were not measured: they are the hardware's, and the profile is called estimated.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from msgspec import UNSET, UnsetType
 
+from kvsim.core.sums import added
 from kvsim.cost.calibrate.heldout import table_error
 from kvsim.cost.calibrate.rows import columns, numbers, read_yaml
 from kvsim.cost.calibrate.uneven import Judged, derived, judged
@@ -46,7 +47,6 @@ from kvsim.cost.profile import (
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import Hardware, load_hardware
 from kvsim.machine.models import Model, load_model
-from kvsim.core.sums import added
 
 ONCE = ("embedding", "final_layernorm")
 PER_LAYER = {

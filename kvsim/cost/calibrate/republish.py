@@ -1,8 +1,8 @@
 """A profile for publication from the tables of LLMServingSim: surfaces in place of rows.
 
-A smooth surface (`kvsim.cost.calibrate.smoothing`) is fitted to each table and evaluated at counts of
-our own. The errors are those of the finished tables, interpolated as in a run, on rows that no fit
-has seen: attention off the grid, and every second row of the others. The host's time was not
+A smooth surface (`kvsim.cost.calibrate.smoothing`) is fitted to each table and evaluated at counts
+of our own. The errors are those of the finished tables, interpolated as in a run, on rows that no
+fit has seen: attention off the grid, and every second row of the others. The host's time was not
 measured and is the estimate of the hardware.
 """
 

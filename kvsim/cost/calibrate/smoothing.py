@@ -1,7 +1,7 @@
 """A smooth surface through times on a complete grid of two, three or more counts, or along a line.
 
-Kernel ridge regression, as in `kvsim.cost.calibrate.surface`, on the logarithms of times. Closeness is a
-product with one factor per axis (Matern 5/2 over logarithms of the counts), so the matrix of a
+Kernel ridge regression, as in `kvsim.cost.calibrate.surface`, on the logarithms of times. Closeness
+is a product with one factor per axis (Matern 5/2 over logarithms of the counts), so the matrix of a
 complete grid is a Kronecker product, and its eigenvectors are those of the axes: thousands of
 points take milliseconds (Saatci, Scalable Inference for Structured Gaussian Process Models, 2011,
 chapter 5).

@@ -1,1 +1,1 @@
-"""TODO"""
+"""nano-vllm: its scheduler, its blocks, and how it counts its memory."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from kvsim.settings.config import RunConfig
-from kvsim.settings.versions import MASKING_BYTES
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import GIB
 from kvsim.machine.memory import Stage, Taken, peak_bytes
 from kvsim.machine.models import Shard
+from kvsim.settings.config import RunConfig
+from kvsim.settings.versions import MASKING_BYTES
 
 NANO_SAMPLING_BYTES = MASKING_BYTES
 """Bytes per logit of nano-vllm's sampler: logits, their float32 copy, probabilities, noise."""

@@ -24,6 +24,7 @@ from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
 from kvsim.core.scheduler import Scheduler
+from kvsim.core.schema import SGLANG_COLUMNS
 from kvsim.engines.sglang.adder import NO_TOKEN, OTHER, UNLIMITED, Adder
 from kvsim.engines.sglang.manager import SglangTables
 from kvsim.engines.sglang.queue import QueueOrder, StandIn
@@ -32,7 +33,6 @@ from kvsim.engines.sglang.remarks import remarks
 from kvsim.engines.sglang.server import DEFAULT_MAX_PREFILL_TOKENS, max_running_requests
 from kvsim.engines.sglang.standing import Group, Standing
 from kvsim.errors import EngineStopped
-from kvsim.core.schema import SGLANG_COLUMNS
 
 SLOTS: Final = 1
 TOKENS: Final = 2

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvsim.settings.config import RunConfig
 from kvsim.machine.hardware import GIB, Hardware
 from kvsim.machine.memory import MIB, Stage, Taken
 from kvsim.machine.models import Model
+from kvsim.settings.config import RunConfig
 
 _BY_MEMORY = (
     (20 * 1024, 2048, 8, 8),

@@ -7,10 +7,10 @@ from mypy_extensions import i64
 
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
+from kvsim.core.records import transitions
 from kvsim.core.request import FINISHED, RUNNING, SWAPPED, WAITING, Request
 from kvsim.engines.vllm_063.blocks import Naive, Pairs
 from kvsim.errors import EngineStopped
-from kvsim.core.records import transitions
 
 
 def tables_of(batch: Batch) -> Naive:

@@ -39,7 +39,8 @@ class BlockPool:
     references: dict[int, int]
     """Block → number of tables that hold it. Idle blocks are absent."""
     order: Any
-    """Which blank block is reused first (`kvsim.policies.order.Order`); None: the one returned last.
+    """Which blank block is reused first (`kvsim.policies.order.Order`); None: the one returned
+    last.
     """
     _returned: list[int]
     """Without an order: blank blocks that were used before, the next one to be reused at the end.

@@ -18,6 +18,7 @@ from kvsim.core.batch import Batch
 from kvsim.core.plan import SWAP, Plan
 from kvsim.core.request import RUNNING, SWAPPED, WAITING, Request
 from kvsim.core.scheduler import Scheduler
+from kvsim.core.schema import BLOCKED
 from kvsim.engines.vllm_063 import deaths
 from kvsim.engines.vllm_063.blocks import Naive, waiting_sequence
 from kvsim.engines.vllm_063.moves import (
@@ -37,7 +38,6 @@ from kvsim.engines.vllm_063.moves import (
 from kvsim.policies.means import make_means
 from kvsim.policies.requeue import make_requeue
 from kvsim.policies.victims import by_priority, tail
-from kvsim.core.schema import BLOCKED
 
 SLOTS: Final = BLOCKED.index("slots")
 TOKENS: Final = BLOCKED.index("tokens")
@@ -89,8 +89,8 @@ class Vllm063(Scheduler):
         requeue: Any = None,
         prices: Any = None,
     ) -> None:
-        """`victim`: `kvsim.policies.victims.Victim`; `prices`: `kvsim.policies.means.Prices`. Raises
-        `ValueError` for what the engine refuses."""
+        """`victim`: `kvsim.policies.victims.Victim`; `prices`: `kvsim.policies.means.Prices`.
+        Raises `ValueError` for what the engine refuses."""
         if max_num_batched_tokens is None:
             max_num_batched_tokens = 512 if enable_chunked_prefill else max(max_model_len, 2048)
         self.block_size = block_size

@@ -329,7 +329,8 @@ class CpuTier:
         return [self._places[key] for key in keys]
 
     def contents(self) -> tuple[Iterable[int], Iterable[int]]:
-        """Returns the places of its chunks, and their states (`kvsim.results.blockmap.snapshot.Tier`)."""
+        """Returns the places of its chunks, and their states
+        (`kvsim.results.blockmap.snapshot.Tier`)."""
         return self._places.values(), self._state.values()
 
     def copies(self) -> Sequence[Any]:

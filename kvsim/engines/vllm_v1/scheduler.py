@@ -17,6 +17,8 @@ from mypy_extensions import i64, mypyc_attr
 
 from kvsim.core.batch import Batch
 from kvsim.core.plan import NOTHING_MOVED, Moved, Plan
+from kvsim.core.records import transitions
+from kvsim.core.records.drafts import DraftLog
 from kvsim.core.request import (
     ABORTED,
     FINISHED,
@@ -34,8 +36,6 @@ from kvsim.engines.vllm_v1.deaths import batch_too_large, padding_cut
 from kvsim.engines.vllm_v1.drafts import Speculation
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.engines.vllm_v1.releases import Release
-from kvsim.core.records import transitions
-from kvsim.core.records.drafts import DraftLog
 from kvsim.policies.requeue import make_requeue, priority_by_trace
 
 SLOTS: Final = 1

@@ -268,7 +268,8 @@ class SimpleOffload(Connector):
         return bool(self._storing) or any(gpu for gpu, _ in self._waiting)
 
     def contents(self) -> tuple[Iterable[int], Iterable[int]]:
-        """Returns the places of its blocks, and their states (`kvsim.results.blockmap.snapshot.Tier`)."""
+        """Returns the places of its blocks, and their states
+        (`kvsim.results.blockmap.snapshot.Tier`)."""
         loads = [copy for each in self._loading.values() for _, copy in each]
         stores = [*self._storing.values(), *self._waiting]
         state = dict.fromkeys((*self.cpu.cached_blocks(), *self.cpu.references), READY)

@@ -8,9 +8,9 @@ Three numbers bound the hits of a run from above, each below the next:
 * *optimum*: the whole pool holds content, in the order in which the run looked prompts up.
 * *ceiling*: nothing is ever evicted.
 
-The differences split `evicted_tokens` of the ledger (`kvsim.results.ledger.parts`): lost to the policy, to
-pinning and to capacity. With more hits a run would have had another schedule, so the pinned optimum
-bounds this schedule only. The optimum does not depend on times.
+The differences split `evicted_tokens` of the ledger (`kvsim.results.ledger.parts`): lost to the
+policy, to pinning and to capacity. With more hits a run would have had another schedule, so the
+pinned optimum bounds this schedule only. The optimum does not depend on times.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvsim.explain.cachelab.optimum import next_uses, optimum_blocks
 from kvsim.core.records import transitions as kinds
+from kvsim.explain.cachelab.optimum import next_uses, optimum_blocks
 from kvsim.workload.reuse import Chain, Counting, Found, Reuse, Walk
 from kvsim.workload.streams import SpannedStream
 

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvsim.engines.sglang.ranks import RADIX_EVICTION, make_rank
+from kvsim.errors import ConfigError
 from kvsim.explain.cachelab.optimum import next_uses, optimum_blocks
 from kvsim.explain.cachelab.policies import Prompt, prompts, replay, replay_radix
 from kvsim.explain.certainty.estimates import Estimate
 from kvsim.explain.certainty.stretches import Figure, together
-from kvsim.engines.sglang.ranks import RADIX_EVICTION, make_rank
-from kvsim.errors import ConfigError
 from kvsim.policies.eviction import EVICTIONS, make_eviction
 from kvsim.policies.order import Order
 from kvsim.workload.keys import streams

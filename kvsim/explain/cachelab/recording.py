@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from kvsim.errors import ConfigError
 from kvsim.explain.cachelab.curve import Curve
 from kvsim.explain.cachelab.study import PLAIN, Asked, Point, Study, refuse_empty, sizes_of
-from kvsim.errors import ConfigError
 from kvsim.workload import native
 from kvsim.workload.head import look
 from kvsim.workload.reuse import Chain, Counting, Walk

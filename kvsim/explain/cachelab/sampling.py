@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.explain.cachelab.curve import Ints
 from kvsim.errors import ConfigError
+from kvsim.explain.cachelab.curve import Ints
 from kvsim.workload.reuse import Chain, Counting, Walk, bounded_chains, chains
 from kvsim.workload.streams import SpannedStream
 from kvsim.workload.trace import Row

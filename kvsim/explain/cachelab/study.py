@@ -6,10 +6,17 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from kvsim.explain.cachelab.breakdown import WHO, Group, by_prefix, by_session, histogram, who_reuses
+from kvsim.errors import ConfigError
+from kvsim.explain.cachelab.breakdown import (
+    WHO,
+    Group,
+    by_prefix,
+    by_session,
+    histogram,
+    who_reuses,
+)
 from kvsim.explain.cachelab.curve import make_curve
 from kvsim.explain.cachelab.optimum import optimum_tokens
-from kvsim.errors import ConfigError
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, Reuse, find_reuse
 from kvsim.workload.trace import Trace

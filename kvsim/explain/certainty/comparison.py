@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple
 
+from kvsim.core.sums import added
 from kvsim.explain.certainty.estimates import Estimate
 from kvsim.explain.certainty.verdicts import Verdict, judge
-from kvsim.core.sums import added
 
 Values = tuple[float | None, ...]
 

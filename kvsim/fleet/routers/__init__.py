@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvsim.errors import ConfigError
-from kvsim.settings.library import construct
 from kvsim.fleet.routers import llm_d, plain, production_stack, sglang
 from kvsim.fleet.routers.dynamo import DynamoKv
 from kvsim.fleet.routers.router import Router
 from kvsim.fleet.routers.vllm_dp import DataParallel
+from kvsim.settings.library import construct
 
 ROUTERS: Mapping[str, type[Router]] = {
     "random": plain.Uniform,
@@ -47,7 +47,7 @@ def make_router(
     )
     if not isinstance(router, Router):
         raise ConfigError(
-            f"router: {name} is not a router; make it a subclass of kvsim.fleet.routers.router.Router"
+            f"router: {name} is no router; make it a subclass of kvsim.fleet.routers.router.Router"
         )
     for key, least in _TIMES.items():
         if (time_ns := getattr(router, key)) is not None and time_ns < least:

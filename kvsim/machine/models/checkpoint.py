@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from kvsim.settings.library import converted
 from kvsim.machine.models.parts import Positive
 from kvsim.machine.models.weights import (
     ALL,
@@ -20,6 +19,7 @@ from kvsim.machine.models.weights import (
     is_method,
     quantization,
 )
+from kvsim.settings.library import converted
 
 Bits = Annotated[int, Meta(ge=1, le=16)]
 

@@ -9,7 +9,6 @@ from typing import Annotated, Any, TypeVar
 from msgspec import Meta, Struct, field
 
 from kvsim.errors import ConfigError, shortened
-from kvsim.settings.library import convert, converted
 from kvsim.machine.models.checkpoint import QuantizationConfig, stored_as
 from kvsim.machine.models.families import (
     CHUNKED,
@@ -33,6 +32,7 @@ from kvsim.machine.models.vision import (
     audio_parameters,
     vision_parameters,
 )
+from kvsim.settings.library import convert, converted
 
 T = TypeVar("T")
 

@@ -25,9 +25,9 @@ from typing import Any, ClassVar
 
 from msgspec import Struct, field
 
-from kvsim.settings.library import converted
 from kvsim.machine.models.families import CHUNKED, FULL, LINEAR, SLIDING
 from kvsim.machine.models.parts import Natural, Positive
+from kvsim.settings.library import converted
 
 NONE = "none"
 _SAME = {FULL: FULL, SLIDING: SLIDING, LINEAR: LINEAR, CHUNKED: CHUNKED, "attention": FULL}

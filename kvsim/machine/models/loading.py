@@ -6,12 +6,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from kvsim.settings.config import RunConfig, read_toml
 from kvsim.errors import ConfigError
-from kvsim.settings.library import convert, find, is_at, names, read_by, read_json
 from kvsim.machine.models.geometry import Model
 from kvsim.machine.models.names import meaning, nearest_names
 from kvsim.machine.models.weights import quantization
+from kvsim.settings.config import RunConfig, read_toml
+from kvsim.settings.library import convert, find, is_at, names, read_by, read_json
 
 
 def model_of(config: RunConfig) -> Model:
@@ -23,8 +23,9 @@ def model_of(config: RunConfig) -> Model:
 def load_model(name_or_path: str) -> Model:
     """The model with a shipped name, or that of a TOML, a `config.json` or a folder with one.
 
-    A name may be spelt as on Hugging Face (`kvsim.machine.models.names`); `source` and `notes` say what it
-    was taken for. Raises `ConfigError` that names the file and the key, or the nearest names.
+    A name may be spelt as on Hugging Face (`kvsim.machine.models.names`); `source` and `notes` say
+    what it was taken for. Raises `ConfigError` that names the file and the key, or the nearest
+    names.
     """
     path = Path(name_or_path)
     if is_at(Path.is_dir, path):

@@ -16,6 +16,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from kvsim.report.pages.document import embedded, placed, text_of
+from kvsim.report.pages.figures import Figure, TimeAxis, line, time_chart, titled
+from kvsim.report.pages.html import Html, element, join, key_of, lead
+from kvsim.report.pages.over_time import View
 from kvsim.results.blockmap.blockmap import (
     CACHED,
     CPU,
@@ -29,10 +33,6 @@ from kvsim.results.blockmap.blockmap import (
     STORING,
     BlockMap,
 )
-from kvsim.report.pages.document import embedded, placed, text_of
-from kvsim.report.pages.figures import Figure, TimeAxis, line, time_chart, titled
-from kvsim.report.pages.html import Html, element, join, key_of, lead
-from kvsim.report.pages.over_time import View
 from kvsim.results.numerals import count
 
 COLUMNS = 1500

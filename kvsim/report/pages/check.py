@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvsim.report import wording
 from kvsim.report.pages.document import document, placed
 from kvsim.report.pages.figures import Figure, chart, compact, line, points, titled
 from kvsim.report.pages.html import Html, join, lead, panel, table
 from kvsim.report.pages.provenance import provenance_panels
-from kvsim.report import wording
 from kvsim.results.metrics import LATENCIES
 from kvsim.results.numerals import plural, show
 

@@ -8,6 +8,23 @@ from typing import Any
 import numpy as np
 
 from kvsim.explain.certainty.comparison import Comparison, Pair
+from kvsim.explain.explanation import Explanation, Run, explain
+from kvsim.explain.pairing import Pairs, pair
+from kvsim.report import wording
+from kvsim.report.certainty import certain_table, finding_words, method_words, ranking_words
+from kvsim.report.compare import (
+    INSIGNIFICANT,
+    MEANING,
+    NO_DIFFERENCE,
+    Row,
+    cautions,
+    change_words,
+    compare_table,
+    config_differences,
+    difference_words,
+    interval_words,
+    value_words,
+)
 from kvsim.report.pages.diff import run_line, settings_panel, why
 from kvsim.report.pages.distribution import distribution_figures
 from kvsim.report.pages.document import document, placed
@@ -30,27 +47,10 @@ from kvsim.report.pages.figures import (
 )
 from kvsim.report.pages.html import Html, card, cards, element, join, key_of, lead, panel, table
 from kvsim.report.pages.over_time import View, look_at
-from kvsim.report import wording
-from kvsim.report.certainty import certain_table, finding_words, method_words, ranking_words
-from kvsim.report.compare import (
-    INSIGNIFICANT,
-    MEANING,
-    NO_DIFFERENCE,
-    Row,
-    cautions,
-    change_words,
-    compare_table,
-    config_differences,
-    difference_words,
-    interval_words,
-    value_words,
-)
-from kvsim.explain.explanation import Explanation, Run, explain
+from kvsim.report.routing import fleet_verdict
 from kvsim.results.metrics import HEADLINES, LATENCIES
 from kvsim.results.numerals import count, percent, plural, show, signed
-from kvsim.explain.pairing import Pairs, pair
 from kvsim.results.phases import durations_ns
-from kvsim.report.routing import fleet_verdict
 
 COLOURS = 8
 POINTS = 400

@@ -8,6 +8,13 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
+from kvsim.core.schema import BLOCKED
+from kvsim.explain.attribution import LABELS, Waterfall
+from kvsim.explain.carriers import BLOCKS, LISTED
+from kvsim.explain.divergence import DECISIONS, STATES
+from kvsim.explain.explanation import Explanation, Run, explain, title_of
+from kvsim.report import wording
+from kvsim.report.compare import cautions
 from kvsim.report.pages.document import document, placed
 from kvsim.report.pages.figures import (
     Axis,
@@ -22,15 +29,8 @@ from kvsim.report.pages.figures import (
 )
 from kvsim.report.pages.html import Html, element, id_of, join, lead, panel, table
 from kvsim.report.pages.run import tags
-from kvsim.report import wording
-from kvsim.explain.attribution import LABELS, Waterfall
-from kvsim.explain.carriers import BLOCKS, LISTED
-from kvsim.report.compare import cautions
-from kvsim.explain.divergence import DECISIONS, STATES
-from kvsim.explain.explanation import Explanation, Run, explain, title_of
 from kvsim.results.metrics import BLOCKED_BY
 from kvsim.results.numerals import count, number, percent, plural, seconds, signed
-from kvsim.core.schema import BLOCKED
 
 _ROW_PX, _FRAME_PX, _LETTER_PX = 26, 78, 6.2
 _GAP = 0.2

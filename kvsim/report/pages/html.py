@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from typing import Any
 
+from kvsim.core.sums import added
 from kvsim.report.pages.figures import Figure
 from kvsim.results.numerals import count, percent, seconds, size
-from kvsim.core.sums import added
 
 _VOID = frozenset({"br", "col", "hr", "input", "meta"})
 

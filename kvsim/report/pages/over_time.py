@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvsim.core.schema import BLOCKED, SGLANG_COLUMNS
+from kvsim.report import binning
+from kvsim.report.binning import Bins, Ints
 from kvsim.report.pages.figures import (
     Axis,
     Figure,
@@ -32,14 +35,11 @@ from kvsim.report.pages.figures import (
     time_unit,
     titled,
 )
-from kvsim.report import binning
 from kvsim.results import phases, timeline
-from kvsim.report.binning import Bins, Ints
 from kvsim.results.metrics import BLOCKED_BY, LATENCIES
 from kvsim.results.numerals import count, milliseconds, percent, seconds
 from kvsim.results.statistics import percentiles
 from kvsim.results.summary import good_requests
-from kvsim.core.schema import BLOCKED, SGLANG_COLUMNS
 
 FINE, COARSE, BARS = 1500, 240, 200
 """Numbers of bins: for levels, which are drawn as lines; for averages, which must not flicker; for

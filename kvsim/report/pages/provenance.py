@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvsim.report.pages.html import Html, columns, element, facts, join, panel, shares, written
+from kvsim.report.wording import time_source
 from kvsim.results.numerals import MISSING, count, size
 from kvsim.results.plain import flat, to_toml
-from kvsim.report.wording import time_source
 
 MEMORY = {
     "weight_bytes": ("weights", "memory-weights"),
@@ -21,7 +21,8 @@ MEMORY = {
     "cudagraph_bytes": ("CUDA graphs, estimated", "memory-cudagraphs"),
     "kv_bytes": ("KV blocks", "used"),
 }
-"""Terms of a budget, `kvsim.machine.memory.Budget`, that add up to the memory the engine may use."""
+"""Terms of a budget, `kvsim.machine.memory.Budget`, that add up to the memory the engine may
+use."""
 
 
 def provenance_panels(meta: Mapping[str, Any]) -> Html:

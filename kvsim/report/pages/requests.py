@@ -11,11 +11,20 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.results.ledger.parts import TIME_LABELS, TIME_PARTS
 from kvsim.report.pages.document import embedded, text_of
-from kvsim.report.pages.figures import Axis, Figure, chart, compact, log_ticks, ratios, time_unit, titled
+from kvsim.report.pages.figures import (
+    Axis,
+    Figure,
+    chart,
+    compact,
+    log_ticks,
+    ratios,
+    time_unit,
+    titled,
+)
 from kvsim.report.pages.html import Html, element, join, lead
 from kvsim.report.pages.over_time import View
+from kvsim.results.ledger.parts import TIME_LABELS, TIME_PARTS
 from kvsim.results.ledger_summary import bare
 from kvsim.results.numerals import count, plural
 from kvsim.results.phases import completed

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from kvsim.results.blockmap.blockmap import BlockMap
-from kvsim.results.ledger.parts import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
+from kvsim.core.sums import added
+from kvsim.report import wording
 from kvsim.report.pages.block_map import block_map_section
 from kvsim.report.pages.distribution import distribution_figures
 from kvsim.report.pages.document import document, placed
@@ -30,13 +30,13 @@ from kvsim.report.pages.html import tags as tags_of
 from kvsim.report.pages.over_time import View, limits_words, look_at, time_figures
 from kvsim.report.pages.provenance import memory_panel, provenance_panels
 from kvsim.report.pages.requests import explorer, length_figures
-from kvsim.report import wording
+from kvsim.report.tiers import tier_figures
+from kvsim.results.blockmap.blockmap import BlockMap
+from kvsim.results.ledger.parts import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
 from kvsim.results.ledger_summary import SHOWN, bare
 from kvsim.results.metrics import LATENCIES
 from kvsim.results.numerals import count, milliseconds, seconds, show
 from kvsim.results.statistics import LISTED, ratio
-from kvsim.report.tiers import tier_figures
-from kvsim.core.sums import added
 
 _TIME = {bare(name): label for name, label in TIME_LABELS.items()}
 

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from kvsim.core import schema
 from kvsim.core.rows import PIECE_STEPS
-from kvsim.results.timeline import States
 from kvsim.core.schema import BLOCKED, Source
 from kvsim.report.tracks.events import FIRST_TRACK, Track, counter, process, span, thread
 from kvsim.report.tracks.window import Window
+from kvsim.results.timeline import States
 
 Ints = NDArray[np.int64]
 

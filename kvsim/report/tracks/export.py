@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import OutputError
-from kvsim.results.ledger import standings
-from kvsim.results.numerals import seconds
-from kvsim.results.timeline import run_end_ns
 from kvsim.report.tracks.engine import counter_events, engine_names, step_events
 from kvsim.report.tracks.requests import request_events, stays_of
 from kvsim.report.tracks.window import Window
+from kvsim.results.ledger import standings
+from kvsim.results.numerals import seconds
+from kvsim.results.timeline import run_end_ns
 from kvsim.writing import replacing_stream
 
 Ints = NDArray[np.int64]

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from kvsim.results.ledger import standings
-from kvsim.results.ledger.standings import Spells
 from kvsim.report.tracks.events import FIRST_TRACK, Track, arrow, process, span, thread
 from kvsim.report.tracks.lanes import pack
 from kvsim.report.tracks.window import Window
+from kvsim.results.ledger import standings
+from kvsim.results.ledger.standings import Spells
 
 INSIDE, OUTSIDE = 2, 3
 GROUPS = {

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from kvsim.core.blocks import BlockManager
+from kvsim.core.request import Request
 from kvsim.results.blockmap.blockmap import (
     CACHED,
     FREE,
@@ -19,8 +21,6 @@ from kvsim.results.blockmap.blockmap import (
     Counts,
     Ints,
 )
-from kvsim.core.blocks import BlockManager
-from kvsim.core.request import Request
 
 
 class Tier(Protocol):

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvsim.results.blockmap.blockmap import STATES, BlockMap, Counts, Groups, Ints, make_groups
-from kvsim.results.blockmap.snapshot import TableReader, count_up, kept_below, owners
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
+from kvsim.results.blockmap.blockmap import STATES, BlockMap, Counts, Groups, Ints, make_groups
+from kvsim.results.blockmap.snapshot import TableReader, count_up, kept_below, owners
 
 SAMPLES = 1200
 """Most samples that are kept."""

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.core.records.packed import PackedColumns
 from kvsim.results.ledger import kernels, standings, time
 from kvsim.results.ledger.overlap import Slices, slices
 from kvsim.results.ledger.parts import KERNELS, PROMPT_PARTS, TIME_PARTS
 from kvsim.results.ledger.prompts import Rules, split_prompts
-from kvsim.core.records.packed import PackedColumns
 from kvsim.workload.keys import Streams
 
 Ints = NDArray[np.int64]
@@ -34,8 +34,8 @@ def account_times(
     """The columns of `steps` with `KERNELS` added, and `TIME_PARTS` of the requests.
 
     `steps`: the columns of a recorder, with those of a `DraftLog` if there was one; packed columns
-    are widened in place. `transitions`: the columns of `kvsim.core.records.transitions`. `in_flight`:
-    how many steps the engine composes before the oldest is settled.
+    are widened in place. `transitions`: the columns of `kvsim.core.records.transitions`.
+    `in_flight`: how many steps the engine composes before the oldest is settled.
     """
     starts, ends = steps["start_ns"], steps["end_ns"]
     run_end_ns = max(

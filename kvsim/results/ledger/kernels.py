@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.core.rows import PIECE_STEPS
-from kvsim.cost.explain import Explains, Work
-from kvsim.results.ledger.parts import KERNELS
 from kvsim.core.records.packed import part_of, rows_in
 from kvsim.core.records.transitions import RESUMED
+from kvsim.core.rows import PIECE_STEPS
 from kvsim.core.schema import STAGE_COLUMNS
+from kvsim.cost.explain import Explains, Work
+from kvsim.results.ledger.parts import KERNELS
 
 Ints = NDArray[np.int64]
 

@@ -19,11 +19,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.core.records import transitions as kinds
+from kvsim.core.schema import BLOCKED, STAGE_COLUMNS
 from kvsim.results.ledger import standings
 from kvsim.results.ledger.parts import TIME_PARTS, WAITING_FOR
 from kvsim.results.ledger.standings import Spells
-from kvsim.core.records import transitions as kinds
-from kvsim.core.schema import BLOCKED, STAGE_COLUMNS
 
 Ints = NDArray[np.int64]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-from kvsim.settings.config import RunConfig
 from kvsim.core.blocks import BlockManager
 from kvsim.core.scheduler import Scheduler
 from kvsim.engines.vllm_v1.connector import Connector
@@ -20,12 +19,13 @@ from kvsim.engines.vllm_v1.simple import SimpleOffload
 from kvsim.engines.vllm_v1.storage import Storage, TieredCpu
 from kvsim.engines.vllm_v1.timed import TimedWorker
 from kvsim.errors import ConfigError
-from kvsim.run.features.offload import NATIVE, asked
 from kvsim.machine.hardware import GIB, Hardware
-from kvsim.settings.library import build, construct, look_up
 from kvsim.machine.link import make_link
 from kvsim.machine.memory import block_bytes
 from kvsim.machine.models import Model
+from kvsim.run.features.offload import NATIVE, asked
+from kvsim.settings.config import RunConfig
+from kvsim.settings.library import build, construct, look_up
 
 PAGE_BYTES = 4096
 """Chunks begin at a multiple of this."""

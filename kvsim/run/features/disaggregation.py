@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from kvsim.settings.config import RunConfig
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.engines.vllm_v1.nixl import Nixl
 from kvsim.errors import ConfigError
-from kvsim.run.features.offload import asked, role_of
-from kvsim.settings.library import build
 from kvsim.machine.link import TransferTimes, make_transfer_times
 from kvsim.machine.memory import block_bytes
 from kvsim.machine.models import Model
+from kvsim.run.features.offload import asked, role_of
 from kvsim.run.replica.rdma import Lease
+from kvsim.settings.config import RunConfig
+from kvsim.settings.library import build
 
 
 class Side(NamedTuple):

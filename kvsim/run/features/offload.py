@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from kvsim.run.checks import check_features
-from kvsim.settings.config import RunConfig
 from kvsim.core.request import DECODE, PREFILL
 from kvsim.engines import Engine
 from kvsim.engines.vllm_v1.groups import Group, Mamba
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import GIB
+from kvsim.run.checks import check_features
+from kvsim.settings.config import RunConfig
 from kvsim.settings.library import convert
 
 NATIVE = "OffloadingConnector"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from kvsim.run.checks import check_features
-from kvsim.settings.config import RunConfig
 from kvsim.cost import Cost, make_cost
 from kvsim.cost.stages import StagedCost
 from kvsim.engines import Engine
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import Hardware
 from kvsim.machine.models import Model
+from kvsim.run.checks import check_features
+from kvsim.settings.config import RunConfig
 
 KEY = "pipeline_parallel_size"
 
@@ -18,7 +18,8 @@ def stages_at_work(config: RunConfig, engine: Engine, model: Model) -> int:
     """How many stages work on different steps at once; 1 without a pipeline.
 
     Other engines than vLLM V1 pass each step through all stages before the next begins, and say so
-    (`kvsim.settings.notes`). Raises `ConfigError` for what is not simulated together with a pipeline.
+    (`kvsim.settings.notes`). Raises `ConfigError` for what is not simulated together with a
+    pipeline.
     """
     stages = config.pipeline_parallel_size
     if stages == 1 or not engine.groups:

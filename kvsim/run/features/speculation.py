@@ -14,9 +14,8 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-from kvsim.run.checks import check_features
-from kvsim.settings.config import Positive, RunConfig
 from kvsim.core.plan import Plan
+from kvsim.core.records.drafts import DraftLog
 from kvsim.cost import Cost, make_cost
 from kvsim.cost.drafting import DraftedCost, Fixed, Passes
 from kvsim.cost.explain import Explains
@@ -25,11 +24,12 @@ from kvsim.engines.vllm_v1.acceptance import Rates, Recorded
 from kvsim.engines.vllm_v1.drafts import METHODS, Drafts, Speculation, Verifier
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import GIB, Hardware
-from kvsim.settings.library import build, convert, look_up
 from kvsim.machine.memory import kv_dtype, tables_of
 from kvsim.machine.models import Model, load_model
 from kvsim.machine.models.beside import drafter_of, method_of_name
-from kvsim.core.records.drafts import DraftLog
+from kvsim.run.checks import check_features
+from kvsim.settings.config import Positive, RunConfig
+from kvsim.settings.library import build, convert, look_up
 from kvsim.workload.trace import Row
 
 KEY = "speculative_config"

@@ -21,11 +21,11 @@ import simpy
 from kvsim.core.batch import Batch
 from kvsim.core.host import SimulatedTime
 from kvsim.core.plan import Plan
+from kvsim.core.schema import STAGE_COLUMNS
 from kvsim.cost import checked_prices
 from kvsim.cost.stages import StagedCost
 from kvsim.run.replica.events import Link
 from kvsim.run.replica.host import Receiver
-from kvsim.core.schema import STAGE_COLUMNS
 
 
 class PipelineTime(SimulatedTime):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kvsim.run.assembly import assemble
 from kvsim.explain.cachelab.study import Asked, study_trace
 from kvsim.explain.cachelab.wording import sentences
-from kvsim.settings.config import RunConfig
 from kvsim.machine.memory import block_bytes
+from kvsim.run.assembly import assemble
+from kvsim.settings.config import RunConfig
 from kvsim.workload.reuse import Counting
 from kvsim.workload.trace import Trace
 

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from kvsim.errors import ConfigError
+from kvsim.machine.memory import pool_setting
 from kvsim.run.assembly import Parts, assemble
 from kvsim.settings.config import RunConfig
 from kvsim.settings.versions import Release, release
-from kvsim.errors import ConfigError
-from kvsim.machine.memory import pool_setting
 
 
 class Trial(NamedTuple):

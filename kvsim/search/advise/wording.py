@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from kvsim.search.advise.search import Advice, Tried
-from kvsim.search.advise.trials import Change
 from kvsim.explain.certainty.margin import MARGIN
-from kvsim.search.replicates import LEVEL
 from kvsim.report.compare import NO_DIFFERENCE
 from kvsim.results.numerals import interval, percent, plural, show, signed
+from kvsim.search.advise.search import Advice, Tried
+from kvsim.search.advise.trials import Change
+from kvsim.search.replicates import LEVEL
 from kvsim.search.sweep.choose import value_words
 
 NOT_CERTAIN = "not certain"

@@ -9,11 +9,11 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from kvsim.run.assembly import assemble
-from kvsim.settings.config import RunConfig, make_config
 from kvsim.errors import ConfigError, check_choice
 from kvsim.fleet.settings import parted
 from kvsim.machine.memory import pool_setting
+from kvsim.run.assembly import assemble
+from kvsim.settings.config import RunConfig, make_config
 from kvsim.workload.trace import Trace
 
 Goal = Literal["least", "most", "best"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import log10
 
-from kvsim.settings.config import to_table
 from kvsim.report.pages.document import document, placed
 from kvsim.report.pages.figures import (
     Axis,
@@ -21,8 +20,6 @@ from kvsim.report.pages.figures import (
     told,
 )
 from kvsim.report.pages.html import Html, element, join, lead, panel, table
-from kvsim.search.sweep.page import origin_panels, tags
-from kvsim.search.sweep.page_figures import Side, side
 from kvsim.results.metrics import Metric
 from kvsim.results.numerals import count, plural, show
 from kvsim.results.plain import plain
@@ -31,6 +28,9 @@ from kvsim.search.size.answer import Answer, Search, neighbourhood
 from kvsim.search.size.cliffs import Cliff, Tried
 from kvsim.search.size.search import Laboratory
 from kvsim.search.size.verdict import HEAD, row, slopes, verdict, written
+from kvsim.search.sweep.page import origin_panels, tags
+from kvsim.search.sweep.page_figures import Side, side
+from kvsim.settings.config import to_table
 
 PAGE = "size.html"
 _NEAR = 0.25

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvsim.settings.config import to_table
 from kvsim.fleet.settings import FleetConfig
 from kvsim.results.plain import plain
 from kvsim.search.size.answer import Search
 from kvsim.search.size.verdict import cost_of, verdict
+from kvsim.settings.config import to_table
 from kvsim.version import __version__
 
 NAME = "size.json"

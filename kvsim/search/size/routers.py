@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvsim.fleet.settings import FleetConfig
-from kvsim.results.numerals import MISSING, show
 from kvsim.report.wording import Remark
+from kvsim.results.numerals import MISSING, show
 from kvsim.search.size.answer import Search
 from kvsim.search.size.verdict import cost_of, written
 

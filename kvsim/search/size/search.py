@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from kvsim.settings.config import RunConfig
 from kvsim.errors import ConfigError
 from kvsim.results.metrics import Metric
 from kvsim.search.size.knobs import Knob
@@ -21,6 +20,7 @@ from kvsim.search.sweep.points import REFUSED
 from kvsim.search.sweep.slo import Objectives
 from kvsim.search.sweep.store import Store, address
 from kvsim.search.sweep.sweep import Outcome, run_missing
+from kvsim.settings.config import RunConfig
 from kvsim.workload.repeated import repeated
 from kvsim.workload.trace import Trace
 

@@ -7,10 +7,10 @@ from math import inf
 from typing import NamedTuple
 
 from kvsim.fleet.settings import FleetConfig
+from kvsim.report.wording import Remark
 from kvsim.results.load import rates_words
 from kvsim.results.metrics import Metric
 from kvsim.results.numerals import MISSING, count, percent, plural, show
-from kvsim.report.wording import Remark
 from kvsim.search.size.answer import LEVEL, Answer
 from kvsim.search.size.cliffs import Cliff, slope
 from kvsim.search.size.knobs import LASTING, Knob

@@ -9,10 +9,10 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from kvsim.explain.certainty.margin import MARGIN, matters
+from kvsim.report.wording import Remark, time_source
 from kvsim.results.load import OVERLOADED, rates_words, state_of
 from kvsim.results.metrics import NAMED, Metric
 from kvsim.results.numerals import count, plural, show
-from kvsim.report.wording import Remark, time_source
 from kvsim.search.sweep.grid import Settings
 from kvsim.search.sweep.points import REFUSED
 from kvsim.search.sweep.records import Record

@@ -11,10 +11,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from kvsim.settings.config import RunConfig
 from kvsim.errors import ConfigError
 from kvsim.fleet.settings import make_settings
-from kvsim.settings.parsing import parse_json
 from kvsim.search.sweep.values import (
     MOST_VALUES,
     Axis,
@@ -24,6 +22,8 @@ from kvsim.search.sweep.values import (
     parse_law,
     value_of,
 )
+from kvsim.settings.config import RunConfig
+from kvsim.settings.parsing import parse_json
 
 Settings = dict[str, Any]
 """Key of a setting → its value at a point; keys in tables are dotted."""

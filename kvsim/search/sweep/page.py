@@ -7,17 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from kvsim.search.sweep.page_axes import ordered
 from kvsim.report.pages.document import document, placed
 from kvsim.report.pages.figures import WIDE
 from kvsim.report.pages.html import Html, columns, element, facts, join, lead, panel, strip, table
 from kvsim.report.pages.html import tags as tags_of
-from kvsim.search.sweep.page_parallel import parallel_figure
-from kvsim.search.sweep.page_figures import effect_figures, tradeoff_figures
 from kvsim.results.metrics import Metric
 from kvsim.results.numerals import MISSING, SPACE, count, percent, plural, show
 from kvsim.results.plain import to_toml
 from kvsim.search.sweep.choose import Chosen, Configuration, sources, value_words, words
+from kvsim.search.sweep.page_axes import ordered
+from kvsim.search.sweep.page_figures import effect_figures, tradeoff_figures
+from kvsim.search.sweep.page_parallel import parallel_figure
 from kvsim.search.sweep.records import Record
 from kvsim.search.sweep.slo import Objective
 from kvsim.search.sweep.sweep import Plan

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from kvsim.machine.hardware import GIB
-from kvsim.search.sweep.page_axes import is_number, ordered
 from kvsim.report.pages.figures import (
     Axis,
     Figure,
@@ -36,6 +35,7 @@ from kvsim.search.sweep.choose import (
     pareto,
     value_words,
 )
+from kvsim.search.sweep.page_axes import is_number, ordered
 
 _IN_SECONDS = 2000
 """Milliseconds from which an axis is in seconds."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from kvsim.search.sweep.page_axes import Scale, figure_scale, setting_scale
 from kvsim.report.pages.figures import Axis, Figure, Trace, chart, compact, line, told
-from kvsim.search.sweep.page_figures import about, groups, highlight, limit_of
 from kvsim.search.sweep.choose import Chosen, Configuration
+from kvsim.search.sweep.page_axes import Scale, figure_scale, setting_scale
+from kvsim.search.sweep.page_figures import about, groups, highlight, limit_of
 
 _MANY = 60
 """Number of lines from which they are drawn fainter."""

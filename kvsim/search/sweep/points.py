@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kvsim.settings.config import RunConfig, to_table
 from kvsim.errors import ConfigError, PolicyError
 from kvsim.fleet.figures import summarise_fleet
 from kvsim.fleet.fleet import simulate_fleet
@@ -13,6 +12,7 @@ from kvsim.fleet.settings import FleetConfig
 from kvsim.results.plain import flat, plain
 from kvsim.run.simulation import simulate
 from kvsim.search.sweep.records import Record
+from kvsim.settings.config import RunConfig, to_table
 from kvsim.version import __version__
 from kvsim.workload.trace import Trace
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from kvsim.settings.parsing import is_flat
 from kvsim.results.metrics import METRICS
+from kvsim.settings.parsing import is_flat
 
 Record = dict[str, Any]
 """The result of one run: `key`, `kvsim_version`, `config`, `outcome`, `engine`, `time_source`,

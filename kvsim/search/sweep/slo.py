@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from kvsim.settings.config import nearest
 from kvsim.errors import ConfigError
 from kvsim.results.load import OVERLOADED, state_of
 from kvsim.results.metrics import LATENCIES, NAMED, Metric
 from kvsim.results.numerals import show
+from kvsim.settings.config import nearest
 
 ALIASES = {
     "hit_rate": "prefix_cache_hit_rate",

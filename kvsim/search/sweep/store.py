@@ -19,14 +19,14 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-from kvsim.settings.config import RunConfig, to_table
 from kvsim.errors import ConfigError, OutputError
 from kvsim.machine.hardware import hardware_path
-from kvsim.settings.library import find, look_up
-from kvsim.settings.parsing import parse_json
 from kvsim.results.plain import plain
 from kvsim.search.sweep.locks import PLACES, lock, unlock
 from kvsim.search.sweep.records import Record, checked_record
+from kvsim.settings.config import RunConfig, to_table
+from kvsim.settings.library import find, look_up
+from kvsim.settings.parsing import parse_json
 from kvsim.version import __version__
 from kvsim.workload.trace import Trace
 from kvsim.writing import encoded, json_text, write_bytes

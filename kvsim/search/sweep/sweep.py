@@ -17,9 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvsim.settings.config import RunConfig
 from kvsim.errors import ConfigError, OutputError
-from kvsim.settings.parsing import is_flat, parse_json
 from kvsim.results.plain import plain
 from kvsim.search.sweep.backends import Backend, Done, run_local
 from kvsim.search.sweep.grid import Point, Settings
@@ -27,6 +25,8 @@ from kvsim.search.sweep.points import Task
 from kvsim.search.sweep.records import Manifest, Record, Versioned
 from kvsim.search.sweep.slo import parse_slo
 from kvsim.search.sweep.store import Store, address
+from kvsim.settings.config import RunConfig
+from kvsim.settings.parsing import is_flat, parse_json
 from kvsim.version import __version__
 from kvsim.workload.trace import Trace
 from kvsim.writing import encoded, json_text, write_bytes

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
-from kvsim.settings.config import nearest
 from kvsim.errors import ConfigError
 from kvsim.fleet.settings import FleetConfig
+from kvsim.settings.config import nearest
 from kvsim.settings.parsing import parse_toml, typed
 
 Draw = Callable[[Random], Any]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.errors import ConfigError
+from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.settings.server import values
 from kvsim.settings.server.arguments import Meaning, interpret
 from kvsim.settings.server.generations import ENGINES, leave_unused

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from kvsim.settings.config import RunConfig, make_config, to_table
 from kvsim.errors import ConfigError
+from kvsim.settings.config import RunConfig, make_config, to_table
 from kvsim.settings.parsing import named_code
 from kvsim.settings.server.arguments import Meaning
 from kvsim.settings.server.generations import leave_unused

@@ -85,8 +85,8 @@ def read(source: Source) -> Trace:
 
 @cache
 def _decoder() -> Any:
-    """What reads lines of the `_USUAL` keys; None where msgspec is absent, as `kvsim.against.validate` may
-    measure there."""
+    """What reads lines of the `_USUAL` keys; None where msgspec is absent, as
+    `kvsim.against.validate` may measure there."""
     try:
         from msgspec import defstruct, json
     except ModuleNotFoundError:

@@ -101,8 +101,8 @@ def test_no_steps_are_columns_without_rows() -> None:
 
 
 def test_the_number_of_steps_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvsim.settings import limits
     from kvsim.errors import ConfigError
+    from kvsim.settings import limits
 
     plan, _ = made()
     table = rows.StepRows()

@@ -8,11 +8,11 @@ from worlds import arrive, batch_of, trace
 from kvsim.against.conform.builders import run_case
 from kvsim.core.batch import Batch
 from kvsim.core.request import Request
-from kvsim.engines.nano.scheduler import Nano, Nano2025
+from kvsim.core.schema import BLOCKED
 from kvsim.engines.nano.blocks import NanoTables, NanoTables2025
+from kvsim.engines.nano.scheduler import Nano, Nano2025
 from kvsim.errors import EngineStopped
 from kvsim.run.simulation import simulate
-from kvsim.core.schema import BLOCKED
 from kvsim.workload.keys import TokenStream
 
 

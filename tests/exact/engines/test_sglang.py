@@ -11,21 +11,21 @@ from fuzz.equal import columns_differ
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.settings.config import make_config
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
+from kvsim.core.records.transitions import PREEMPTED
 from kvsim.core.request import Request
 from kvsim.engines.sglang.node import Node
 from kvsim.engines.sglang.scheduler import Sglang, SglangOverlap
 from kvsim.engines.sglang.server import MIB, mem_fraction_static
 from kvsim.engines.sglang.text import Text
 from kvsim.machine.models import load_model
-from kvsim.report.pages.over_time import look_at, time_figures
-from kvsim.core.records.transitions import PREEMPTED
 from kvsim.report.files import read_results, write_results
-from kvsim.run.simulation import simulate
+from kvsim.report.pages.over_time import look_at, time_figures
 from kvsim.report.tracks.engine import counter_events
 from kvsim.report.tracks.export import run_window
+from kvsim.run.simulation import simulate
+from kvsim.settings.config import make_config
 from kvsim.workload.trace import Row, Trace
 
 CHAT: dict[str, Any] = {

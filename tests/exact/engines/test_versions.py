@@ -3,6 +3,7 @@
 import pytest
 
 from kvsim.engines import ENGINES
+from kvsim.errors import ConfigError
 from kvsim.settings.versions import (
     batch_limits,
     gpu_memory_utilization,
@@ -10,7 +11,6 @@ from kvsim.settings.versions import (
     server_defaults,
     startup,
 )
-from kvsim.errors import ConfigError
 
 
 @pytest.mark.parametrize(

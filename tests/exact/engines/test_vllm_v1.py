@@ -7,9 +7,9 @@ from worlds import Steps, arrive, batch_of, v1
 
 from kvsim.core.batch import Batch
 from kvsim.core.request import Request
+from kvsim.core.schema import BLOCKED
 from kvsim.engines.vllm_v1.scheduler import VllmV1, VllmV1Async
 from kvsim.run.simulation import simulate
-from kvsim.core.schema import BLOCKED
 from kvsim.workload.trace import ParentContent, Row, Trace
 
 

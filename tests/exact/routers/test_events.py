@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from places import ROOT
 
-from kvsim.run.assembly import Parts, assemble
-from kvsim.settings.config import RunConfig
 from kvsim.core.cache_events import CacheEvents, Stored
 from kvsim.core.pool import Pool
 from kvsim.fleet.fleet import simulate_fleet
 from kvsim.fleet.routers.router import Asked, Choice, Router
+from kvsim.run.assembly import Parts, assemble
 from kvsim.run.simulation import simulate
+from kvsim.settings.config import RunConfig
 from kvsim.workload.trace import Row, SegmentContent, Trace
 
 CHAT = str(ROOT / "traces" / "chat.jsonl")

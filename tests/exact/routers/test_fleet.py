@@ -20,9 +20,9 @@ from kvsim.fleet.content import StreamContent
 from kvsim.fleet.figures import summarise_fleet
 from kvsim.fleet.fleet import FleetResult, simulate_fleet
 from kvsim.fleet.folder import read_fleet
-from kvsim.results.ledger.parts import TIME_PARTS
 from kvsim.fleet.routers import ROUTERS
 from kvsim.fleet.routers.router import TOKEN_CHARACTERS, Asked, Choice, Router
+from kvsim.results.ledger.parts import TIME_PARTS
 from kvsim.run.simulation import simulate
 from kvsim.workload import open_trace
 from kvsim.workload.keys import streams

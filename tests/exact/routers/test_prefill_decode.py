@@ -19,18 +19,18 @@ from places import ROOT
 from worlds import MS, trace
 
 from kvsim.core.request import DECODE, PREFILL
+from kvsim.core.schema import LEGS
 from kvsim.errors import ConfigError
 from kvsim.fleet.difference import explain_fleets
 from kvsim.fleet.figures import summarise_fleet
 from kvsim.fleet.fleet import FleetResult, simulate_fleet
 from kvsim.fleet.folder import fleet_run, read_fleet, write_fleet
-from kvsim.results.ledger.parts import TIME_PARTS
 from kvsim.fleet.page import build_fleet
 from kvsim.fleet.page_compare import build_fleet_comparison
-from kvsim.report.files import write_results
 from kvsim.fleet.routers import ROUTERS
+from kvsim.report.files import write_results
+from kvsim.results.ledger.parts import TIME_PARTS
 from kvsim.run.simulation import simulate
-from kvsim.core.schema import LEGS
 from kvsim.workload.trace import Trace
 
 BLOCK_BYTES = 16 * 24 * 2 * 2 * 64 * 2

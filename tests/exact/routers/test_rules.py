@@ -51,7 +51,9 @@ def test_every_router_chooses_who_is_alive_and_repeats_itself(name: str) -> None
 
 
 def test_an_outsider_names_a_class_and_gives_it_arguments() -> None:
-    router = make_router("kvsim.fleet.routers.plain:BoundedHash", {"bound": 2.0}, FOUR, block_size=16)
+    router = make_router(
+        "kvsim.fleet.routers.plain:BoundedHash", {"bound": 2.0}, FOUR, block_size=16
+    )
     assert isinstance(router, BoundedHash)
     with pytest.raises(ConfigError, match="bound is"):
         make_router("bounded-hash", {"bound": 0.5}, FOUR, block_size=16)

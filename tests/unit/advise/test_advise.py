@@ -8,22 +8,22 @@ import pytest
 from marks import long
 from startup_logs import v1_log
 
-from kvsim.search.advise.search import Tried, advise
-from kvsim.search.advise.trials import TRIALS, changed, changes_of
-from kvsim.search.advise.wording import not_tried, record, rows, sentences
 from kvsim.cli import main
-from kvsim.settings.config import RunConfig, make_config
 from kvsim.engines import ENGINES
 from kvsim.errors import ConfigError
 from kvsim.machine.models import model_of
-from kvsim.search.replicates import Load, load_of
 from kvsim.results.numerals import SPACE
 from kvsim.run.simulation import simulate
+from kvsim.search.advise.search import Tried, advise
+from kvsim.search.advise.trials import TRIALS, changed, changes_of
+from kvsim.search.advise.wording import not_tried, record, rows, sentences
+from kvsim.search.replicates import Load, load_of
+from kvsim.search.sweep.slo import parse_slo
+from kvsim.settings.config import RunConfig, make_config
 from kvsim.settings.server.arguments import Used
 from kvsim.settings.server.command_settings import arguments, settings_of_text
 from kvsim.settings.server.line import flags, given_settings, serve_line
 from kvsim.settings.server.vllm_arguments import VLLM
-from kvsim.search.sweep.slo import parse_slo
 from kvsim.workload.lengths import Lengths, synthesise_lengths
 from kvsim.workload.native import write
 

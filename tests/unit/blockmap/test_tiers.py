@@ -5,11 +5,11 @@ from marks import long
 from tiered import AGAIN, SMALL, cost, random_run
 
 import kvsim
-from kvsim.results.blockmap.blockmap import CACHED, CPU, LOADING, OWNED, STORING
-from kvsim.results.blockmap.watch import BlockMapWatcher
 from kvsim.engines.vllm_v1.connector import Connector
 from kvsim.engines.vllm_v1.offloading import Offloading
 from kvsim.engines.vllm_v1.simple import SimpleOffload
+from kvsim.results.blockmap.blockmap import CACHED, CPU, LOADING, OWNED, STORING
+from kvsim.results.blockmap.watch import BlockMapWatcher
 from kvsim.run.watchers import Watchers
 
 

@@ -10,12 +10,12 @@ import pytest
 from marks import mostly_long
 from trees import BLOCK, Case, random_case
 
+from kvsim.engines.sglang.ranks import make_rank
+from kvsim.errors import ConfigError
 from kvsim.explain.cachelab.curve import lru_tokens
 from kvsim.explain.cachelab.optimum import optimum_tokens
 from kvsim.explain.cachelab.policies import prompts, replay, replay_radix
 from kvsim.explain.cachelab.ranking import POLICIES, RADIX, rank_policies
-from kvsim.engines.sglang.ranks import make_rank
-from kvsim.errors import ConfigError
 from kvsim.policies.eviction import EVICTIONS
 from kvsim.policies.replacement.replacement import Replacement
 from kvsim.workload.keys import streams

@@ -9,9 +9,9 @@ from marks import long
 from shared import SHARED, needs_shared
 from trees import BLOCK, random_case
 
+from kvsim.errors import ConfigError
 from kvsim.explain.cachelab.curve import lru_tokens
 from kvsim.explain.cachelab.sampling import sampled_lru_tokens
-from kvsim.errors import ConfigError
 from kvsim.workload import open_trace
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, find_reuse

@@ -10,14 +10,14 @@ from marks import long
 from shared import SHARED, needs_shared
 from unit.calibrate.tables import write_csv
 
+from kvsim.cost import TableCost
 from kvsim.cost.calibrate.aiconfigurator import import_profile
 from kvsim.cost.calibrate.rows import numbers
-from kvsim.settings.config import make_config
-from kvsim.cost import TableCost
 from kvsim.cost.profile import DecodeGrid, Profile, load_profile
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware
 from kvsim.machine.models import load_model
+from kvsim.settings.config import make_config
 
 SHIPPED = "h200-sxm-llama-3-8b-public"
 TABLES = SHARED / "kernel-tables"

@@ -32,11 +32,11 @@ from unit.calibrate.sweeps import (
     padded,
 )
 
-from kvsim.settings.config import make_config
 from kvsim.cost import make_cost
 from kvsim.cost.profile import load_profile
 from kvsim.machine.hardware import AllReduce, load_hardware
 from kvsim.machine.models import load_model
+from kvsim.settings.config import make_config
 
 BOTH = pytest.mark.parametrize("limits", [CPU, CUDA], ids=["cpu", "cuda"])
 

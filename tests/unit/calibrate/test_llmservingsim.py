@@ -17,14 +17,14 @@ from unit.calibrate.tables import (
     write_tables,
 )
 
+from kvsim.cost import TableCost
 from kvsim.cost.calibrate.document import to_json
 from kvsim.cost.calibrate.llmservingsim import _grid_values, import_profile, read_bundle
-from kvsim.settings.config import make_config
-from kvsim.cost import TableCost
 from kvsim.cost.profile import DecodeGrid, Tail, load_profile
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware
 from kvsim.machine.models import load_model
+from kvsim.settings.config import make_config
 
 H100 = load_hardware("h100-sxm")
 

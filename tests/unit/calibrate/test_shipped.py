@@ -7,11 +7,11 @@ import pytest
 from kvsim_kernels.fit import make_profile, to_json
 from places import ROOT
 
-from kvsim.settings.config import make_config
 from kvsim.cost import make_cost
 from kvsim.cost.profile import load_profile
 from kvsim.machine.hardware import load_hardware
 from kvsim.machine.models import load_model
+from kvsim.settings.config import make_config
 
 CPU = ROOT / "configs" / "hardware" / "cpu-small.json"
 H200 = ROOT / "docs" / "results" / "h200" / "llama-3.1-8b.json"

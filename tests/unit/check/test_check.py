@@ -11,15 +11,15 @@ from marks import long
 from served import SETTINGS, bench_result, serve, write
 from shared import SHARED, needs_shared
 
-from kvsim.cost.calibrate.document import to_json
-from kvsim.cost.calibrate.llmservingsim import import_profile
 from kvsim.against.check.beside import beside
 from kvsim.against.check.check import check
 from kvsim.against.check.slowed import Change
-from kvsim.settings.config import make_config
+from kvsim.cost.calibrate.document import to_json
+from kvsim.cost.calibrate.llmservingsim import import_profile
 from kvsim.errors import ConfigError, TraceError
 from kvsim.report.files import write_results
 from kvsim.run.simulation import simulate
+from kvsim.settings.config import make_config
 from kvsim.workload import open_trace
 from kvsim.workload.measured import join_measured
 from kvsim.workload.trace import Trace

@@ -21,15 +21,15 @@ from unit.calibrate.tables import (
     write_tables,
 )
 
+from kvsim.against.check.check import check
+from kvsim.against.fit.constants import fit_run, with_constants
 from kvsim.cost.calibrate.document import to_json
 from kvsim.cost.calibrate.llmservingsim import import_profile
-from kvsim.against.check.check import check
-from kvsim.settings.config import RunConfig, make_config
 from kvsim.cost.profile import load_profile
-from kvsim.against.fit.constants import fit_run, with_constants
 from kvsim.fleet.ranks import simulate_engine
 from kvsim.machine.hardware import load_hardware
 from kvsim.machine.models import load_model
+from kvsim.settings.config import RunConfig, make_config
 from kvsim.workload import open_trace
 from kvsim.workload.trace import Trace
 

@@ -46,7 +46,9 @@ def modules_after(*arguments: str) -> tuple[set[str], str]:
 def test_help_imports_no_command_and_nothing_heavy() -> None:
     loaded, out = modules_after("--help")
     heavy = {"numpy", "simpy", "msgspec", "pyarrow", "pandas", "plotly"}
-    assert not loaded & (heavy | {"kvsim.settings.config", "kvsim.cli.commands", "kvsim.run.simulation"})
+    assert not loaded & (
+        heavy | {"kvsim.settings.config", "kvsim.cli.commands", "kvsim.run.simulation"}
+    )
     for name in COMMANDS:
         assert name in out
 
@@ -56,8 +58,18 @@ def test_a_run_imports_what_it_needs() -> None:
     loaded, _ = modules_after("run", "--trace", "api", "--num-prompts", "50")
     libraries = {"pyarrow", "pandas", "plotly", "torch", "numpy.ma"}
     assert not loaded & (libraries | {"kvsim.workload.spec", "kvsim.workload.table"})
-    rooms = ("kvsim.workload.formats.", "kvsim.against.conform", "kvsim.search.sweep", "kvsim.report.pages")
-    rooms += ("kvsim.explain.cachelab", "kvsim.engines.vllm_033.scheduler", "kvsim.fleet.fleet", "kvsim.fleet.routers")
+    rooms = (
+        "kvsim.workload.formats.",
+        "kvsim.against.conform",
+        "kvsim.search.sweep",
+        "kvsim.report.pages",
+    )
+    rooms += (
+        "kvsim.explain.cachelab",
+        "kvsim.engines.vllm_033.scheduler",
+        "kvsim.fleet.fleet",
+        "kvsim.fleet.routers",
+    )
     assert not [name for name in loaded if name.startswith(rooms)]
 
 
@@ -65,7 +77,9 @@ def test_a_run_with_a_page_imports_no_other_page(tmp_path: Path) -> None:
     loaded, _ = modules_after("run", "--trace", "api", "--num-prompts", "5", "--out", str(tmp_path))
     assert not loaded & {"pandas", "plotly", "torch", "numpy.ma", "kvsim.against.conform"}
     drawn = {
-        name.removeprefix("kvsim.report.pages.") for name in loaded if name.startswith("kvsim.report.pages.")
+        name.removeprefix("kvsim.report.pages.")
+        for name in loaded
+        if name.startswith("kvsim.report.pages.")
     }
     shared = {"block_map", "distribution", "document", "figures", "html", "over_time"}
     assert drawn == {"run", "requests", "provenance", *shared}

@@ -20,11 +20,11 @@ from marks import long
 from places import ROOT
 
 from kvsim.cli.deferred import COMMANDS, load
-from kvsim.engines import ENGINES
-from kvsim.results.ledger import standings
-from kvsim.report.files import is_fleet, read_summary
-from kvsim.fleet.routers import ROUTERS
 from kvsim.core.schema import TABLES
+from kvsim.engines import ENGINES
+from kvsim.fleet.routers import ROUTERS
+from kvsim.report.files import is_fleet, read_summary
+from kvsim.results.ledger import standings
 
 DRAFTS = "--speculative-config " + shlex.quote(
     json.dumps({"method": "ngram", "num_speculative_tokens": 3, "acceptance_rate": 0.5})

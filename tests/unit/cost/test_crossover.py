@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.settings.config import make_config
 from kvsim.cost.crossover import LAYOUTS, ModelCrossings, crossings
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware
 from kvsim.machine.models import load_model
+from kvsim.settings.config import make_config
 
 H200 = load_hardware("h200-sxm")
 LENGTHS = [512, 2048, 8192, 32768]

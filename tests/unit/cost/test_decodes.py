@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from plans import lengths_plan, plan
 from unit.cost.test_table import H100, PROFILE
 
-from kvsim.settings.config import make_config
 from kvsim.cost import ConstantCost, RooflineCost, TableCost
 from kvsim.machine.hardware import load_hardware
 from kvsim.machine.models import load_model
+from kvsim.settings.config import make_config
 
 
 def roofline() -> RooflineCost:

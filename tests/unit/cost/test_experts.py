@@ -20,18 +20,18 @@ from unit.calibrate.tables import (
     write_tables,
 )
 
-from kvsim.cost.calibrate.document import to_json
-from kvsim.cost.calibrate.llmservingsim import import_profile
-from kvsim.settings.config import make_config
+from kvsim.against.fit.constants import with_constants
 from kvsim.core.plan import Plan
 from kvsim.cost import RooflineCost, TableCost, make_cost
+from kvsim.cost.calibrate.document import to_json
+from kvsim.cost.calibrate.llmservingsim import import_profile
 from kvsim.cost.experts import Routing
 from kvsim.cost.layer import Peaks, experts_us, layer_us, layers_us, mlp_us
 from kvsim.cost.profile import ExpertGrid
 from kvsim.errors import ConfigError
-from kvsim.against.fit.constants import with_constants
 from kvsim.machine.hardware import load_hardware
 from kvsim.machine.models import load_model
+from kvsim.settings.config import make_config
 
 H100 = load_hardware("h100-sxm")
 MODEL = replace(load_model("tiny"), experts=EXPERTS, torch_dtype="bfloat16")

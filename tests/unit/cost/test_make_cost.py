@@ -9,13 +9,13 @@ import pytest
 from plans import plan
 from unit.cost.test_table import PROFILE
 
-from kvsim.settings.config import make_config
 from kvsim.cost import COSTS, Cost, RooflineCost, TableCost, make_cost
 from kvsim.cost.shipped import profile_for
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware
-from kvsim.settings.library import construct
 from kvsim.machine.models import load_model
+from kvsim.settings.config import make_config
+from kvsim.settings.library import construct
 
 
 def made(**cost: Any) -> Cost:

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import decode, plan, plans
 
-from kvsim.settings.config import make_config
 from kvsim.core.plan import Plan
 from kvsim.cost import RooflineCost
 from kvsim.machine.hardware import Hardware, load_hardware
 from kvsim.machine.models import Model, load_model
+from kvsim.settings.config import make_config
 
 
 def roofline(model: str, hardware: str, **keys: Any) -> RooflineCost:

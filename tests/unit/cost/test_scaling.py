@@ -21,16 +21,16 @@ from plans import decode, plan
 from shared import SHARED, needs_shared
 from unit.cost.test_table import H100, MIXED, PROFILE
 
+from kvsim.cost import TableCost
 from kvsim.cost.calibrate.aiconfigurator import import_profile
 from kvsim.cost.calibrate.document import to_json
-from kvsim.settings.config import RunConfig, make_config
-from kvsim.cost import TableCost
 from kvsim.cost.interpolation import Interpolation
 from kvsim.cost.profile import Grid, Profile, load_profile
 from kvsim.cost.scaling import scaled
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware
 from kvsim.machine.models import Model, load_model
+from kvsim.settings.config import RunConfig, make_config
 
 H200 = load_hardware("h200-sxm")
 PUBLIC = "h200-sxm-llama-3-8b-public"

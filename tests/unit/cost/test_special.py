@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from plans import decode, plan, plans
 
-from kvsim.settings.config import make_config
 from kvsim.core.plan import Plan
 from kvsim.cost import RooflineCost, TableCost, make_cost
 from kvsim.cost.attention import Attention
@@ -19,6 +18,7 @@ from kvsim.cost.shipped import profile_for
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware
 from kvsim.machine.models import Experts, Latent, Linear, Model, load_model
+from kvsim.settings.config import make_config
 
 TINY = load_model("tiny")
 H100 = load_hardware("h100-sxm")

@@ -13,15 +13,15 @@ from msgspec import UNSET
 from msgspec.structs import replace
 from plans import lengths_plan
 
-from kvsim.cost.calibrate.document import to_json
-from kvsim.settings.config import make_config
 from kvsim.cost import TableCost
+from kvsim.cost.calibrate.document import to_json
 from kvsim.cost.profile import Tail, load_profile
 from kvsim.cost.tail import Uneven
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware
 from kvsim.machine.models import load_model
 from kvsim.run.simulation import simulate
+from kvsim.settings.config import make_config
 
 PUBLIC = "rtx-pro-6000-server-llama-3.1-8b-public"
 TAIL = Tail(alone_ns=21.0, share_ns=4.0, unsplit_seqs=2, tile=64, used=True)

@@ -7,14 +7,14 @@ import pytest
 from small_engines import engine, make_trace
 
 import kvsim
-from kvsim.run.assembly import assemble
-from kvsim.settings.config import make_config
-from kvsim.results.ledger import kernels
-from kvsim.results.ledger.account import account_times, check_sums
-from kvsim.results.ledger.parts import KERNELS, TIME_PARTS
 from kvsim.core.records.packed import PackedColumns
 from kvsim.core.records.transitions import TRANSITION_COLUMNS
 from kvsim.core.schema import STEP_COLUMNS
+from kvsim.results.ledger import kernels
+from kvsim.results.ledger.account import account_times, check_sums
+from kvsim.results.ledger.parts import KERNELS, TIME_PARTS
+from kvsim.run.assembly import assemble
+from kvsim.settings.config import make_config
 
 DRAWN = [(7 * (i % 3), 1 + 5 * i % 40, 1 + 3 * i % 19, i % 4) for i in range(25)]
 

@@ -8,14 +8,14 @@ from small_engines import make_trace
 from worlds import MS, config, trace
 
 import kvsim
-from kvsim.run.assembly import assemble
-from kvsim.settings.config import make_config
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
 from kvsim.cost.explain import Work
 from kvsim.results.ledger.kernels import alone_ns, samples_of, split_piece
 from kvsim.results.ledger.parts import KERNELS
+from kvsim.run.assembly import assemble
+from kvsim.settings.config import make_config
 
 DRAWN = [(7 * (i % 3), 1 + 5 * i % 40, 1 + 3 * i % 19, i % 4) for i in range(25)]
 PROFILE = "h200-sxm-llama-3-8b-public"

@@ -10,10 +10,10 @@ from marks import long
 from shared import SHARED, needs_shared
 from tiered import AGAIN, MS, check, prompts, random_run, run
 
-from kvsim.results.ledger.parts import TIME_PARTS
 from kvsim.explain.attribution import waterfalls
 from kvsim.explain.pairing import pair
 from kvsim.explain.story import tell
+from kvsim.results.ledger.parts import TIME_PARTS
 from kvsim.run.result import Result
 from kvsim.run.simulation import simulate
 

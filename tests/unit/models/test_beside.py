@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from kvsim.run.assembly import assemble
-from kvsim.settings.config import make_config
 from kvsim.machine.memory import Budget
 from kvsim.machine.models import load_model
 from kvsim.machine.models.beside import Drafter, adapter_bytes, drafter_of
 from kvsim.report.pages.provenance import memory_panel
+from kvsim.run.assembly import assemble
+from kvsim.settings.config import make_config
 
 LLAMA = {"model": "llama-3.1-8b", "hardware": "h100", "max_model_len": 8192}
 H, QKV, MLP = 4096, 4096 + 2 * 1024, 3 * 4096 * 14336

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kvsim.errors import ConfigError
-from kvsim.settings.library import convert, names
 from kvsim.machine.models import Model, load_model
+from kvsim.settings.library import convert, names
 
 PUBLISHED = {
     # Billions of parameters: of the safetensors files on Hugging Face, of the model's report, or of

@@ -9,7 +9,6 @@ from runs import real_run
 
 from kvsim.explain.certainty.comparison import Comparison, Pair
 from kvsim.explain.certainty.verdicts import Verdict
-from kvsim.report.pages.compare import build_comparison
 from kvsim.report.certainty import (
     certain_table,
     comparison_record,
@@ -18,10 +17,11 @@ from kvsim.report.certainty import (
     ranking_words,
 )
 from kvsim.report.compare import interval_words, value_words
-from kvsim.results.numerals import SPACE
+from kvsim.report.pages.compare import build_comparison
 from kvsim.report.screen import make_console
-from kvsim.results.summary import summarise
 from kvsim.report.terminal import render_comparison
+from kvsim.results.numerals import SPACE
+from kvsim.results.summary import summarise
 
 TTFT, USAGE = "p99_ttft_ms", "kv_cache_usage_mean"
 VALUES = {

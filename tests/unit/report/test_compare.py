@@ -7,7 +7,7 @@ import pytest
 from runs import real_run
 from tiny import MS, no_run, tiny_run
 
-from kvsim.report.pages.compare import build_comparison
+from kvsim.explain.pairing import pair
 from kvsim.report.compare import (
     cautions,
     change_words,
@@ -15,11 +15,11 @@ from kvsim.report.compare import (
     config_differences,
     difference_words,
 )
-from kvsim.results.numerals import SPACE, show
-from kvsim.explain.pairing import pair
+from kvsim.report.pages.compare import build_comparison
 from kvsim.report.screen import make_console
-from kvsim.results.summary import summarise
 from kvsim.report.terminal import render_comparison
+from kvsim.results.numerals import SPACE, show
+from kvsim.results.summary import summarise
 
 
 def named(name, run):

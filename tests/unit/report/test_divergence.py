@@ -4,9 +4,9 @@ import copy
 
 from tiny import tiny_run
 
+from kvsim.core.schema import BLOCKED
 from kvsim.explain.divergence import divergence_words, first_divergence
 from kvsim.results.numerals import SPACE
-from kvsim.core.schema import BLOCKED
 
 NAMES, POOLS = ("one", "two"), (10, 20)
 

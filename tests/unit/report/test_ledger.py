@@ -11,16 +11,16 @@ from worlds import MS, config, hashed, trace
 
 import kvsim
 from kvsim.errors import OutputError
-from kvsim.results.ledger.parts import KERNELS, PROMPT_PARTS, TIME_PARTS
+from kvsim.explain.story import find_request, tell
+from kvsim.report.files import read_results, read_transitions, write_results
 from kvsim.report.pages.run import build_page
 from kvsim.report.pages.story import build_story
-from kvsim.report.files import read_results, read_transitions, write_results
+from kvsim.report.screen import make_console
+from kvsim.report.terminal import render
+from kvsim.results.ledger.parts import KERNELS, PROMPT_PARTS, TIME_PARTS
 from kvsim.results.ledger_summary import request_at
 from kvsim.results.numerals import SPACE
-from kvsim.report.screen import make_console
-from kvsim.explain.story import find_request, tell
 from kvsim.results.summary import summarise
-from kvsim.report.terminal import render
 
 
 @pytest.fixture(scope="module")

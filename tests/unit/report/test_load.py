@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvsim.results.load import load_words, state_of
 from kvsim.report.wording import verdict
+from kvsim.results.load import load_words, state_of
 from kvsim.run.simulation import simulate
 from kvsim.workload.lengths import Lengths, synthesise_lengths
 

@@ -4,8 +4,8 @@ import tomllib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.settings.config import RunConfig, make_config, to_table
 from kvsim.results.plain import flat, plain, to_toml
+from kvsim.settings.config import RunConfig, make_config, to_table
 
 scalars = st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, width=32)
 texts = st.sampled_from(["", "a b", '"quoted"', "back\\slash", "é\t😀", "[x]", "# no comment"])

@@ -4,10 +4,10 @@ import pytest
 from runs import real_run
 from tiny import no_run, tiny_run
 
-from kvsim.results.numerals import SPACE
 from kvsim.report.screen import make_console
-from kvsim.results.summary import summarise
 from kvsim.report.terminal import render
+from kvsim.results.numerals import SPACE
+from kvsim.results.summary import summarise
 
 
 def printed(run, width=110):

@@ -3,8 +3,8 @@ from runs import real_run
 from tiny import MS, no_run, tiny_run
 
 from kvsim.core.records.packed import PackedColumns
-from kvsim.results import timeline
 from kvsim.core.schema import STEP_COLUMNS
+from kvsim.results import timeline
 
 
 def rows_of(run):

@@ -4,14 +4,14 @@ from tiny import no_run, tiny_run
 from worlds import config, trace
 
 import kvsim
+from kvsim.core.schema import BLOCKED
 from kvsim.fleet.figures import summarise_fleet
 from kvsim.fleet.fleet import simulate_fleet
-from kvsim.report.pages.run import tags
 from kvsim.report import wording
-from kvsim.results.numerals import SPACE
+from kvsim.report.pages.run import tags
 from kvsim.report.routing import fleet_verdict
+from kvsim.results.numerals import SPACE
 from kvsim.results.summary import summarise
-from kvsim.core.schema import BLOCKED
 
 
 def sentences(run):

@@ -12,21 +12,21 @@ from hypothesis import strategies as st
 from unit.rules.test_victims import SIZE, Clock
 
 import kvsim
-from kvsim.settings.config import make_config
 from kvsim.core.batch import Batch
 from kvsim.core.plan import RECOMPUTE, SWAP
 from kvsim.core.request import RUNNING, Request
 from kvsim.cost import ConstantCost, TableCost
 from kvsim.cost.prices import MeansPrices, make_prices
 from kvsim.engines import Naive
-from kvsim.engines.vllm_033.scheduler import Vllm033
 from kvsim.engines.vllm_033.blocks import Vllm033Tables
+from kvsim.engines.vllm_033.scheduler import Vllm033
 from kvsim.engines.vllm_063.scheduler import Vllm063
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware
 from kvsim.machine.link import LinkTimes
 from kvsim.machine.models import load_model
 from kvsim.policies.means import make_means
+from kvsim.settings.config import make_config
 
 
 class Asked:

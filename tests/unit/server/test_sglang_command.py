@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvsim.settings.config import make_config
 from kvsim.errors import ConfigError
+from kvsim.settings.config import make_config
 from kvsim.settings.server import server_settings
 from kvsim.settings.server.arguments import Used
 from kvsim.settings.server.sglang_arguments import BACKENDS, SGLANG

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from kvsim.run.assembly import assemble
-from kvsim.settings.config import make_config
 from kvsim.engines import BLOCK_MANAGERS, ENGINES
 from kvsim.errors import ConfigError
+from kvsim.run.assembly import assemble
+from kvsim.settings.config import make_config
 from kvsim.settings.server import ServerWord, server_settings
 from kvsim.settings.server.arguments import Used
 from kvsim.settings.server.sglang_arguments import SGLANG

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.settings.config import RunConfig
 from kvsim.errors import ConfigError
+from kvsim.settings.config import RunConfig
 from kvsim.settings.server import server_settings
 from kvsim.settings.server.arguments import Argument, Unsimulated, Used, interpret
 from kvsim.settings.server.command import parse

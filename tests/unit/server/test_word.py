@@ -13,9 +13,9 @@ from command import run_here
 from places import ROOT
 from startup_logs import v0_log, v1_log
 
+from kvsim.errors import ConfigError
 from kvsim.run.assembly import assemble
 from kvsim.settings.config import RunConfig, load_config, make_config
-from kvsim.errors import ConfigError
 from kvsim.settings.server import ServerWord, server_settings
 
 CHAT = str(ROOT / "traces" / "chat.jsonl")

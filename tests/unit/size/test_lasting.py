@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from marks import long
 
-from kvsim.settings.config import make_config, to_table
 from kvsim.errors import ConfigError
 from kvsim.results.load import state_of
 from kvsim.run.simulation import simulate
@@ -19,6 +18,7 @@ from kvsim.search.size.search import Laboratory
 from kvsim.search.size.verdict import verdict
 from kvsim.search.sweep.slo import parse_slo
 from kvsim.search.sweep.store import Store
+from kvsim.settings.config import make_config, to_table
 from kvsim.workload import open_trace
 from kvsim.workload.keys import streams
 from kvsim.workload.lengths import Lengths, synthesise_lengths

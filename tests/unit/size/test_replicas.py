@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from command import run_here
 
-from kvsim.settings.config import make_config, to_table
 from kvsim.fleet.settings import FleetConfig, make_settings
 from kvsim.results.load import state_of
 from kvsim.search.size.answer import Search, lasting_answer
@@ -22,6 +21,7 @@ from kvsim.search.size.verdict import cost_of, verdict
 from kvsim.search.sweep.points import Task, run_point
 from kvsim.search.sweep.slo import parse_slo
 from kvsim.search.sweep.store import Store, address
+from kvsim.settings.config import make_config, to_table
 from kvsim.workload.lengths import Lengths, synthesise_lengths
 from kvsim.workload.native import write
 from kvsim.writing import json_text

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from marks import long
 
-from kvsim.settings.config import make_config, to_table
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import simulate
 from kvsim.search.size.answer import answer
@@ -29,6 +28,7 @@ from kvsim.search.sweep.choose import TTFT, joined
 from kvsim.search.sweep.slo import parse_slo
 from kvsim.search.sweep.store import Store
 from kvsim.search.sweep.sweep import Outcome
+from kvsim.settings.config import make_config, to_table
 from kvsim.workload.lengths import Lengths, synthesise_lengths
 
 SLO = parse_slo("p99_ttft<100ms")

@@ -8,10 +8,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from kvsim.settings.config import make_config
 from kvsim.errors import OutputError
 from kvsim.search.sweep import store as module
 from kvsim.search.sweep.store import Store, address
+from kvsim.settings.config import make_config
 
 CONFIG = make_config({"request_rate": 50.0, "max_model_len": 256})
 KEY = "0123456789abcdef" * 2

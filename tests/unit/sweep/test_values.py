@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.settings.config import RunConfig
 from kvsim.errors import ConfigError
 from kvsim.search.sweep.values import Axis, parse_axis, parse_law, whole
+from kvsim.settings.config import RunConfig
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from small_engines import ENGINES, engine, make_trace
 
 import kvsim
 from kvsim.errors import OutputError
-from kvsim.results.ledger import standings
-from kvsim.results.timeline import run_end_ns
 from kvsim.report.tracks.engine import COUNTERS, ENGINE, LINK, STEPS
 from kvsim.report.tracks.export import events, run_window, write_tracks
 from kvsim.report.tracks.requests import INSIDE, OUTSIDE, request_events, stays_of
 from kvsim.report.tracks.window import Window
+from kvsim.results.ledger import standings
+from kvsim.results.timeline import run_end_ns
 
 CROWD = [(7 * (i % 3), 1 + 5 * i % 40, 1 + 3 * i % 19, i % 4) for i in range(25)]
 RUNS = {}

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from small import PROFILE, write_profile, write_trace
 
-from kvsim.cli import main
 from kvsim.against.validate.recording import KEYS
+from kvsim.cli import main
 
 POOL = ["--num-gpu-blocks-override", "40"]
 

@@ -7,9 +7,16 @@ from typing import Any
 import pytest
 from small import PROFILE, recording, write_profile, write_trace
 
-from kvsim.errors import ConfigError
-from kvsim.against.validate.compare import COUNTS, LATENCIES, SIDES, STATISTICS, compare, with_profile
+from kvsim.against.validate.compare import (
+    COUNTS,
+    LATENCIES,
+    SIDES,
+    STATISTICS,
+    compare,
+    with_profile,
+)
 from kvsim.against.validate.recording import RUNS
+from kvsim.errors import ConfigError
 
 
 @pytest.fixture(scope="module")

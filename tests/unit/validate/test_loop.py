@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import Priced
 
-from kvsim.run.archive import Archive
-from kvsim.run.assembly import Parts, assemble
-from kvsim.settings.config import make_config
 from kvsim.against.conform.record import Record, finish_record, step_record
+from kvsim.against.validate.loop import serve
 from kvsim.core.batch import Batch
 from kvsim.core.host import SimulatedTime
 from kvsim.core.loop import Loop
 from kvsim.core.request import Request
 from kvsim.errors import ConfigError, EngineStopped
+from kvsim.run.archive import Archive
+from kvsim.run.assembly import Parts, assemble
 from kvsim.run.replica.events import Link
 from kvsim.run.replica.inbox import Inbox
-from kvsim.against.validate.loop import serve
+from kvsim.settings.config import make_config
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
 from kvsim.workload.requests import make_requests

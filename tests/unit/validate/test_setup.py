@@ -7,11 +7,6 @@ from typing import Any
 import pytest
 from small import PROFILE, SETTINGS, write_trace
 
-from kvsim.run.assembly import assemble
-from kvsim.settings.config import make_config
-from kvsim.engines.vllm_063.scheduler import Vllm063
-from kvsim.errors import ConfigError
-from kvsim.policies.victims import most_computed
 from kvsim.against.validate.__main__ import main
 from kvsim.against.validate.recording import read_json, write_json
 from kvsim.against.validate.setup import (
@@ -24,6 +19,11 @@ from kvsim.against.validate.setup import (
     refuse_foreign,
     refuse_other_model,
 )
+from kvsim.engines.vllm_063.scheduler import Vllm063
+from kvsim.errors import ConfigError
+from kvsim.policies.victims import most_computed
+from kvsim.run.assembly import assemble
+from kvsim.settings.config import make_config
 from kvsim.workload import Trace, open_trace
 
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import make_trace
 
-from kvsim.settings.config import make_config
 from kvsim.errors import ConfigError
+from kvsim.settings.config import make_config
 from kvsim.workload.arrivals import missing_arrivals, release_times, think_times, waits_for
 from kvsim.workload.trace import Row
 

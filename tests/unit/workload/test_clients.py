@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import make_trace
 
-from kvsim.settings.config import make_config
 from kvsim.core.request import Request
+from kvsim.settings.config import make_config
 from kvsim.workload.clients import SKIPPED, Clients
 from kvsim.workload.trace import Row
 

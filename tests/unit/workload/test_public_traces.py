@@ -11,9 +11,9 @@ from made import without_lines
 from marks import long
 from shared import SHARED, needs_shared
 
+from kvsim.explain.info import trace_info
 from kvsim.workload import open_trace
 from kvsim.workload.export import write_mooncake
-from kvsim.explain.info import trace_info
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, ceiling_tokens, find_reuse
 from kvsim.workload.streams import Stream

@@ -6,8 +6,8 @@ import pytest
 from places import ROOT
 
 from kvsim import simulate
-from kvsim.settings.config import make_config
 from kvsim.errors import ConfigError
+from kvsim.settings.config import make_config
 from kvsim.settings.library import names
 from kvsim.workload import open_trace
 from kvsim.workload.lengths import Lengths, synthesise_lengths
