@@ -1,5 +1,5 @@
 """Every exit code of `docs/reference/exit-codes.md`; those of signals: `test_kills.py`,
-of a tolerance: `tests/unit/check`."""
+of a tolerance: `tests/unit/against/check`."""
 
 import os
 import re

@@ -9,7 +9,7 @@ import pytest
 from command import run_here
 from msgspec.structs import replace
 from plans import plan
-from unit.calibrate.tables import (
+from unit.cost.calibrate.tables import (
     EXPERTS,
     META,
     attention_us,

@@ -15,7 +15,7 @@ from kvsim_kernels.prices import Prices, Setting
 from kvsim_kernels.rows import Row, RowsError, RowStore
 from places import ROOT
 from plans import lengths_plan
-from unit.calibrate.sweeps import (
+from unit.cost.calibrate.sweeps import (
     ALONE_NS,
     CPU,
     CUDA,

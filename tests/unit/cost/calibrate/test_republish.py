@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from marks import long
 from shared import SHARED, needs_shared
-from unit.calibrate.tables import META, write_tables
+from unit.cost.calibrate.tables import META, write_tables
 
 from kvsim.cost.calibrate.compare import points, reader
 from kvsim.cost.calibrate.document import to_json

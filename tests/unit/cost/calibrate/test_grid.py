@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kvsim_kernels.grid import MOST_CHUNKS, Limits, anchors, ladder, lengths, plan
 from kvsim_kernels.rows import RowSet, identity
 from kvsim_kernels.tables import grid
-from unit.calibrate.sweeps import CPU, CUDA
+from unit.cost.calibrate.sweeps import CPU, CUDA
 
 
 @st.composite

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec import UNSET
 from plans import plan
-from unit.calibrate.tables import (
+from unit.cost.calibrate.tables import (
     LAYERS,
     META,
     OPERATORS,

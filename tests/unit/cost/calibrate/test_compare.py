@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from command import run_here
-from unit.calibrate.tables import write_tables
+from unit.cost.calibrate.tables import write_tables
 
 from kvsim.cost.calibrate.compare import parts, ratios, settings_that_differ
 from kvsim.cost.calibrate.document import to_json

@@ -9,7 +9,7 @@ import worlds
 from exact import test_flow as flow
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.rules.test_victims import SIZE, Clock
+from unit.policies.test_victims import SIZE, Clock
 
 import kvsim
 from kvsim.core.batch import Batch

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from command import run_here
 from marks import long
-from unit.calibrate.tables import (
+from unit.cost.calibrate.tables import (
     LAYERS,
     META,
     attention_us,

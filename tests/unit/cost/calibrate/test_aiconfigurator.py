@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from marks import long
 from shared import SHARED, needs_shared
-from unit.calibrate.tables import write_csv
+from unit.cost.calibrate.tables import write_csv
 
 from kvsim.cost import TableCost
 from kvsim.cost.calibrate.aiconfigurator import import_profile
