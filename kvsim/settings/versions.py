@@ -61,8 +61,8 @@ FLASHINFER_BYTES = 10
 probabilities.
 
 Fitted to three start-up logs of vLLM 0.10.1.1, "Using FlashInfer for top-p & top-k sampling":
-Qwen2-7B on one A100 and on two, gpt-oss-120b on four (tests/unit/machine/test_memory.py). V1 takes it up to
-0.11.0 where it is installed, as in the image of vLLM; `pip install vllm` leaves it out
+Qwen2-7B on one A100 and on two, gpt-oss-120b on four (tests/unit/machine/test_memory.py). V1 takes
+it up to 0.11.0 where it is installed, as in the image of vLLM; `pip install vllm` leaves it out
 (github.com/vllm-project/vllm/pull/21959). From 0.11.1 on it has to be asked for (pull/26859).
 """
 
