@@ -18,8 +18,8 @@ would show a traceback."""
 if TYPE_CHECKING:
     from typing import Any
 
-    from kvsim.run.result import Result
-    from kvsim.run.simulation import simulate
+    from kvsim.report.result import Result
+    from kvsim.report.session import simulate
     from kvsim.settings.config import RunConfig
     from kvsim.version import __version__
     from kvsim.workload import open_trace
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["Result", "RunConfig", "__version__", "open_trace", "simulate"]
 
 _PLACES = {
-    "Result": "kvsim.run.result",
+    "Result": "kvsim.report.result",
     "RunConfig": "kvsim.settings.config",
     "__version__": "kvsim.version",
     "open_trace": "kvsim.workload",
-    "simulate": "kvsim.run.simulation",
+    "simulate": "kvsim.report.session",
 }
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from kvsim.explain.attribution import Waterfall
     from kvsim.explain.carriers import Carrier
-    from kvsim.explain.explanation import Explanation
     from kvsim.fleet.folder import FleetRun
+    from kvsim.report.explanation import Explanation
 
 
 def diff(
@@ -32,7 +32,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Say why two runs of the same requests differ: which decision, which time, which requests."""
-    from kvsim.explain.explanation import explanation_record
+    from kvsim.report.explanation import explanation_record
     from kvsim.report.files import is_fleet
     from kvsim.writing import json_text, write_together
 
@@ -91,7 +91,7 @@ def _replicas(first: FleetRun, other: FleetRun) -> Table:
 def _parts(falls: Sequence[Waterfall]) -> Table:
     """By how much each part of the latencies changed, and their sums."""
     from kvsim.explain.attribution import LABELS
-    from kvsim.explain.explanation import title_of
+    from kvsim.report.explanation import title_of
     from kvsim.results.numerals import signed
 
     table = make_table("difference", *map(title_of, falls))

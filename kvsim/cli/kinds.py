@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from kvsim.explain.certainty.comparison import Comparison
-    from kvsim.explain.explanation import Explanation, Run
     from kvsim.fleet.folder import FleetRun
+    from kvsim.report.explanation import Explanation, Run
     from kvsim.report.files import Results
     from kvsim.run.result import Result
 
@@ -37,7 +37,7 @@ class Kind(NamedTuple):
 
 def of_engines() -> Kind:
     """One engine each."""
-    from kvsim.explain.explanation import explain
+    from kvsim.report.explanation import explain
     from kvsim.report.files import read_results, write_results
     from kvsim.run.simulation import simulate
 

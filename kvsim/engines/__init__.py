@@ -75,7 +75,7 @@ class Engine(NamedTuple):
 ENGINES: dict[str, Engine] = {
     "vllm-0.3.3": Engine(
         "vLLM 0.3.3: the early block manager, prompts padded to a rectangle",
-        ("vllm_033:Vllm033",),
+        ("vllm_033.scheduler:Vllm033",),
         "vllm-0.3.3",
         "",
         samples=True,
@@ -83,7 +83,7 @@ ENGINES: dict[str, Engine] = {
     ),
     "vllm-0.6.3": Engine(
         "vLLM 0.6.3.post1, block manager v1",
-        ("vllm_063:Vllm063", "vllm_063:Vllm063Async"),
+        ("vllm_063.scheduler:Vllm063", "vllm_063.scheduler:Vllm063Async"),
         "naive",
         "prefix-caching",
         others=("contiguous",),
@@ -104,7 +104,7 @@ ENGINES: dict[str, Engine] = {
     ),
     "nano-vllm": Engine(
         "nano-vllm of April 2026 (bb823b3)",
-        ("nano:Nano",),
+        ("nano.scheduler:Nano",),
         "",
         "nano-vllm",
         block_size=256,
@@ -113,7 +113,7 @@ ENGINES: dict[str, Engine] = {
     ),
     "nano-vllm-2025-08": Engine(
         "nano-vllm of August 2025 (6ef2a4f)",
-        ("nano:Nano2025",),
+        ("nano.scheduler:Nano2025",),
         "",
         "nano-vllm-2025-08",
         block_size=256,
@@ -163,14 +163,14 @@ def _found(place: str) -> Any:
 
 BLOCK_MANAGERS = _Classes(
     {
-        "naive": "vllm_063_blocks:Naive",
-        "prefix-caching": "vllm_063_blocks:PrefixCaching",
+        "naive": "vllm_063.blocks:Naive",
+        "prefix-caching": "vllm_063.blocks:PrefixCaching",
         "contiguous": "contiguous:Contiguous",
-        "vllm-0.3.3": "vllm_033_blocks:Vllm033Tables",
+        "vllm-0.3.3": "vllm_033.blocks:Vllm033Tables",
         "vllm-v1": "vllm_v1.manager:KVCacheManager",
         "vllm-v1-prefix-caching": "vllm_v1.manager:KVCacheManager",
-        "nano-vllm": "nano_blocks:NanoTables",
-        "nano-vllm-2025-08": "nano_blocks:NanoTables2025",
+        "nano-vllm": "nano.blocks:NanoTables",
+        "nano-vllm-2025-08": "nano.blocks:NanoTables2025",
         "sglang": "sglang.manager:SglangTables",
         "sglang-radix": "sglang.manager:SglangRadixTables",
     }
@@ -180,7 +180,7 @@ BLOCK_MANAGERS = _Classes(
 _FORMULAS = {
     "vllm": "vllm_memory:VllmMemory",
     "sglang": "sglang.server:SglangMemory",
-    "nano-vllm": "nano_memory:NanoMemory",
+    "nano-vllm": "nano.memory:NanoMemory",
 }
 """Values of `--memory-formula`."""
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.explain.explanation import Explanation, explain_requests
 from kvsim.fleet.folder import FleetRun
+from kvsim.report.explanation import Explanation, explain_requests
 from kvsim.report.routing import REPLICA_HEAD, replica_rows
 from kvsim.results.numerals import MISSING, count, plural, seconds
 

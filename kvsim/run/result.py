@@ -21,9 +21,6 @@ from kvsim.workload.trace import Trace
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
-    from plotly.graph_objects import Figure as Chart
-
-    from kvsim.report.notebook import Compared
 
     Columns = tuple[Mapping[str, np.ndarray], dict[str, Any]]
     """Of the steps, and of the requests."""
@@ -116,36 +113,6 @@ class Result:
         pipeline = self.config.pipeline_parallel_size > 1
         columns = self.books.whole if pipeline else self.books.noted
         return summarise(*columns, self.token_gaps_ns, self.meta, ledger=False)
-
-    def __repr__(self) -> str:
-        from kvsim.report.notebook import line
-
-        return line(self.summary)
-
-    def _repr_html_(self) -> str:
-        from kvsim.report.notebook import overview
-
-        return overview(self.summary)
-
-    def plot(self, name: str | None = None) -> Chart:
-        """A chart of the report, as a figure of plotly: `queues`, `gpu-blocks`, `dist-ttft`, ...
-
-        By default, all charts over time, above each other. Raises `ConfigError` for an unknown
-        name, and where plotly is not installed (`pip install 'kvsim[notebook]'`).
-        """
-        from kvsim.report.notebook import chart
-
-        return chart(self.summary, self.requests, self.steps, name)
-
-    def compare(self, other: Result, names: tuple[str, str] = ("this", "other")) -> Compared:
-        """This result beside another one: figures, differences, and why they differ."""
-        from kvsim.report.notebook import Compared
-
-        first, second = (
-            (name, each.summary, each.requests, each.steps)
-            for name, each in zip(names, (self, other), strict=True)
-        )
-        return Compared(first, second)
 
     def requests_frame(self) -> pd.DataFrame:
         """The table of `requests.parquet`; missing: it never happened."""

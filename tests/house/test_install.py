@@ -48,7 +48,7 @@ def squares(count: i64) -> vec[i64]:
     return found
 """
 ASK = """
-from kvsim import compiled
+from kvsim.core import compiled
 from kvsim.core import squares
 print(compiled.explanation(), squares.__file__, list(squares.squares(5)), sep="\\n")
 """
@@ -68,7 +68,6 @@ def project(tmp_path: Path) -> Path:
     """The source of a small kvsim with the real build hook and finder."""
     folder = tmp_path / "project"
     copytree(ROOT / "kvsim/core/compiled", folder / "kvsim/core/compiled")
-    (folder / "kvsim/core").mkdir()
     (folder / "kvsim/core/__init__.py").touch()
     (folder / "kvsim/core/squares.py").write_text(SOURCE)
     (folder / "kvsim/__init__.py").write_text((ROOT / "kvsim/__init__.py").read_text())

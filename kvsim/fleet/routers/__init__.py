@@ -47,7 +47,8 @@ def make_router(
     )
     if not isinstance(router, Router):
         raise ConfigError(
-            f"router: {name} is no router; make it a subclass of kvsim.fleet.routers.router.Router"
+            f"router: {name} is not a router; make it a subclass of"
+            " kvsim.fleet.routers.router.Router"
         )
     for key, least in _TIMES.items():
         if (time_ns := getattr(router, key)) is not None and time_ns < least:

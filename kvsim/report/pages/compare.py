@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from kvsim.explain.certainty.comparison import Comparison, Pair
-from kvsim.explain.explanation import Explanation, Run, explain
 from kvsim.explain.pairing import Pairs, pair
 from kvsim.report import wording
 from kvsim.report.certainty import certain_table, finding_words, method_words, ranking_words
@@ -25,6 +24,7 @@ from kvsim.report.compare import (
     interval_words,
     value_words,
 )
+from kvsim.report.explanation import Explanation, Run, explain
 from kvsim.report.pages.diff import run_line, settings_panel, why
 from kvsim.report.pages.distribution import distribution_figures
 from kvsim.report.pages.document import document, placed

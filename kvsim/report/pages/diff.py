@@ -12,9 +12,9 @@ from kvsim.core.schema import BLOCKED
 from kvsim.explain.attribution import LABELS, Waterfall
 from kvsim.explain.carriers import BLOCKS, LISTED
 from kvsim.explain.divergence import DECISIONS, STATES
-from kvsim.explain.explanation import Explanation, Run, explain, title_of
 from kvsim.report import wording
 from kvsim.report.compare import cautions
+from kvsim.report.explanation import Explanation, Run, explain, title_of
 from kvsim.report.pages.document import document, placed
 from kvsim.report.pages.figures import (
     Axis,

@@ -27,7 +27,7 @@ MODULE, SOURCE = "kvsim.against.bench.peers", "kvsim/against/bench/peers.py"
 
 ASK = f"""
 from importlib.util import find_spec
-from kvsim import compiled
+from kvsim.core import compiled
 from librt import vecs
 print(compiled.explanation(), find_spec({MODULE!r}).origin, vecs.__file__, sep="\\n")
 """

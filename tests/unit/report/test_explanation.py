@@ -11,7 +11,7 @@ from tiny import no_run
 
 from kvsim.cost.calibrate.document import to_json
 from kvsim.cost.calibrate.llmservingsim import import_profile
-from kvsim.explain.explanation import explain, explanation_record
+from kvsim.report.explanation import explain, explanation_record
 from kvsim.report.pages.diff import build_diff
 from kvsim.results.numerals import SPACE
 from kvsim.results.summary import summarise

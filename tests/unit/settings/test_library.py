@@ -113,7 +113,7 @@ def test_files_of_an_installed_package_are_inside_it(
     for name in ("_configs/models/small.toml", "_traces/short.jsonl"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).touch()
-    monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
+    monkeypatch.setattr(library, "__file__", str(tmp_path / "settings" / "library.py"))
     assert (names("models"), names("traces")) == (["small"], ["short"])
     assert find("traces", "short") == tmp_path / "_traces" / "short.jsonl"
 
