@@ -3,9 +3,10 @@
     python tests/support/sample.py
 
 Of each engine, each family of features and each group of releases of vLLM V1, and each policy of a
-router, it takes the cases that show the most per packed byte: at least `LEAST` of them, and more
-while they fit into the share of their kind. What a case shows is read from its settings and its
-log, not from what kvsim does with it: equal recordings give an equal sample.
+router, it takes the cases that show the most per packed byte until everything has been shown once.
+Small cases show the most, and many rules matter only where many requests compete, so the rest of
+the share is filled by chance. What a case shows is read from its settings and its log, not from
+what kvsim does with it: equal recordings give an equal sample.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import json
 import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from itertools import product
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 from places import DATA
@@ -28,8 +29,8 @@ from kvsim.against.conform.routers import REPLAYS
 
 CORPUS = SHARED / "conformance"
 LEAST = 12
-SHARE_BYTES = 40_000
-"""Packed bytes for each kind of case, where `LEAST` cases do not need more."""
+SHARE_BYTES, ENGINES_SHARE_BYTES = 36_000, 130_000
+"""Packed bytes for each kind of case, where `LEAST` cases do not need more; of whole engines."""
 MOST_REQUESTS = 1000
 """Longer cases are not looked at."""
 
@@ -59,10 +60,8 @@ class Candidate(NamedTuple):
     packed_bytes: int
     unlike: set[str]
     """Releases that decide otherwise."""
-    alone: set[str]
+    shown: set[str]
     """Settings, events, and what happens to a request after what."""
-    together: set[str]
-    """All events of one step, and each event under each setting."""
 
 
 def candidate(row: Row, unlike: Collection[str] = ()) -> Candidate:
@@ -72,13 +71,9 @@ def candidate(row: Row, unlike: Collection[str] = ()) -> Candidate:
     for each in row.get("trace", []):
         settings |= {f"request with {key}" for key in each.keys() - SILENT if each[key]}
     log = row.get("steps") or row["records"]
-    steps = [_events(record) for record in log]
-    events = set[str]().union(*steps)
-    together = {" and ".join(sorted(step)) for step in steps}
-    together |= {" with ".join(pair) for pair in product(events, settings)}
-    alone = settings | events | set(_stories(log))
+    events = set[str]().union(*map(_events, log))
     packed_bytes = len(zlib.compress(line.encode(), 9))
-    return Candidate(line, packed_bytes, set(unlike), alone, together)
+    return Candidate(line, packed_bytes, set(unlike), settings | events | set(_stories(log)))
 
 
 def _settings(config: Mapping[str, Any], inside: str = "") -> Iterator[str]:
@@ -132,24 +127,32 @@ def _stories(log: list[Row]) -> Iterator[str]:
                 last[request] = what
 
 
-def draw(candidates: list[Candidate]) -> list[Candidate]:
-    """Takes the best case, again and again: first for what tells a release from others, then for
-    single things, then for those together."""
+def draw(name: str, candidates: list[Candidate]) -> list[Candidate]:
+    """Fills the share of a kind: with what tells a release from others and with what shows the
+    most, up to a half of it, then with cases by chance, seeded by `name`."""
+    share = ENGINES_SHARE_BYTES if name in RECORDED else SHARE_BYTES
     left = sorted(candidates, key=lambda each: (each.packed_bytes, each.line))
     drawn: list[Candidate] = []
-    for what in ("unlike", "alone", "together"):
+
+    def take(each: Candidate, most_bytes: int) -> bool:
+        fits = each.packed_bytes <= most_bytes - sum(one.packed_bytes for one in drawn)
+        if fits or len(drawn) < LEAST:
+            drawn.append(each)
+        return fits
+
+    for what in ("unlike", "shown"):
         have = set[str]().union(*(getattr(each, what) for each in drawn))
-        room = SHARE_BYTES - sum(each.packed_bytes for each in drawn)
         while left:
             best = max(left, key=lambda each: len(getattr(each, what) - have) / each.packed_bytes)
-            if getattr(best, what) <= have:
+            if getattr(best, what) <= have or not take(best, share // 2):
                 break
             left.remove(best)
-            if len(drawn) < LEAST or best.packed_bytes <= room:
-                drawn.append(best)
-                have |= getattr(best, what)
-                room -= best.packed_bytes
-    return drawn + left[: max(0, LEAST - len(drawn))]
+            have |= getattr(best, what)
+    rest = [each for each in left if each not in drawn]
+    Random(name).shuffle(rest)
+    for each in rest:
+        take(each, share)
+    return drawn
 
 
 # -- what there is ---------------------------------------------------------------------------------
@@ -218,7 +221,7 @@ def sample() -> dict[str, str]:
     """File of the sample → its text."""
     files = defaultdict[str, str](str)
     for name, candidates in kinds():
-        files[name] += "".join(each.line for each in draw(candidates))
+        files[name] += "".join(each.line for each in draw(name, candidates))
     return files
 
 
