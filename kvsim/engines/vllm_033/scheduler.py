@@ -21,8 +21,8 @@ from kvsim.core.plan import SWAP, Plan
 from kvsim.core.request import RUNNING, SWAPPED, WAITING, Request
 from kvsim.core.scheduler import Scheduler
 from kvsim.core.schema import BLOCKED
+from kvsim.engines.deaths import died
 from kvsim.engines.vllm_063.blocks import Naive
-from kvsim.engines.vllm_063.deaths import recompute_of_many
 from kvsim.engines.vllm_063.moves import (
     admit,
     complete,
@@ -218,7 +218,7 @@ class Vllm033(Scheduler):
             recompute(batch, victim)
             self.requeue(batch.waiting, victim)
         else:
-            raise recompute_of_many(victim, "AssertionError @ core/scheduler.py:458")
+            raise died("recompute-of-parallel-samples", victim, line=458)
 
     def _swap_in(self, batch: Batch, blocks: Naive, plan: Plan) -> None:
         """Brings swapped requests back, oldest first, until one does not fit."""

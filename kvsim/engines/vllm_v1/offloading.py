@@ -9,12 +9,11 @@ a store reads are not held: who reuses one of them waits for the store (a *flush
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvsim.core.plan import Move, Plan
 from kvsim.core.request import ABORTED, Request
-from kvsim.engines.vllm_v1 import offload_remarks as events
 from kvsim.engines.vllm_v1.connector import (
     Connector,
     Done,
@@ -27,6 +26,13 @@ from kvsim.engines.vllm_v1.cpu_tier import Access, CpuTier, Key
 from kvsim.engines.vllm_v1.groups import Mask
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.engines.vllm_v1.search import ChunkedGroup, Search, chunked_groups
+
+PENDING, LOADED_BY_OTHERS, OWN_STORES = "pending", "loaded_by_others", "own_stores"
+"""Why a request was told to wait: what it could load is being stored; another request loads it; it
+was preempted, and its own stores are under way."""
+ANSWERS, REFUSED, PREEMPTED, FLUSHED = "answers", "refused", "preempted", "flushed"
+"""A prompt went on where an answer was not stored; a store found no room; transfers for which a
+step waited because of a preemption; all transfers for which steps waited."""
 
 
 class _Chunks:
@@ -52,7 +58,7 @@ class _Known:
         self.access = Access()
         self.groups = [_Chunks() for _ in range(groups)]
         self.events: set[str] = set()
-        """What happened to it (`offload_remarks`)."""
+        """What happened to it (`PENDING` and those below)."""
         self.jobs: set[int] = set()
         """Its transfers in flight."""
         self.over = False
@@ -100,7 +106,7 @@ class Offloading(Connector):
         self.capacity_blocks = tier.capacity * blocks_per_chunk
         self.prompts_only = offload_prompt_only
         self.happened: Counter[str] = Counter()
-        """Event (`offload_remarks`) → how many requests or transfers it happened to."""
+        """Event (`PENDING` and those below) → how many requests or transfers it happened to."""
         self._unstored: set[Key] = set()
         """The first chunk of each answer that was not stored, as prompts only are."""
         self._sync_budget = self._sync_left = sync_load_budget_bytes
@@ -127,7 +133,7 @@ class Offloading(Connector):
             chunks.blocks.clear()
             chunks.next = 0
         if known.jobs:
-            self._happens(events.OWN_STORES, known)
+            self._happens(OWN_STORES, known)
             return None
         self._extend_keys(request, known)
         known.local = computed
@@ -151,7 +157,7 @@ class Offloading(Connector):
         keys = [chunks.keys for chunks in known.groups]
         found = self._tiers.longest(keys, known.local, request.sequences[0].length)
         if found is None:
-            self._happens(events.PENDING, known)
+            self._happens(PENDING, known)
             return None
         self._note_answers(known, known.local + found)
         if found and self._blocks.caching and self._being_loaded:
@@ -161,7 +167,7 @@ class Offloading(Connector):
                 if group.window:
                     wanted = wanted[-group.load_chunks(end) :]
                 if not self._being_loaded.isdisjoint(wanted):
-                    self._happens(events.LOADED_BY_OTHERS, known)
+                    self._happens(LOADED_BY_OTHERS, known)
                     return None
         return found
 
@@ -178,7 +184,7 @@ class Offloading(Connector):
             for group, chunks in zip(self._groups, known.groups, strict=True):
                 following = chunks.keys[end // group.tokens : end // group.tokens + 1]
                 if not self._unstored.isdisjoint(following):
-                    self._happens(events.ANSWERS, known)
+                    self._happens(ANSWERS, known)
 
     def update_state_after_alloc(self, request: Request, local: int, match: Match) -> None:
         tables = self._blocks.tables(request.sequences[0])
@@ -225,7 +231,7 @@ class Offloading(Connector):
             if request in self._known
             for number in self._known[request].jobs - new
         }
-        self.happened[events.PREEMPTED] += len(flush)
+        self.happened[PREEMPTED] += len(flush)
         for block in self._touched & self._fences.keys():
             flush |= self._fences[block]
         stores: list[Job] = []
@@ -237,17 +243,10 @@ class Offloading(Connector):
             stores += self._stored(request, _written(request), flush)
         for request in plan.finished:
             self._over(request)
-        self.happened[events.FLUSHED] += len(flush)
+        self.happened[FLUSHED] += len(flush)
         self._touched.clear()
         self._sync_left = self._sync_budget
         return Transfers(loads, stores, sorted(flush), [], below=self.tier.copies())
-
-    def rests(self, requests: Iterable[Request]) -> bool:
-        return not self.tier.cascades and all(self._known[each].stored for each in requests)
-
-    def grew(self, moves: list[Move]) -> None:
-        self._note_tables(moves)
-        self._touched.clear()
 
     def _note_tables(self, moves: list[Move]) -> None:
         """Notes the tables of the batch, and forgets blocks that were reused."""
@@ -300,7 +299,7 @@ class Offloading(Connector):
         ]
         places = self.tier.offer(keys, known.access) if keys else {}
         if places is None:
-            self.happened[events.REFUSED] += 1
+            self.happened[REFUSED] += 1
             return []
         for chunks, end in zip(known.groups, ends, strict=True):
             chunks.next = max(chunks.next, end)
@@ -438,16 +437,16 @@ class Offloading(Connector):
         return self.tier.cascades and self.busy
 
     def remarks(self) -> list[str]:
-        return events.remarks(self.happened)
+        return _remarks(self.happened)
 
     def describe(self) -> dict[str, Any]:
         return {
             **self.tier.describe(),
             "blocks_per_chunk": self.blocks_per_chunk,
-            "flushed_jobs": self.happened[events.FLUSHED],
-            "refused_stores": self.happened[events.REFUSED],
-            "waited_for_stores": self.happened[events.PENDING],
-            "waited_for_loads_of_others": self.happened[events.LOADED_BY_OTHERS],
+            "flushed_jobs": self.happened[FLUSHED],
+            "refused_stores": self.happened[REFUSED],
+            "waited_for_stores": self.happened[PENDING],
+            "waited_for_loads_of_others": self.happened[LOADED_BY_OTHERS],
         }
 
     # -- the connector's own ---------------------------------------------------------------------
@@ -517,3 +516,23 @@ def _written(request: Request) -> int:
     if request.reason == ABORTED:
         return sequence.computed
     return max(request.input_length, sequence.length - 1)
+
+
+def _remarks(happened: Mapping[str, int]) -> list[str]:
+    """Returns a line for each surprise. `happened`: event → how often it happened in a run."""
+    texts = {
+        ANSWERS: "{} prompts go on from an answer of which the tier keeps nothing: by default it"
+        " stores prompts only; with offload_prompt_only = false it stores answers, too",
+        REFUSED: "{} stores found no room and stored nothing: a step stores all new chunks of a"
+        " request or none, and tries again in the next step; raise --kv-offloading-size",
+        PENDING: "{} requests waited for a hit that was still on its way to CPU memory, even where"
+        " computing it would have taken less time",
+        LOADED_BY_OTHERS: "{} requests waited until another one had loaded the same prefix, and"
+        " then hit it on the GPU",
+        OWN_STORES: "{} requests waited after a preemption until their own stores were over",
+        PREEMPTED: "{} transfers of preempted requests held up a whole step",
+        FLUSHED: "{} stores held up a whole step, because the blocks that they read were reused;"
+        " they include those of preempted requests",
+    }
+    lines = (text.format(f"{happened[name]:,}") for name, text in texts.items() if happened[name])
+    return [f"KV offload: {line}" for line in lines]

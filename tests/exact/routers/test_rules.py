@@ -17,7 +17,7 @@ from kvsim.fleet.routers.index import Tier
 from kvsim.fleet.routers.llm_d import Default, Precise
 from kvsim.fleet.routers.plain import BoundedHash, PowerOfTwo, SessionAffinity
 from kvsim.fleet.routers.router import Asked
-from kvsim.fleet.routers.sglang_tree import Tree
+from kvsim.fleet.routers.sglang import Tree
 
 FOUR = ("a", "b", "c", "d")
 EVERYONE = range(4)
