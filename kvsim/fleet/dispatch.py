@@ -23,9 +23,8 @@ import simpy
 from kvsim.core.blocks import BlockManager
 from kvsim.core.request import Request
 from kvsim.core.schema import CAUSES, ROUTING
-from kvsim.fleet.content import asked_of
 from kvsim.fleet.news import Mailbox, News
-from kvsim.fleet.routers.router import Asked, Choice, Router
+from kvsim.fleet.routers.router import Asked, Choice, Router, asked_of
 from kvsim.run.replica.events import Process
 from kvsim.run.replica.inbox import Senders
 from kvsim.run.serving import Serving

@@ -48,8 +48,7 @@ from kvsim.settings.versions import Default
 from kvsim.settings.versions import release as version_of
 
 if TYPE_CHECKING:
-    from kvsim.run.features.connectors import Offload
-    from kvsim.run.features.disaggregation import Side
+    from kvsim.run.features.connectors import Offload, Side
 
 
 class Parts(NamedTuple):
@@ -253,7 +252,7 @@ def _offload(
 ) -> Offload | Side:
     # Few runs have one.
     if role_of(config):
-        from kvsim.run.features.disaggregation import side_of
+        from kvsim.run.features.connectors import side_of
 
         assert isinstance(blocks, KVCacheManager)
         return side_of(config, model, blocks)

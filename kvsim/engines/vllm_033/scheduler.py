@@ -38,9 +38,8 @@ from kvsim.engines.vllm_063.moves import (
     tables_of,
     taken_on,
 )
-from kvsim.policies.means import make_means
 from kvsim.policies.requeue import make_requeue
-from kvsim.policies.victims import tail
+from kvsim.policies.victims import make_means, tail
 
 SLOTS: Final = BLOCKED.index("slots")
 TOKENS: Final = BLOCKED.index("tokens")
@@ -78,7 +77,7 @@ class Vllm033(Scheduler):
         requeue: Any = None,
         prices: Any = None,
     ) -> None:
-        """`victim`: `kvsim.policies.victims.Victim`; `prices`: `kvsim.policies.means.Prices`.
+        """`victim`: `kvsim.policies.victims.Victim`; `prices`: `kvsim.policies.victims.Prices`.
         Raises `ValueError` for what the engine refuses."""
         if max_num_batched_tokens is None:
             max_num_batched_tokens = max(max_model_len, 2048)

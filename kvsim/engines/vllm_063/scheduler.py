@@ -35,9 +35,8 @@ from kvsim.engines.vllm_063.moves import (
     tables_of,
     taken_on,
 )
-from kvsim.policies.means import make_means
 from kvsim.policies.requeue import make_requeue
-from kvsim.policies.victims import by_priority, tail
+from kvsim.policies.victims import by_priority, make_means, tail
 
 SLOTS: Final = BLOCKED.index("slots")
 TOKENS: Final = BLOCKED.index("tokens")
@@ -89,7 +88,7 @@ class Vllm063(Scheduler):
         requeue: Any = None,
         prices: Any = None,
     ) -> None:
-        """`victim`: `kvsim.policies.victims.Victim`; `prices`: `kvsim.policies.means.Prices`.
+        """`victim`: `kvsim.policies.victims.Victim`; `prices`: `kvsim.policies.victims.Prices`.
         Raises `ValueError` for what the engine refuses."""
         if max_num_batched_tokens is None:
             max_num_batched_tokens = 512 if enable_chunked_prefill else max(max_model_len, 2048)

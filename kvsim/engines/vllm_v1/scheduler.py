@@ -30,11 +30,10 @@ from kvsim.core.request import (
 )
 from kvsim.core.scheduler import Scheduler
 from kvsim.engines.deaths import died
-from kvsim.engines.vllm_v1.adapters import AdapterSlots
-from kvsim.engines.vllm_v1.cadence import Cadence
 from kvsim.engines.vllm_v1.connector import Connector, Done, Match, Worker
 from kvsim.engines.vllm_v1.drafts import Speculation
 from kvsim.engines.vllm_v1.manager import KVCacheManager
+from kvsim.engines.vllm_v1.passing import AdapterSlots, Cadence
 from kvsim.engines.vllm_v1.releases import Release
 from kvsim.policies.requeue import make_requeue, priority_by_trace
 
