@@ -11,7 +11,7 @@ from kvsim.cost import COSTS
 from kvsim.engines import BLOCK_MANAGERS, ENGINES
 from kvsim.policies.eviction import EVICTIONS
 from kvsim.policies.growth import GROWTH
-from kvsim.policies.idle import IDLE_ORDERS
+from kvsim.policies.order import IDLE_ORDERS
 from kvsim.policies.requeue import REQUEUE
 from kvsim.policies.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
 from kvsim.policies.victims import VICTIMS

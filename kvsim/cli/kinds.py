@@ -73,9 +73,7 @@ def of_fleets() -> Kind:
     from kvsim.fleet.contender import simulate_contender
     from kvsim.fleet.difference import explain_fleets
     from kvsim.fleet.folder import read_fleet, write_fleet
-    from kvsim.fleet.page import build_fleet
-    from kvsim.fleet.page_compare import build_fleet_comparison
-    from kvsim.fleet.page_diff import build_fleet_diff
+    from kvsim.fleet.page import build_fleet, build_fleet_comparison, build_fleet_diff
     from kvsim.report.files import write_results
 
     def write(run: FleetRun, folder: Path) -> None:

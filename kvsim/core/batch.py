@@ -24,7 +24,7 @@ from mypy_extensions import i64
 from kvsim.core import guard
 from kvsim.core.blocks import BlockManager
 from kvsim.core.plan import RECOMPUTE, SWAP, Plan
-from kvsim.core.records import transitions
+from kvsim.core.records import logs
 from kvsim.core.records.tally import Tally
 from kvsim.core.request import FINISHED, IGNORED, RUNNING, SWAPPED, WAITING, Request
 from kvsim.core.vectors import EMPTY
@@ -89,7 +89,7 @@ class Batch:
         self.tokens = self.now_ns = self.busy_until_ns = 0
         self.plan = self.arriving = None
         self._plans = []
-        self.transitions, self.token_gaps_ns = transitions.Transitions(), Tally()
+        self.transitions, self.token_gaps_ns = logs.Transitions(), Tally()
         self._gap_ns = self._gaps = 0
         self._gaps_ns, self._times = EMPTY, EMPTY
         self._output_length, self._sample_lengths = output_length, sample_lengths
@@ -176,9 +176,9 @@ class Batch:
         if request.first_scheduled_ns < 0:
             request.first_scheduled_ns = self.now_ns
             if self.busy_until_ns > self.now_ns:
-                self.note(request, transitions.SCHEDULED, 0, self.busy_until_ns)
+                self.note(request, logs.SCHEDULED, 0, self.busy_until_ns)
         else:
-            self.note(request, transitions.READMITTED)
+            self.note(request, logs.READMITTED)
 
     def chunk(self, plan: Plan, place: i64, sequence: Request, scheduled: i64, cached: i64) -> None:
         """Books that a step takes on `scheduled` more known tokens of a sequence, `cached` of which
@@ -200,11 +200,11 @@ class Batch:
         if again > 0:
             request.recomputed_tokens += again
         elif request.first_token_ns < 0:
-            self.note(request, transitions.CAUGHT_UP)
+            self.note(request, logs.CAUGHT_UP)
         if yields:
-            self.note(request, transitions.RESUMED)
+            self.note(request, logs.RESUMED)
         elif request.first_token_ns >= 0 and end == sequence.length - 1:
-            self.note(request, transitions.RECOVERED)
+            self.note(request, logs.RECOVERED)
 
     def preempt(self, sequence: Request) -> None:
         """A running sequence lost its blocks; its KV will be computed again."""
@@ -217,7 +217,7 @@ class Batch:
         request.num_preemptions += 1
         assert self.plan is not None
         self.plan.preempted.append((request, RECOMPUTE))
-        self.note(request, transitions.PREEMPTED, lost)
+        self.note(request, logs.PREEMPTED, lost)
 
     def swap_out(self, request: Request, pairs: list[tuple[int, int]]) -> None:
         """The blocks of a running request were moved to the CPU, as (GPU block, CPU block)."""
@@ -228,7 +228,7 @@ class Batch:
         request.swapped_out_blocks += len(pairs)
         assert self.plan is not None
         self.plan.preempted.append((request, SWAP))
-        self.note(request, transitions.SWAPPED_OUT, len(pairs))
+        self.note(request, logs.SWAPPED_OUT, len(pairs))
 
     def swap_in(self, request: Request, pairs: list[tuple[int, int]]) -> None:
         """The blocks of a swapped request were moved back, as (CPU block, GPU block)."""
@@ -239,7 +239,7 @@ class Batch:
         assert self.plan is not None
         self.plan.swaps_in.extend(pairs)
         self.plan.swapped_in.append(request)
-        self.note(request, transitions.SWAPPED_IN, len(pairs))
+        self.note(request, logs.SWAPPED_IN, len(pairs))
 
     def ignore(self, request: Request, reason: str) -> None:
         """Ends a request that the engine gives up. It is in no queue, and its blocks are lost."""
@@ -341,7 +341,7 @@ class Batch:
         """Logs a transition; by default, at the start of the step being composed."""
         if time_ns < 0:
             time_ns = max(self.now_ns, self.busy_until_ns)
-        self.transitions.rows += transitions.pack(request.index, kind, time_ns, value)
+        self.transitions.rows += logs.pack(request.index, kind, time_ns, value)
 
     def audit(self) -> None:
         """Asserts that queues, states of requests, block tables and the pool agree."""

@@ -2,14 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from mypy_extensions import i64, mypyc_attr
 
 from kvsim.core import guard
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
+
+
+class Stored(NamedTuple):
+    """Blocks that can be hit from now on."""
+
+    parent: int | None
+    """Key of the block before the first one; None at the start of a prompt."""
+    keys: Sequence[int]
+    """A key for each block, made of its tokens and all before them."""
+
+
+class Removed(NamedTuple):
+    """Blocks whose content is lost, in this order."""
+
+    keys: Sequence[int]
+
+
+class CacheEvents:
+    """Collects the reports of one prefix cache until they are published."""
+
+    def __init__(self) -> None:
+        self._events: list[Stored | Removed] = []
+
+    def stored(self, parent: int | None, keys: Sequence[int]) -> None:
+        """Reports blocks that can be hit from now on."""
+        self._events.append(Stored(parent, keys))
+
+    def labelled(self, keys: Sequence[int], first: int) -> None:
+        """Reports the blocks from `first` on of a sequence with these leading keys."""
+        self.stored(keys[first - 1] if first else None, keys[first:])
+
+    def removed(self, keys: Sequence[int]) -> None:
+        """Reports blocks whose content is lost."""
+        self._events.append(Removed(keys))
+
+    def take(self) -> list[Stored | Removed]:
+        """Returns what was reported since the last call, in order."""
+        events, self._events = self._events, []
+        return events
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -55,7 +94,7 @@ class BlockManager:
         return 0
 
     def report(self, events: Any) -> bool:
-        """Reports to `events` (`kvsim.core.cache_events.CacheEvents`) from now on what enters and
+        """Reports to `events` (`kvsim.core.blocks.CacheEvents`) from now on what enters and
         leaves the prefix cache. Returns whether the engine publishes such events."""
         return False
 

@@ -124,7 +124,8 @@ def _put(book: _Book, name: str, value: Any) -> None:
 
 def _inherited(kind: type, name: str) -> Any:
     """The descriptor of a compiled class before it; None if the values lie in the objects."""
-    found = (vars(base).get(name) for base in kind.__mro__[1:])
+    before = {(base, known): value for base, known, value in _before}
+    found = (before.get((base, name), vars(base).get(name)) for base in kind.__mro__[1:])
     return next((each for each in found if hasattr(each, "__set__")), None)
 
 

@@ -74,7 +74,7 @@ class Loop:
         (`kvsim.run.watchers.Watcher`). `progress` is called with the number of requests that have
         just ended. `over` is called with each ended request once no step refers to it. The
         scheduler ends requests early at their `departures`
-        (`kvsim.run.replica.patience.Patience`)."""
+        (`kvsim.run.serving.Patience`)."""
         self._host, self._scheduler, self._batch = host, scheduler, batch
         self._rows, self._step_over, self._refused = rows, step_over, refused
         self._watcher, self._told, self._over = watcher, progress, over

@@ -54,7 +54,7 @@ class Pool:
     """Which free block with content is reused first (`kvsim.policies.order.Order`); None: the one
     released first."""
     events: Any
-    """Where the cache reports what comes and goes (`kvsim.core.cache_events.CacheEvents`); None
+    """Where the cache reports what comes and goes (`kvsim.core.blocks.CacheEvents`); None
     if nobody asks."""
     keys: dict[int, int]
     """Content → its key in the stream, for the order and the events."""

@@ -12,7 +12,7 @@ from kvsim.settings.config import RunConfig
 
 
 class MeansPrices:
-    """Prices by the cost model and the link of a run; implements `kvsim.policies.means.Prices`.
+    """Prices by the cost model and the link of a run; implements `kvsim.policies.victims.Prices`.
 
     `cost` should be a separate instance of the cost model, because prices asked here must not count
     as steps of the run.

@@ -178,9 +178,9 @@ BLOCK_MANAGERS = _Classes(
 """Values of `--block-manager`: who holds which KV block, and what can still be hit."""
 
 _FORMULAS = {
-    "vllm": "vllm_memory:VllmMemory",
+    "vllm": "memory:VllmMemory",
     "sglang": "sglang.server:SglangMemory",
-    "nano-vllm": "nano.memory:NanoMemory",
+    "nano-vllm": "memory:NanoMemory",
 }
 """Values of `--memory-formula`."""
 

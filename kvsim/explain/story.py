@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.core.records.transitions import LOADING, PREEMPTED, RELOADING, SWAPPED_OUT
+from kvsim.core.records.logs import LOADING, PREEMPTED, RELOADING, SWAPPED_OUT
 from kvsim.core.request import ABORTED
 from kvsim.core.schema import BLOCKED
 from kvsim.errors import OutputError, nearest

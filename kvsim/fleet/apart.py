@@ -19,8 +19,7 @@ import simpy
 
 from kvsim.core.request import Request
 from kvsim.errors import EngineStopped
-from kvsim.fleet.content import asked_of
-from kvsim.fleet.routers.router import Router
+from kvsim.fleet.routers.router import Router, asked_of
 from kvsim.run.attempt import play
 from kvsim.run.blame import blaming
 from kvsim.run.replica.inbox import Inbox

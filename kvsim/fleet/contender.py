@@ -7,10 +7,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from kvsim.fleet.bounds import find_bounds
 from kvsim.fleet.figures import summarise_fleet
 from kvsim.fleet.fleet import simulate_fleet
 from kvsim.fleet.folder import FleetRun, fleet_run
+from kvsim.fleet.routing import find_bounds
 from kvsim.settings.config import RunConfig, to_table
 from kvsim.workload.trace import Trace
 

@@ -7,9 +7,18 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from kvsim.core.schema import CAUSES
+from kvsim.explain.certainty.comparison import Comparison
+from kvsim.fleet.difference import (
+    REPLICA_DIFF_HEAD,
+    NamedFleet,
+    explain_fleets,
+    replica_differences,
+)
 from kvsim.fleet.folder import FleetRun
 from kvsim.fleet.routing import in_flight, of_admitted, sent_to
 from kvsim.report import binning, wording
+from kvsim.report.pages.compare import comparison_page
+from kvsim.report.pages.diff import diff_page
 from kvsim.report.pages.distribution import distribution_figures
 from kvsim.report.pages.document import document, placed
 from kvsim.report.pages.figures import (
@@ -32,6 +41,7 @@ from kvsim.report.routing import (
     CAUSE_WORDS,
     HITS,
     REGRET_HEAD,
+    REGRETS,
     REPLICAS,
     TRIP,
     fleet_title,
@@ -239,3 +249,44 @@ def _lanes(run: FleetRun, views: Sequence[View], axis: TimeAxis) -> Iterator[Fig
         below = titled("KV (%)", domain=[0, 0.34], range=[0, 101], tickvals=[0, 100])
         id, title = f"lane-{i}", f"Replica {names[i]}"
         yield time_chart(axis, id, title, note, data, y, below=below, keyed=False, height=_LANE_PX)
+
+
+def build_fleet_diff(first: NamedFleet, other: NamedFleet) -> str:
+    """The page that says why the second run differs from the first."""
+    rows = replica_differences(first[1], other[1])
+    routing = (
+        panel(f"{name}: {title}", table(*tables[title]))
+        for title in (REGRETS, HITS)
+        for name, run in (first, other)
+        if title in (tables := routing_tables(run.summary))
+    )
+    return diff_page(
+        explain_fleets(first, other),
+        [(name, run.summary) for name, run in (first, other)],
+        {"Replicas": panel(None, table(REPLICA_DIFF_HEAD, rows)), "Decisions": join(routing)},
+    )
+
+
+def build_fleet_comparison(
+    fleets: Sequence[NamedFleet], comparison: Comparison | None = None
+) -> str:
+    """The page of two fleets or more, all compared with the first; see `build_comparison`."""
+    first, *others = fleets
+    tables = [(name, routing_tables(run.summary)) for name, run in fleets]
+    parts = []
+    if hits := [each[HITS][1] for _, each in tables if HITS in each]:
+        shares = ([rows[0][0], *(row[-1] for row in rows)] for rows in zip(*hits, strict=False))
+        head = ["prompt tokens", *(name for name, each in tables if HITS in each)]
+        parts.append(panel("Of the prompt tokens", table(head, shares)))
+    parts += [
+        panel(f"{name}: {title}", table(*each[title]))
+        for title in (REGRETS, REPLICAS, TRIP)
+        for name, each in tables
+        if title in each
+    ]
+    return comparison_page(
+        [(name, run.summary, run.requests) for name, run in fleets],
+        [explain_fleets(first, other) for other in others],
+        comparison,
+        {"Decisions and replicas": join(parts)},
+    )

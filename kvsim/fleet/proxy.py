@@ -22,7 +22,7 @@ from kvsim.engines.vllm_v1.scheduler import VllmV1
 from kvsim.errors import ConfigError
 from kvsim.fleet.dispatch import Dispatch
 from kvsim.run.assembly import Parts
-from kvsim.run.features.disaggregation import Side
+from kvsim.run.features.connectors import Side
 from kvsim.run.features.offload import ROLES, role_of
 from kvsim.run.replica.rdma import Handover, Keeper, Puller
 from kvsim.run.serving import Serving

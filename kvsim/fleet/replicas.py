@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import simpy
 
-from kvsim.engines.vllm_memory import captured_tokens
+from kvsim.engines.memory import captured_tokens
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.fleet.apart import Load
-from kvsim.fleet.decisions import Decisions
-from kvsim.fleet.dispatch import Dispatch
+from kvsim.fleet.dispatch import Decisions, Dispatch
 from kvsim.fleet.result import FleetResult
 from kvsim.fleet.routers.router import Router
 from kvsim.run.assembly import Parts

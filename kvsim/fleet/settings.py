@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, get_type_hints
 
-from msgspec import field
+from msgspec import Struct, field
 
-from kvsim.settings.config import Positive, RunConfig, make_config
+from kvsim.errors import ConfigError
+from kvsim.settings.config import Positive, RunConfig, make_config, merged
+from kvsim.settings.library import converted
+from kvsim.settings.limits import REPLICAS, check_size
 
 
 class FleetConfig(RunConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,3 +57,34 @@ def load_settings() -> frozenset[str]:
         for meta in hints[key].__metadata__
         if meta.extra is not None and meta.extra["panel"] == "Load"
     )
+
+
+class _Kind(Struct, frozen=True):
+    count: Positive = 1
+
+
+def each_kind(
+    kinds: Iterable[Any], shared: Mapping[str, Any], where: str
+) -> Iterator[tuple[int, dict[str, Any], str]]:
+    """Iterates over kinds of replicas: how many there are, their settings, and where these stand.
+
+    In a TOML file, each is a table `[[replicas]]` below the settings of all, with its own settings
+    and, if there are several, their `count`.
+
+    Raises `ConfigError` if a kind says how requests are sent, since they are sent to all.
+    """
+    load, replicas = load_settings(), 0
+    for number, kind in enumerate(kinds):
+        place = f"{where}: replicas[{number}]"
+        if not isinstance(kind, dict):
+            raise ConfigError(f"{place}: expected a table of settings, got {kind!r}")
+        count = converted(kind, _Kind, place).count
+        replicas += count
+        check_size(f"{place}: replicas", replicas, REPLICAS)
+        own = {key: value for key, value in kind.items() if key != "count"}
+        for key in own:
+            if key in load:
+                raise ConfigError(
+                    f"{place}: {key} is for all replicas; write it above [[replicas]]"
+                )
+        yield count, merged(shared, own), place

@@ -13,7 +13,9 @@ blocks. The key of a content stands for the tokens of a full block and all token
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -80,10 +82,6 @@ class Order:
             reversed(blocks), reversed(keys), reversed(tokens), strict=True
         ):
             self.put(block, key, upto, access_ns)
-
-    def pop_many(self, number: int) -> list[int]:
-        """Returns `number` blocks in the order in which `pop` would return them."""
-        return [self.pop() for _ in range(number)]
 
     def __len__(self) -> int:
         """The number of idle blocks. For a user's order, the pool keeps the count."""
@@ -172,21 +170,78 @@ class _Checked(Order):
 
     def pop(self) -> int:
         block = self._order.pop()
-        self._given_out(block)
-        return block
-
-    def pop_many(self, number: int) -> list[int]:
-        blocks = self._order.pop_many(number)
-        for block in blocks:
-            self._given_out(block)
-        if len(blocks) != number:
-            raise ConfigError(f"{self._label} gave out {len(blocks)} blocks instead of {number}")
-        return blocks
-
-    def _given_out(self, block: int) -> None:
         if type(block) is not int or block not in self._idle:
             raise ConfigError(
                 f"{self._label} gave out {block!r}, which is not idle; let `pop` take out one"
                 " that was `put` and not `hit` since"
             )
         del self._idle[block]
+        return block
+
+
+class Stack(Order):
+    """Last returned, first reused; blocks never used come last, in ascending order.
+
+    vLLM 0.6.3.post1 `core/block/naive_block.py`: a deque, freed blocks are pushed on its left. The
+    pool keeps this order itself (`kvsim.engines.vllm_063.pool.BlockPool`).
+    """
+
+
+class TopStack(Order):
+    """Last returned, first reused; blocks never used come last, in descending order.
+
+    vLLM 0.3.3 `core/block_manager.py`, `BlockAllocator`: a list of all blocks, popped at its end.
+    The pool keeps it, too.
+    """
+
+
+class Queue(Order):
+    """First returned, first reused; blocks never used come first, in ascending order.
+
+    The last block of a table goes first. A block whose content is hit leaves the order from
+    wherever it is.
+
+    nano-vllm `nanovllm/engine/block_manager.py`: a deque, freed blocks are pushed on its right.
+    """
+
+    __slots__ = ("_end", "_fresh", "_returned")
+
+    def __init__(self, first: int, size: int) -> None:
+        self._returned: OrderedDict[int, None] = OrderedDict()
+        self._fresh = first
+        self._end = first + size
+
+    def __len__(self) -> int:
+        return len(self._returned) + self._end - self._fresh
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._returned)
+
+    def hit(self, block: int) -> None:
+        self._returned.pop(block, None)
+
+    def pop(self) -> int:
+        block = self._fresh
+        if block < self._end:
+            self._fresh = block + 1
+            return block
+        assert self._returned, "no idle block left"
+        return self._returned.popitem(last=False)[0]
+
+    def put(self, block: int, key: int | None, tokens: int, access_ns: int) -> None:
+        self._returned[block] = None
+
+    @property
+    def fresh(self) -> range:
+        return range(self._fresh, self._end)
+
+
+IDLE_ORDERS: dict[str, type[Order]] = {
+    "stack": Stack,
+    "top-stack": TopStack,
+    "queue": Queue,
+}
+"""Values of the block managers' argument `idle_order`."""
+
+make_idle_order = partial(make_order, "idle_order", IDLE_ORDERS)
+"""Returns the factory of an idle order by name (`kvsim.policies.order.make_order`)."""

@@ -38,7 +38,7 @@ BOUND_WORDS = {
     "pooled_optimum_tokens": "the same, and it knew the future",
     "unlimited_tokens": "one cache that forgets nothing",
 }
-"""Figure of `kvsim.fleet.bounds` → what it is."""
+"""Figure of `kvsim.fleet.routing` → what it is."""
 
 REPLICA_HEAD = ("sent", "prompt tokens", "hits", "preempted", "KV mean", "TTFT p99", "ended")
 REGRET_HEAD = ("regret", "decisions", "tokens", "of prompt")

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.core.blocks import BlockManager
 from kvsim.core.scheduler import Scheduler
-from kvsim.cost import Cost
+from kvsim.cost import Cost, make_cost
 from kvsim.cost.prices import make_prices
+from kvsim.cost.stages import StagedCost
 from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine, memory_formula
 from kvsim.engines.vllm_v1.groups import Full, Group
 from kvsim.engines.vllm_v1.manager import KVCacheManager, full_attention
@@ -28,6 +29,7 @@ from kvsim.run.checks import (
     check_cache,
     check_chunks,
     check_engine,
+    check_features,
     check_manager,
     check_retention,
     check_sharing,
@@ -37,7 +39,6 @@ from kvsim.run.checks import (
     fitting,
 )
 from kvsim.run.features.offload import offloads, role_of
-from kvsim.run.features.pipeline import cost_of_stages, stages_at_work
 from kvsim.run.features.speculation import Speculative, speculates, speculation_of
 from kvsim.settings.config import RunConfig, to_table
 from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
@@ -47,8 +48,7 @@ from kvsim.settings.versions import Default
 from kvsim.settings.versions import release as version_of
 
 if TYPE_CHECKING:
-    from kvsim.run.features.connectors import Offload
-    from kvsim.run.features.disaggregation import Side
+    from kvsim.run.features.connectors import Offload, Side
 
 
 class Parts(NamedTuple):
@@ -252,7 +252,7 @@ def _offload(
 ) -> Offload | Side:
     # Few runs have one.
     if role_of(config):
-        from kvsim.run.features.disaggregation import side_of
+        from kvsim.run.features.connectors import side_of
 
         assert isinstance(blocks, KVCacheManager)
         return side_of(config, model, blocks)
@@ -337,3 +337,38 @@ def _check_kind(config: RunConfig, engine: Engine) -> None:
         f"block_manager: {config.block_manager} {what}; give a subclass of"
         f" {wanted.__module__}.{wanted.__name__}"
     )
+
+
+KEY = "pipeline_parallel_size"
+
+
+def stages_at_work(config: RunConfig, engine: Engine, model: Model) -> int:
+    """How many stages work on different steps at once; 1 without a pipeline.
+
+    Other engines than vLLM V1 pass each step through all stages before the next begins, and say so
+    (`kvsim.settings.notes`). Raises `ConfigError` for what is not simulated together with a
+    pipeline.
+    """
+    stages = config.pipeline_parallel_size
+    if stages == 1 or not engine.groups:
+        return 1
+    check_features(KEY, config, engine, "has no pipeline")
+    others = {
+        "speculative_config": config.speculative_config,
+        "kv_offloading_size": config.kv_offloading_size,
+        "kv_transfer_config": config.kv_transfer_config,
+        "data_parallel_size": config.data_parallel_size > 1 and model.experts is not None,
+    }
+    for key, given in others.items():
+        if given:
+            raise ConfigError(
+                f"{key}: not simulated together with a pipeline; leave it out, or use"
+                " --pipeline-parallel-size 1"
+            )
+    return stages
+
+
+def cost_of_stages(config: RunConfig, model: Model, hardware: Hardware, stages: int) -> Cost:
+    """The cost model of a run, divided among `stages` stages. Raises `ConfigError`."""
+    cost = make_cost(config, model, hardware)
+    return cost if stages == 1 else StagedCost(cost, model, hardware, config)

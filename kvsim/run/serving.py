@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from math import inf
+from operator import attrgetter
+from struct import Struct
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import simpy
@@ -11,28 +15,56 @@ import simpy
 from kvsim.core.batch import Batch
 from kvsim.core.host import SimulatedTime
 from kvsim.core.loop import Loop
-from kvsim.core.request import Request
+from kvsim.core.records.packed import PackedColumns
+from kvsim.core.request import ABORTED, Request
 from kvsim.core.rows import StepRows
+from kvsim.core.schema import REQUESTS, TEXT, Source
 from kvsim.cost import checked_prices
 from kvsim.cost.stages import StagedCost
 from kvsim.errors import EngineStopped
 from kvsim.results.ledger.account import account_prompts, account_times
-from kvsim.run.archive import Archive
 from kvsim.run.assembly import Parts
 from kvsim.run.blame import blaming
-from kvsim.run.replica.events import Link, Process
-from kvsim.run.replica.host import Receiver
+from kvsim.run.replica.events import Link, Process, Receiver
 from kvsim.run.replica.lockstep import Ranks, RankTime
-from kvsim.run.replica.patience import Patience
 from kvsim.run.replica.pipeline import PipelineTime
 from kvsim.run.result import Books, Outcome, Result, provenance
 from kvsim.run.watchers import Watcher
-from kvsim.workload.columns import column
+from kvsim.workload.columns import Rows, column
 from kvsim.workload.requests import Requests
 from kvsim.workload.trace import Row, Trace
 
 if TYPE_CHECKING:
     from kvsim.run.result import Columns
+
+
+class Patience:
+    """The requests in progress whose clients will not wait for ever."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._after_ns = column(rows, "abort_after_ns")
+        self._due: list[tuple[int, int, Request]] = []
+        """Heap of (when its client gives it up, index, request)."""
+
+    def begins(self, request: Request) -> None:
+        """A request was sent."""
+        after_ns = self._after_ns[request.index]
+        if after_ns is not None:
+            heapq.heappush(self._due, (request.arrival_ns + after_ns, request.index, request))
+
+    @property
+    def next_ns(self) -> float:
+        """When the next request in progress is given up; infinite: never."""
+        while self._due and self._due[0][2].finish_ns >= 0:
+            heapq.heappop(self._due)
+        return self._due[0][0] if self._due else inf
+
+    def over(self, now_ns: int) -> list[Request]:
+        """Takes out the requests in progress that are given up until now, in order."""
+        found = []
+        while self.next_ns <= now_ns:
+            found.append(heapq.heappop(self._due)[2])
+        return found
 
 
 class Serving:
@@ -191,3 +223,84 @@ def _deadlock(batch: Batch, now_ns: int, step: int) -> Outcome:
         "give the engine more blocks (--num-gpu-blocks-override), a smaller --watermark, or a"
         " larger --max-num-batched-tokens",
     )
+
+
+_PACKED = tuple(column for column in REQUESTS.columns if column.source is Source.REQUEST)
+_TRACE = tuple(column for column in REQUESTS.columns if column.source is Source.TRACE)
+
+_values_of = attrgetter(*(column.attribute or column.name for column in _PACKED))
+_pack = Struct(f"{len(_PACKED)}q").pack
+_STATUS = {"": "completed", ABORTED: ABORTED}
+"""Reason of a request → its status; any other was rejected."""
+_PIECE_BYTES = 8 * len(_PACKED) << 15
+"""Bytes of results that are packed at once."""
+
+
+class Archive:
+    """The results of the requests made from some rows of a trace."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = rows
+        self._columns = PackedColumns(tuple(column.name for column in _PACKED))
+        self._fresh = bytearray()
+        """Results that are not packed yet, as consecutive 64-bit integers."""
+        self._reasons: dict[int, str] = {}
+        """Index of a rejected request → the reason."""
+        self._said: dict[str, Any] = {}
+        """Columns that come from the trace."""
+
+    def add(self, request: Request) -> None:
+        """Stores the results of a request, which must not change any more."""
+        self._fresh += _pack(*_values_of(request))
+        if request.reason:
+            self._reasons[request.index] = request.reason
+        if len(self._fresh) >= _PIECE_BYTES:
+            self._seal()
+
+    def missing(self) -> list[int]:
+        """Returns the indexes of the rows whose requests are not stored yet."""
+        self._seal()
+        absent = np.ones(len(self._rows), dtype=bool)
+        absent[self._columns["index"]] = False
+        return list(map(int, np.flatnonzero(absent)))
+
+    def let_rows_go(self) -> None:
+        """Takes over what the rows say of the requests stored, so that their memory may be freed.
+
+        No more requests can be stored.
+        """
+        self._seal()
+        stored = np.sort(self._columns["index"]).tolist()
+        for each in _TRACE:
+            values = column(self._rows, each.name)
+            if len(stored) < len(self._rows):
+                values = [values[index] for index in stored]
+            if each.type == TEXT:
+                self._said[each.name] = [value or "" for value in values]
+            else:
+                self._said[each.name] = np.array(values, np.int64)
+        if not isinstance(self._rows, Rows):
+            # Copies, so that the memory of the rows is free once nothing else needs them.
+            self._said["id"] = [f"{each} "[:-1] for each in self._said["id"]]
+        self._rows = ()
+
+    def column(self, name: str) -> np.ndarray:
+        """Returns one of the columns of numbers that requests have, in trace order."""
+        self._seal()
+        return self._columns[name][np.argsort(self._columns["index"])]
+
+    def columns(self) -> dict[str, Any]:
+        """Returns the columns of `REQUESTS` that neither files nor the ledger add, in trace order;
+        -1 means null."""
+        if not self._said:
+            self.let_rows_go()
+        order = np.argsort(self._columns["index"])
+        columns: dict[str, Any] = {name: self._columns[name][order] for name in self._columns}
+        reasons = [self._reasons.get(index, "") for index in columns["index"].tolist()]
+        status = [_STATUS.get(reason, "rejected") for reason in reasons]
+        return columns | self._said | {"status": status, "reason": reasons}
+
+    def _seal(self) -> None:
+        if self._fresh:
+            self._columns.add(np.frombuffer(self._fresh, np.int64).reshape(-1, len(_PACKED)))
+            self._fresh = bytearray()

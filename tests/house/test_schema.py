@@ -4,10 +4,10 @@ import pytest
 from places import ROOT
 
 from kvsim.core.schema import BLOCK_MAP, BLOCKED, REQUESTS, TABLES, Table
-from kvsim.core.schema.reference import reference
+from kvsim.core.schema.__main__ import reference
 from kvsim.results.blockmap.blockmap import STATES
 from kvsim.results.ledger.parts import KERNEL_LABELS, PROMPT_LABELS, PROMPT_PARTS, WAITING_FOR
-from kvsim.run.archive import Archive
+from kvsim.run.serving import Archive
 
 DOCS = ROOT / "docs" / "reference" / "columns.md"
 

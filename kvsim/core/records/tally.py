@@ -8,7 +8,7 @@ add ──► two lists ──► arrays, as they came ──► sorted, each nu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,13 +36,6 @@ class Tally(Mapping[int, int]):
         """Count a number `times` times."""
         self._numbers.append(number)
         self._times.append(times)
-        if len(self._times) >= _PIECE:
-            self._pack()
-
-    def add_each(self, numbers: Iterable[int], times: int) -> None:
-        """Count each of these numbers `times` times."""
-        self._numbers += numbers
-        self._times += [times] * (len(self._numbers) - len(self._times))
         if len(self._times) >= _PIECE:
             self._pack()
 

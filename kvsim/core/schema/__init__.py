@@ -9,10 +9,17 @@ StepRows ──► STEPS            requests, trace ──► REQUESTS      + in
 """
 
 from kvsim.core.schema.column import FLOAT, INTEGER, TEXT, Column, Source, Table
-from kvsim.core.schema.handovers import HANDOVERS, LEG_LABELS, LEGS
-from kvsim.core.schema.logs import BLOCK_MAP, KINDS, TRANSITIONS
+from kvsim.core.schema.logs import (
+    BLOCK_MAP,
+    CAUSES,
+    HANDOVERS,
+    KINDS,
+    LEG_LABELS,
+    LEGS,
+    ROUTING,
+    TRANSITIONS,
+)
 from kvsim.core.schema.requests import REQUESTS
-from kvsim.core.schema.routing import CAUSES, ROUTING
 from kvsim.core.schema.steps import (
     BLOCKED,
     SGLANG_COLUMNS,

@@ -63,3 +63,74 @@ BLOCK_MAP = Table(
         _map("owner_blocks", "blocks", "owned by it"),
     ),
 )
+
+
+_decision = partial(Column, source=Source.ROUTING, null=True)
+
+_CAUSES = (
+    ("", "nothing: no eligible replica had more of the prompt than the chosen one"),
+    ("load", "the router knew the better replica, and load or another rule decided against it"),
+    ("stale_index", "its index took the chosen replica to have as much, or more"),
+    ("index_cap", "its index ends before the prompts differ (`Router.index_limit_tokens`)"),
+    ("tie", "the better replica was in the draw, and was not drawn"),
+    ("no_index", "the router keeps no index of prompts"),
+)
+CAUSES = tuple(name for name, _ in _CAUSES)
+"""Names of the values of a decision's column `cause`."""
+
+ROUTING = Table(
+    "routing",
+    "One row per request of the trace, as its router decided; null: it was sent to nobody. Cached"
+    " tokens are those that an admission at that moment would find in the engine's real cache,"
+    " which no router sees. `best_tokens - cached_tokens` is the regret of a decision.",
+    (
+        Column("request", "", "its `index` in the trace", Source.ROUTING),
+        _decision("time_ns", "ns", "when the router decided"),
+        _decision("replica", "", "the chosen one"),
+        _decision("cached_tokens", "tokens", "of its prompt, in the cache of the chosen replica"),
+        _decision("best_replica", "", "an eligible one with the most; the chosen one if it has"),
+        _decision("best_tokens", "tokens", "cached there"),
+        _decision("cause", "", "why the chosen replica had less than the best", codes=_CAUSES),
+        _decision("expected_tokens", "tokens", "cached, as the router took the chosen one to have"),
+        _decision("best_expected_tokens", "tokens", "the same of the best replica"),
+        _decision("eligible", "replicas", "that could be chosen"),
+        _decision("eligible_tokens", "tokens", "cached in all of them together"),
+        _decision("candidates", "replicas", "among which the router drew"),
+        _decision("in_flight", "requests", "sent to the chosen replica before, and not over"),
+        _decision("least_in_flight", "requests", "the fewest of an eligible replica"),
+    ),
+)
+
+
+_handover = partial(Column, source=Source.HANDOVER, null=True)
+
+
+def _part(name: str, label: str, meaning: str) -> Column:
+    return Column(name, "ns", meaning, Source.LEG, null=True, label=label)
+
+
+HANDOVERS = Table(
+    "handovers",
+    "One row per request of the trace in a prefill/decode split. The parts of the time of a request"
+    " that completed add up to its E2EL, to the nanosecond, and all but the last to its TTFT; null"
+    " for the others.",
+    (
+        Column("request", "", "its `index` in the trace", Source.HANDOVER),
+        _handover("prefill_replica", "", "that computed its prompt; null: none was asked"),
+        _handover("decode_replica", "", "that generated its output; null: none was asked"),
+        _handover("moved_bytes", "bytes", "of KV that the decode engine read, on all its GPUs"),
+        _handover("lease_ran_out", "", "1: the prefill engine released the blocks unread"),
+        _part("prefill_queue_ns", "queue, prefill side", "until its first step there"),
+        _part("prefill_ns", "prefill", "until its prompt is computed"),
+        _part("decode_queue_ns", "queue, decode side", "until its blocks are allocated there"),
+        _part("handshake_ns", "handshake", "the two engines meet for the first time"),
+        _part("network_queue_ns", "queue of the network", "behind transfers of others"),
+        _part("transfer_ns", "transfer", "of its KV"),
+        _part("resume_ns", "until it goes on", "the rest of the step that hears of it, and a slot"),
+        _part("last_token_ns", "last prompt token again", "until its first token"),
+        _part("decode_ns", "decode", "until its last token"),
+    ),
+)
+LEGS = HANDOVERS.names(Source.LEG)
+"""Parts of the time of a request, in order."""
+LEG_LABELS = HANDOVERS.labels(Source.LEG)

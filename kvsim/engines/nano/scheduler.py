@@ -16,6 +16,7 @@ from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
 from kvsim.core.request import RUNNING, Request
 from kvsim.core.scheduler import Scheduler
+from kvsim.engines.deaths import died
 from kvsim.engines.nano.blocks import NanoTables
 from kvsim.errors import EngineStopped
 from kvsim.policies.requeue import make_requeue
@@ -197,17 +198,7 @@ class Nano(Scheduler):
             batch.remove_ended()
 
     def _stopped(self, head: Request) -> EngineStopped:
-        return EngineStopped(
-            kind="nothing-schedulable",
-            request_id=head.id,
-            explanation=(
-                f"request {head.id} ({head.length} tokens), at the head of the waiting queue,"
-                " cannot be scheduled, and nothing is running; the engine asserts that every step"
-                " does something"
-            ),
-            remedy="raise --num-gpu-blocks-override or --max-num-batched-tokens",
-            rule=self.rule,
-        )
+        return died("nothing-schedulable", head, length=head.length, rule=self.rule)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

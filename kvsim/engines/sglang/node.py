@@ -1,14 +1,78 @@
-"""A node of SGLang's radix tree."""
+"""A node of SGLang's radix tree, and what its pages hold: runs of numbers, equal for equal tokens
+after equal tokens."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
-from librt.vecs import vec
+from librt.vecs import append, vec
 from mypy_extensions import i64
 
+from kvsim.core.contents import Numbering
 from kvsim.core.vectors import EMPTY
-from kvsim.engines.sglang.text import Text
+
+
+class Text:
+    """The pages of a stream. Those before page `ends[k]`, and not before `ends[k - 1]`, have the
+    number `bases[k]` plus their own place."""
+
+    page_size: i64
+    bases: vec[i64]
+    ends: vec[i64]
+    _stream: Any
+
+    def __init__(self, page_size: i64, runs: Iterable[tuple[int, int]], stream: Any = None) -> None:
+        """`runs`: base and end of each run."""
+        self.page_size, self._stream = page_size, stream
+        self.bases, self.ends = EMPTY, EMPTY
+        for base, end in runs:
+            self.bases, self.ends = append(self.bases, base), append(self.ends, end)
+
+    def reach(self, pages: i64, numbering: Numbering) -> None:
+        """Sees to it that the first `pages` pages have numbers. Their tokens must be known."""
+        place: i64 = self.ends[len(self.ends) - 1] if len(self.ends) else 0
+        if place >= pages:
+            return
+        for key in self._stream.keys(place, pages, self.page_size):
+            self.bases = append(self.bases, numbering.number(key) - place)
+            place += 1
+            self.ends = append(self.ends, place)
+
+    def run_at(self, page: i64) -> i64:
+        """The run that holds a page."""
+        low: i64 = 0
+        high: i64 = len(self.ends) - 1
+        while low < high:
+            middle: i64 = (low + high) >> 1
+            if self.ends[middle] > page:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def number(self, page: i64) -> i64:
+        """The number of a page."""
+        return self.bases[self.run_at(page)] + page
+
+    def agrees(self, other: Text, first: i64, last: i64) -> i64:
+        """Of the pages `first .. last - 1`, how many leading ones are the same in another text."""
+        if self is other:
+            return last - first
+        page: i64 = first
+        own: i64 = self.run_at(first)
+        its: i64 = other.run_at(first)
+        while page < last and self.bases[own] == other.bases[its]:
+            page = min(self.ends[own], other.ends[its])
+            own += self.ends[own] == page
+            its += other.ends[its] == page
+        return min(page, last) - first
+
+    def keys(self, first: i64, last: i64) -> list[int]:
+        """The keys of the pages `first .. last - 1`, for those who look on."""
+        keys: list[int] = list(self._stream.keys(first, last, self.page_size))
+        return keys
+
 
 NO_TEXT: Final = Text(1, [])
 

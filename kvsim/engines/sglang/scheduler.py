@@ -25,14 +25,13 @@ from kvsim.core.plan import Plan
 from kvsim.core.request import Request
 from kvsim.core.scheduler import Scheduler
 from kvsim.core.schema import SGLANG_COLUMNS
+from kvsim.engines.deaths import died
 from kvsim.engines.sglang.adder import NO_TOKEN, OTHER, UNLIMITED, Adder
 from kvsim.engines.sglang.manager import SglangTables
 from kvsim.engines.sglang.queue import QueueOrder, StandIn
-from kvsim.engines.sglang.ratio import NewTokenRatio, read_environment
-from kvsim.engines.sglang.remarks import remarks
+from kvsim.engines.sglang.ratio import NewTokenRatio, read_environment, remarks
 from kvsim.engines.sglang.server import DEFAULT_MAX_PREFILL_TOKENS, max_running_requests
 from kvsim.engines.sglang.standing import Group, Standing
-from kvsim.errors import EngineStopped
 
 SLOTS: Final = 1
 TOKENS: Final = 2
@@ -458,7 +457,7 @@ class Sglang(Scheduler):
         spare: i64 = self._size * len(chosen) if self._size > 1 else 0
         blocks.make_room(group.computed_tokens + spare)
         if need > blocks.gpu.blank:
-            raise _out_of_memory(chosen[0].request, need, blocks.gpu.blank)
+            raise died("prefill-out-of-memory", chosen[0].request, need=need, free=blocks.gpu.blank)
         for standing in chosen:
             request: Request = standing.request
             tokens: i64 = standing.end - standing.prefix
@@ -666,15 +665,3 @@ class SglangOverlap(Sglang):
 
     def overlaps(self) -> bool:
         return True
-
-
-def _out_of_memory(request: Request, need: int, free: int) -> EngineStopped:
-    """The outcome if a prefill needs more pages than are free."""
-    return EngineStopped(
-        kind="engine-error",
-        request_id=request.id,
-        explanation=f"a prefill needs {need:,} pages, {free:,} are free: the next chunk of a prompt"
-        " is taken on without a look at memory",
-        remedy="give the engine more memory, or lower schedule_conservativeness no further",
-        rule="RuntimeError @ srt/mem_cache/allocation.py:170",
-    )

@@ -7,8 +7,7 @@ from mypy_extensions import i64
 
 from kvsim.core.request import Request
 from kvsim.core.vectors import EMPTY
-from kvsim.engines.sglang.node import NOWHERE, Node
-from kvsim.engines.sglang.text import Text
+from kvsim.engines.sglang.node import NOWHERE, Node, Text
 
 
 class Standing:

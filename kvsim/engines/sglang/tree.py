@@ -23,9 +23,8 @@ from librt.vecs import append, extend, vec
 from mypy_extensions import i64
 
 from kvsim.core.vectors import EMPTY, zeros
-from kvsim.engines.sglang.node import NO_TEXT, Node
+from kvsim.engines.sglang.node import NO_TEXT, Node, Text
 from kvsim.engines.sglang.ranks import Rank
-from kvsim.engines.sglang.text import Text
 
 
 class Span:
@@ -198,7 +197,7 @@ class RadixTree:
     locked_pages: i64
     """Pages in nodes that requests hold."""
     events: Any
-    """Where it reports what comes and goes (`kvsim.core.cache_events.CacheEvents`); None if
+    """Where it reports what comes and goes (`kvsim.core.blocks.CacheEvents`); None if
     nobody asks."""
 
     def __init__(self, pool: PagePool, rank: Rank) -> None:

@@ -21,10 +21,11 @@ from mypy_extensions import i64, mypyc_attr
 from kvsim.core.contents import Numbering
 from kvsim.core.request import Request, Table
 from kvsim.core.vectors import numbers
+from kvsim.engines.deaths import died
 from kvsim.engines.vllm_063.blocks import Naive, Pairs, waiting_sequence
 from kvsim.engines.vllm_063.pool import BlockPool
-from kvsim.errors import ConfigError, EngineStopped
-from kvsim.policies.idle import TopStack
+from kvsim.errors import ConfigError
+from kvsim.policies.order import TopStack
 from kvsim.policies.sharing import FULL_HITS, PUBLISH_AT
 
 
@@ -251,18 +252,5 @@ class Vllm033Tables(Naive):
 
     def _drop(self, pool: BlockPool, block: int, sequence: Request) -> None:
         if block not in pool.references:
-            raise _double_free(sequence.request)
+            raise died("double-free", sequence.request)
         pool.drop(block)
-
-
-def _double_free(request: Request) -> EngineStopped:
-    return EngineStopped(
-        kind="double-free",
-        request_id=request.id,
-        explanation=(
-            f"a block of request {request.id} was freed more often than it was taken: with a"
-            " sliding window its table repeats blocks, and the engine miscounts them"
-        ),
-        remedy="use --preemption-mode recompute, n = 1, or a model without a sliding window",
-        rule="ValueError @ core/block_manager.py:45",
-    )

@@ -21,8 +21,8 @@ from kvsim.core.plan import SWAP, Plan
 from kvsim.core.request import RUNNING, SWAPPED, WAITING, Request
 from kvsim.core.scheduler import Scheduler
 from kvsim.core.schema import BLOCKED
+from kvsim.engines.deaths import died
 from kvsim.engines.vllm_063.blocks import Naive
-from kvsim.engines.vllm_063.deaths import recompute_of_many
 from kvsim.engines.vllm_063.moves import (
     admit,
     complete,
@@ -38,9 +38,8 @@ from kvsim.engines.vllm_063.moves import (
     tables_of,
     taken_on,
 )
-from kvsim.policies.means import make_means
 from kvsim.policies.requeue import make_requeue
-from kvsim.policies.victims import tail
+from kvsim.policies.victims import make_means, tail
 
 SLOTS: Final = BLOCKED.index("slots")
 TOKENS: Final = BLOCKED.index("tokens")
@@ -78,7 +77,7 @@ class Vllm033(Scheduler):
         requeue: Any = None,
         prices: Any = None,
     ) -> None:
-        """`victim`: `kvsim.policies.victims.Victim`; `prices`: `kvsim.policies.means.Prices`.
+        """`victim`: `kvsim.policies.victims.Victim`; `prices`: `kvsim.policies.victims.Prices`.
         Raises `ValueError` for what the engine refuses."""
         if max_num_batched_tokens is None:
             max_num_batched_tokens = max(max_model_len, 2048)
@@ -218,7 +217,7 @@ class Vllm033(Scheduler):
             recompute(batch, victim)
             self.requeue(batch.waiting, victim)
         else:
-            raise recompute_of_many(victim, "AssertionError @ core/scheduler.py:458")
+            raise died("recompute-of-parallel-samples", victim, line=458)
 
     def _swap_in(self, batch: Batch, blocks: Naive, plan: Plan) -> None:
         """Brings swapped requests back, oldest first, until one does not fit."""

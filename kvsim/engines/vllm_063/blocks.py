@@ -28,11 +28,11 @@ from kvsim.core.contents import Numbering
 from kvsim.core.plan import Plan
 from kvsim.core.request import WAITING, Request, Table
 from kvsim.core.vectors import numbers
+from kvsim.engines.deaths import died
 from kvsim.engines.vllm_063.pool import BlockPool, PrefixPool
-from kvsim.errors import EngineStopped
 from kvsim.policies.eviction import Evictor, make_eviction
 from kvsim.policies.growth import make_growth
-from kvsim.policies.idle import make_idle_order
+from kvsim.policies.order import make_idle_order
 from kvsim.policies.sharing import (
     FULL_HITS,
     HITS_SAVE,
@@ -454,16 +454,7 @@ class PrefixCaching(Naive):
         if sequence.access_ns < 0:
             self.release(sequence, self.cpu, -1)
             return
-        raise EngineStopped(
-            kind="freed-while-swapped",
-            request_id=sequence.id,
-            explanation=(
-                f"request {sequence.id} was freed while its blocks were on the CPU; the"
-                " prefix cache looks for them on the GPU"
-            ),
-            remedy="use --preemption-mode recompute together with priorities and prefix caching",
-            rule="KeyError @ core/block/prefix_caching_block.py:507",
-        )
+        raise died("freed-while-swapped", sequence)
 
     def retake(self, sequence: Request, pool: BlockPool) -> vec[i64]:
         assert isinstance(pool, PrefixPool)

@@ -7,10 +7,10 @@ from mypy_extensions import i64
 
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
-from kvsim.core.records import transitions
+from kvsim.core.records import logs
 from kvsim.core.request import FINISHED, RUNNING, SWAPPED, WAITING, Request
+from kvsim.engines.deaths import died
 from kvsim.engines.vllm_063.blocks import Naive, Pairs
-from kvsim.errors import EngineStopped
 
 
 def tables_of(batch: Batch) -> Naive:
@@ -63,16 +63,8 @@ def swap_out(batch: Batch, request: Request) -> Pairs:
     moving = [sequence for sequence in request.sequences if sequence.state == RUNNING]
     need = blocks.swap_need(moving, blocks.cpu)
     if need > blocks.cpu.free:
-        raise EngineStopped(
-            kind="swap-space-exhausted",
-            request_id=request.id,
-            explanation=(
-                f"request {request.id} had to be swapped out, which needs {need} CPU blocks,"
-                f" and {blocks.cpu.free} were free"
-            ),
-            remedy="raise --swap-space (GiB of CPU memory), or use --preemption-mode recompute",
-            rule=blocks.swap_space_rule,
-        )
+        rule = blocks.swap_space_rule
+        raise died("swap-space-exhausted", request, need=need, free=blocks.cpu.free, rule=rule)
     pairs = blocks.swap_out(moving)
     batch.swap_out(request, pairs)
     return pairs
@@ -112,7 +104,7 @@ def decode(batch: Batch, blocks: Naive, plan: Plan, request: Request, tokens: i6
     plan.yields[place] = 1
     if tokens > 1:
         plan.add_repair(tokens - 1)
-        batch.note(request, transitions.RESUMED)
+        batch.note(request, logs.RESUMED)
     if not request.forked:
         blocks.scheduled(request, batch.now_ns)
         plan.add_decode(request.length, 0)

@@ -23,7 +23,7 @@ from mypy_extensions import i64, mypyc_attr
 from kvsim.core import guard
 from kvsim.core.contents import Known
 from kvsim.core.vectors import EMPTY
-from kvsim.policies.idle import Stack, TopStack
+from kvsim.policies.order import Stack, TopStack
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -235,18 +235,6 @@ class PrefixPool(BlockPool):
             self._forget(block)
         self.references[block] = 1
         return block
-
-    def take_many(self, number: int) -> list[int]:
-        blank = min(number, self.blank)
-        blocks = [self.pop_blank() for _ in range(blank)]
-        if blank < number:
-            evicted = self.content.pop_many(number - blank)
-            for block in evicted:
-                self._forget(block)
-            blocks += evicted
-        for block in blocks:
-            self.references[block] = 1
-        return blocks
 
     def take_with(self, content: i64) -> int:
         """Returns a block with this content: the existing one, or else a newly taken one."""

@@ -19,7 +19,7 @@ from kvsim.core.plan import SWAP, Plan
 from kvsim.core.request import RUNNING, SWAPPED, WAITING, Request
 from kvsim.core.scheduler import Scheduler
 from kvsim.core.schema import BLOCKED
-from kvsim.engines.vllm_063 import deaths
+from kvsim.engines.deaths import died
 from kvsim.engines.vllm_063.blocks import Naive, waiting_sequence
 from kvsim.engines.vllm_063.moves import (
     admit,
@@ -35,9 +35,8 @@ from kvsim.engines.vllm_063.moves import (
     tables_of,
     taken_on,
 )
-from kvsim.policies.means import make_means
 from kvsim.policies.requeue import make_requeue
-from kvsim.policies.victims import by_priority, tail
+from kvsim.policies.victims import by_priority, make_means, tail
 
 SLOTS: Final = BLOCKED.index("slots")
 TOKENS: Final = BLOCKED.index("tokens")
@@ -89,7 +88,7 @@ class Vllm063(Scheduler):
         requeue: Any = None,
         prices: Any = None,
     ) -> None:
-        """`victim`: `kvsim.policies.victims.Victim`; `prices`: `kvsim.policies.means.Prices`.
+        """`victim`: `kvsim.policies.victims.Victim`; `prices`: `kvsim.policies.victims.Prices`.
         Raises `ValueError` for what the engine refuses."""
         if max_num_batched_tokens is None:
             max_num_batched_tokens = 512 if enable_chunked_prefill else max(max_model_len, 2048)
@@ -220,7 +219,7 @@ class Vllm063(Scheduler):
         while waiting:
             request: Request = waiting[0]
             if request.count(WAITING) != 1:
-                raise deaths.swapped_in_waiting(request)
+                raise died("swapped-request-in-waiting-queue", request)
             saved = self._saved(blocks, request) if charged else 0
             tokens = self._new_tokens(request, WAITING, self.chunked, saved)
             need = blocks.admission_need(request)
@@ -256,7 +255,7 @@ class Vllm063(Scheduler):
         running = deque(batch.running)
         lingers: bool = self.lingers
         if batch.aside:
-            raise deaths.stopped_but_not_ended(batch.aside[0])
+            raise died("stopped-but-not-ended", batch.aside[0])
         while running:
             request: Request = running[0]
             tokens = self._new_tokens(request, RUNNING, self.chunked)
@@ -340,7 +339,7 @@ class Vllm063(Scheduler):
         self, batch: Batch, plan: Plan, request: Request, tokens: int, charged: int
     ) -> None:
         if request.forked:
-            raise deaths.prefill_of_many(request)
+            raise died("prefill-of-parallel-samples", request)
         prefill(batch, plan, request, tokens, charged)
 
     def _swap_in(self, batch: Batch, blocks: Naive, plan: Plan) -> Entries:
@@ -405,7 +404,7 @@ class Vllm063(Scheduler):
                 tokens += sequence.length - sequence.computed if sequence.prompt_stage else 1
         if chunking and number == 1:
             if self._whole and self.max_num_batched_tokens % self.block_size:
-                raise deaths.chunk_of_part_blocks(request)
+                raise died("chunk-of-part-blocks", request)
             left: i64 = self.max_num_batched_tokens - self._tokens
             if tokens > left:
                 tokens = left - left % self.block_size if self._whole else left
@@ -458,7 +457,7 @@ class Vllm063(Scheduler):
         if means == SWAP:
             pairs += swap_out(batch, victim)
         elif victim.count(RUNNING) != 1:
-            raise deaths.recompute_of_many(victim)
+            raise died("recompute-of-parallel-samples", victim, line=1505)
         else:
             recompute(batch, victim)
         return means

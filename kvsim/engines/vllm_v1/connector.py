@@ -13,10 +13,10 @@ of your own is a subclass of `Connector`. vLLM 0.33.0
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from kvsim.core.plan import NOTHING_MOVED, Move, Moved, Plan
+from kvsim.core.plan import NOTHING_MOVED, Moved, Plan
 from kvsim.core.request import Request
 
 
@@ -122,14 +122,6 @@ class Connector:
     def update_connector_output(self, done: Done) -> Reported:
         """Takes in what the worker reports."""
         return Reported([], [])
-
-    def rests(self, requests: Iterable[Request]) -> bool:
-        """Whether steps in which these requests only decode give it nothing to do, so that it need
-        only hear of their blocks (`grew`)."""
-        return True
-
-    def grew(self, moves: list[Move]) -> None:
-        """In a step that gives it nothing else to do, these requests may have got blocks."""
 
     def remarks(self) -> list[str]:
         """Returns what a reader of the result should know about this run, one line each."""

@@ -17,7 +17,7 @@ from kvsim.core import guard
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request, Table
 from kvsim.core.vectors import EMPTY, zeros
-from kvsim.errors import EngineStopped
+from kvsim.engines.deaths import died
 
 
 class Layout:
@@ -642,7 +642,7 @@ class AlignedMamba(Mamba):
         elif pool.end_of(block) != tokens:
             unit: i64 = tokens // layout.key_tokens
             if unit > len(request.contents):
-                raise state_of_drafts(request)
+                raise died("state-of-drafts", request)
             content: i64 = request.contents[unit - 1]
             pool.label(block, content * pool.groups + self.number, tokens)
 
@@ -709,17 +709,3 @@ def groups_of(tables: Sequence[dict[str, Any]]) -> tuple[Group, ...]:
             raise ValueError(f"kv_groups: {error}") from None
         found.append(group)
     return tuple(found)
-
-
-def state_of_drafts(request: Request) -> EngineStopped:
-    """The outcome if a state is to be kept whose last tokens are drafts without a key."""
-    return EngineStopped(
-        kind="state-of-drafts",
-        request_id=request.id,
-        explanation=(
-            f"request {request.id}: a step with drafts passes over a whole block of a group with"
-            " states, and the engine looks for the key of tokens that are not known yet"
-        ),
-        remedy="draft fewer tokens than a block holds (num_speculative_tokens)",
-        rule="AssertionError @ v1/core/block_pool.py, _get_partial_block_hash",
-    )

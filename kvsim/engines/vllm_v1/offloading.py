@@ -9,12 +9,11 @@ a store reads are not held: who reuses one of them waits for the store (a *flush
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from kvsim.core.plan import Move, Plan
 from kvsim.core.request import ABORTED, Request
-from kvsim.engines.vllm_v1 import offload_remarks as events
 from kvsim.engines.vllm_v1.connector import (
     Connector,
     Done,
@@ -23,10 +22,146 @@ from kvsim.engines.vllm_v1.connector import (
     Reported,
     Transfers,
 )
-from kvsim.engines.vllm_v1.cpu_tier import Access, CpuTier, Key
-from kvsim.engines.vllm_v1.groups import Mask
+from kvsim.engines.vllm_v1.cpu_tier import PENDING, Access, CpuTier, Key
+from kvsim.engines.vllm_v1.groups import Chunked, Group, Mask, Sliding
 from kvsim.engines.vllm_v1.manager import KVCacheManager
-from kvsim.engines.vllm_v1.search import ChunkedGroup, Search, chunked_groups
+
+STORING, LOADED_BY_OTHERS, OWN_STORES = "pending", "loaded_by_others", "own_stores"
+"""Why a request was told to wait: what it could load is being stored; another request loads it; it
+was preempted, and its own stores are under way."""
+ANSWERS, REFUSED, PREEMPTED, FLUSHED = "answers", "refused", "preempted", "flushed"
+"""A prompt went on where an answer was not stored; a store found no room; transfers for which a
+step waited because of a preemption; all transfers for which steps waited."""
+
+
+class ChunkedGroup(NamedTuple):
+    """A group of layers whose blocks go to a tier in chunks."""
+
+    rules: Group
+    tokens: int
+    """Tokens of a chunk."""
+    window: int
+    """Tokens that a token reads; 0: all before it."""
+
+    @property
+    def slides(self) -> bool:
+        """Whether its window moves with every token."""
+        return isinstance(self.rules, Sliding)
+
+    @property
+    def window_chunks(self) -> int:
+        """The chunks that a window touches at least; 0 without a window."""
+        return -(-self.window // self.tokens)
+
+    def load_chunks(self, end: int) -> int:
+        """Returns the chunks that have to be loaded for a hit of `end` tokens."""
+        if not self.slides:
+            return self.window_chunks
+        padding = -end % self.tokens
+        return max(self.window_chunks, -(-(self.window - 1 + padding) // self.tokens))
+
+
+def chunked_groups(groups: Sequence[Group], blocks_per_chunk: int) -> list[ChunkedGroup]:
+    """Returns the groups with their chunks."""
+    return [
+        ChunkedGroup(group, group.block_size * blocks_per_chunk, _window(group)) for group in groups
+    ]
+
+
+def _window(group: Group) -> int:
+    if isinstance(group, Sliding):
+        return group.window
+    return group.chunk if isinstance(group, Chunked) else 0
+
+
+class Search:
+    """Looks up sequences in a tier."""
+
+    def __init__(self, groups: Sequence[ChunkedGroup], tier: CpuTier) -> None:
+        self._groups, self._tier = groups, tier
+        numbers = range(len(groups))
+        self._windowed = sorted(
+            [number for number in numbers if groups[number].window],
+            key=lambda number: -groups[number].window_chunks,
+        )
+        self._order = [number for number in numbers if not groups[number].window] + self._windowed
+
+    def longest(self, keys: list[list[Key]], base: int, length: int) -> int | None:
+        """Returns how many tokens behind the first `base` tokens of a sequence of `length` tokens
+        can be loaded. `keys` are those of its chunks, group by group. None: some of these chunks
+        are still being written."""
+        top, hit, later = length - bool(self._windowed), 0, False
+        popped: set[int] = set()
+        due = self._order
+        while due:
+            looked_up, numbers, due = False, due, []
+            for number in numbers:
+                group = self._groups[number]
+                tokens, pops = group.tokens, group.rules.eagle and number not in popped
+                top = min(top, len(keys[number]) * tokens)
+                if top - base < tokens:
+                    return 0
+                first, count = base // tokens, self._count(number, keys[number], base, top, pops)
+                if count == 0:
+                    return 0
+                if count is None:
+                    later = True
+                else:
+                    if pops:
+                        popped.add(number)
+                    top = min(top, tokens * (first + count - pops))
+                new = top - base
+                if new < tokens:
+                    return 0
+                if new < hit:
+                    if not group.rules.eagle:
+                        popped.clear()
+                    if later:
+                        later, due = False, self._order
+                    elif looked_up and not due:
+                        due = self._windowed
+                looked_up = looked_up or group.window > 0
+                hit = new
+        return None if later else hit
+
+    def _count(self, number: int, keys: list[Key], base: int, top: int, pops: bool) -> int | None:
+        """Returns the chunks of one group, counted from that of token `base`, up to whose end the
+        tier can restore it. With `pops`, one chunk more is asked for, which is lost again."""
+        group, known = self._groups[number], len(keys)
+        tokens = group.tokens
+        last = min(-(-top // tokens) + pops, known)
+        keys = keys[base // tokens : last]
+        if not group.window:
+            return self._leading(keys)
+        end = min(top, (last - pops) * tokens)
+        return self._last_window(keys, group.window_chunks + pops, group.load_chunks(end) + pops)
+
+    def _leading(self, keys: list[Key]) -> int | None:
+        """Returns the number of leading chunks that are present; None if one is being written."""
+        pending, count = False, 0
+        for key in keys:
+            state = self._tier.look_up(key)
+            if state is None:
+                break
+            pending = pending or state == PENDING
+            count += 1
+        return None if pending else count
+
+    def _last_window(self, keys: list[Key], window: int, first_window: int) -> int | None:
+        """Returns the end of the last window whose chunks are all present, or else of the run at
+        the start; None if one of them is being written. Until a chunk is missing, the window has
+        `first_window` chunks."""
+        run, pending, needed = 0, False, first_window
+        for place in range(len(keys) - 1, -1, -1):
+            state = self._tier.look_up(keys[place])
+            if state is None:
+                run, pending, needed = 0, False, window
+                continue
+            run += 1
+            pending = pending or state == PENDING
+            if run == needed:
+                return None if pending else place + run
+        return None if pending else run
 
 
 class _Chunks:
@@ -52,7 +187,7 @@ class _Known:
         self.access = Access()
         self.groups = [_Chunks() for _ in range(groups)]
         self.events: set[str] = set()
-        """What happened to it (`offload_remarks`)."""
+        """What happened to it (`STORING` and those below)."""
         self.jobs: set[int] = set()
         """Its transfers in flight."""
         self.over = False
@@ -100,7 +235,7 @@ class Offloading(Connector):
         self.capacity_blocks = tier.capacity * blocks_per_chunk
         self.prompts_only = offload_prompt_only
         self.happened: Counter[str] = Counter()
-        """Event (`offload_remarks`) → how many requests or transfers it happened to."""
+        """Event (`STORING` and those below) → how many requests or transfers it happened to."""
         self._unstored: set[Key] = set()
         """The first chunk of each answer that was not stored, as prompts only are."""
         self._sync_budget = self._sync_left = sync_load_budget_bytes
@@ -127,7 +262,7 @@ class Offloading(Connector):
             chunks.blocks.clear()
             chunks.next = 0
         if known.jobs:
-            self._happens(events.OWN_STORES, known)
+            self._happens(OWN_STORES, known)
             return None
         self._extend_keys(request, known)
         known.local = computed
@@ -151,7 +286,7 @@ class Offloading(Connector):
         keys = [chunks.keys for chunks in known.groups]
         found = self._tiers.longest(keys, known.local, request.sequences[0].length)
         if found is None:
-            self._happens(events.PENDING, known)
+            self._happens(STORING, known)
             return None
         self._note_answers(known, known.local + found)
         if found and self._blocks.caching and self._being_loaded:
@@ -161,7 +296,7 @@ class Offloading(Connector):
                 if group.window:
                     wanted = wanted[-group.load_chunks(end) :]
                 if not self._being_loaded.isdisjoint(wanted):
-                    self._happens(events.LOADED_BY_OTHERS, known)
+                    self._happens(LOADED_BY_OTHERS, known)
                     return None
         return found
 
@@ -178,7 +313,7 @@ class Offloading(Connector):
             for group, chunks in zip(self._groups, known.groups, strict=True):
                 following = chunks.keys[end // group.tokens : end // group.tokens + 1]
                 if not self._unstored.isdisjoint(following):
-                    self._happens(events.ANSWERS, known)
+                    self._happens(ANSWERS, known)
 
     def update_state_after_alloc(self, request: Request, local: int, match: Match) -> None:
         tables = self._blocks.tables(request.sequences[0])
@@ -225,7 +360,7 @@ class Offloading(Connector):
             if request in self._known
             for number in self._known[request].jobs - new
         }
-        self.happened[events.PREEMPTED] += len(flush)
+        self.happened[PREEMPTED] += len(flush)
         for block in self._touched & self._fences.keys():
             flush |= self._fences[block]
         stores: list[Job] = []
@@ -237,17 +372,10 @@ class Offloading(Connector):
             stores += self._stored(request, _written(request), flush)
         for request in plan.finished:
             self._over(request)
-        self.happened[events.FLUSHED] += len(flush)
+        self.happened[FLUSHED] += len(flush)
         self._touched.clear()
         self._sync_left = self._sync_budget
         return Transfers(loads, stores, sorted(flush), [], below=self.tier.copies())
-
-    def rests(self, requests: Iterable[Request]) -> bool:
-        return not self.tier.cascades and all(self._known[each].stored for each in requests)
-
-    def grew(self, moves: list[Move]) -> None:
-        self._note_tables(moves)
-        self._touched.clear()
 
     def _note_tables(self, moves: list[Move]) -> None:
         """Notes the tables of the batch, and forgets blocks that were reused."""
@@ -300,7 +428,7 @@ class Offloading(Connector):
         ]
         places = self.tier.offer(keys, known.access) if keys else {}
         if places is None:
-            self.happened[events.REFUSED] += 1
+            self.happened[REFUSED] += 1
             return []
         for chunks, end in zip(known.groups, ends, strict=True):
             chunks.next = max(chunks.next, end)
@@ -438,16 +566,16 @@ class Offloading(Connector):
         return self.tier.cascades and self.busy
 
     def remarks(self) -> list[str]:
-        return events.remarks(self.happened)
+        return _remarks(self.happened)
 
     def describe(self) -> dict[str, Any]:
         return {
             **self.tier.describe(),
             "blocks_per_chunk": self.blocks_per_chunk,
-            "flushed_jobs": self.happened[events.FLUSHED],
-            "refused_stores": self.happened[events.REFUSED],
-            "waited_for_stores": self.happened[events.PENDING],
-            "waited_for_loads_of_others": self.happened[events.LOADED_BY_OTHERS],
+            "flushed_jobs": self.happened[FLUSHED],
+            "refused_stores": self.happened[REFUSED],
+            "waited_for_stores": self.happened[STORING],
+            "waited_for_loads_of_others": self.happened[LOADED_BY_OTHERS],
         }
 
     # -- the connector's own ---------------------------------------------------------------------
@@ -517,3 +645,23 @@ def _written(request: Request) -> int:
     if request.reason == ABORTED:
         return sequence.computed
     return max(request.input_length, sequence.length - 1)
+
+
+def _remarks(happened: Mapping[str, int]) -> list[str]:
+    """Returns a line for each surprise. `happened`: event → how often it happened in a run."""
+    texts = {
+        ANSWERS: "{} prompts go on from an answer of which the tier keeps nothing: by default it"
+        " stores prompts only; with offload_prompt_only = false it stores answers, too",
+        REFUSED: "{} stores found no room and stored nothing: a step stores all new chunks of a"
+        " request or none, and tries again in the next step; raise --kv-offloading-size",
+        STORING: "{} requests waited for a hit that was still on its way to CPU memory, even where"
+        " computing it would have taken less time",
+        LOADED_BY_OTHERS: "{} requests waited until another one had loaded the same prefix, and"
+        " then hit it on the GPU",
+        OWN_STORES: "{} requests waited after a preemption until their own stores were over",
+        PREEMPTED: "{} transfers of preempted requests held up a whole step",
+        FLUSHED: "{} stores held up a whole step, because the blocks that they read were reused;"
+        " they include those of preempted requests",
+    }
+    lines = (text.format(f"{happened[name]:,}") for name, text in texts.items() if happened[name])
+    return [f"KV offload: {line}" for line in lines]

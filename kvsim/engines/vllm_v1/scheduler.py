@@ -17,8 +17,8 @@ from mypy_extensions import i64, mypyc_attr
 
 from kvsim.core.batch import Batch
 from kvsim.core.plan import NOTHING_MOVED, Moved, Plan
-from kvsim.core.records import transitions
-from kvsim.core.records.drafts import DraftLog
+from kvsim.core.records import logs
+from kvsim.core.records.logs import DraftLog
 from kvsim.core.request import (
     ABORTED,
     FINISHED,
@@ -29,12 +29,11 @@ from kvsim.core.request import (
     Request,
 )
 from kvsim.core.scheduler import Scheduler
-from kvsim.engines.vllm_v1.adapters import AdapterSlots
-from kvsim.engines.vllm_v1.cadence import Cadence
+from kvsim.engines.deaths import died
 from kvsim.engines.vllm_v1.connector import Connector, Done, Match, Worker
-from kvsim.engines.vllm_v1.deaths import batch_too_large, padding_cut
 from kvsim.engines.vllm_v1.drafts import Speculation
 from kvsim.engines.vllm_v1.manager import KVCacheManager
+from kvsim.engines.vllm_v1.passing import AdapterSlots, Cadence
 from kvsim.engines.vllm_v1.releases import Release
 from kvsim.policies.requeue import make_requeue, priority_by_trace
 
@@ -357,7 +356,7 @@ class VllmV1(Scheduler):
                     request.drafts = 0
                 if request.passed_over:
                     request.passed_over = False
-                    batch.note(request, transitions.CONTINUED)
+                    batch.note(request, logs.CONTINUED)
                 self.cadence.carries |= request.mid_prompt
                 plan.add(request, tokens, drafts)
                 self._budget -= tokens
@@ -378,7 +377,7 @@ class VllmV1(Scheduler):
             request: Request = batch.running[k]
             if not (request.passed_over or (self.asynchronous and self._pauses(batch, request))):
                 request.passed_over = True
-                batch.note(request, transitions.PASSED_OVER)
+                batch.note(request, logs.PASSED_OVER)
 
     @property
     def _releases_late(self) -> bool:
@@ -498,7 +497,7 @@ class VllmV1(Scheduler):
         held = match is None
         if held != request.held and not request.num_preemptions:
             request.held = held
-            batch.note(request, transitions.HELD if held else transitions.LOOKED_UP)
+            batch.note(request, logs.HELD if held else logs.LOOKED_UP)
         if request.options.skip_reading_prefix_cache:
             self.blocks.forget_hits()
             return NO_MATCH
@@ -541,7 +540,7 @@ class VllmV1(Scheduler):
                 return -TOKENS
             if drafts and tokens != 1 + drafts:
                 if not self.blocks.cuts:
-                    raise padding_cut(request, drafts, most)
+                    raise died("padding-cut", request, padded=1 + drafts, most=most)
                 tokens, drafts = 1, 0
         loads: bool = match.asynchronous
         watermark: i64 = self.watermark_blocks if batch.running else 0
@@ -565,7 +564,7 @@ class VllmV1(Scheduler):
         if loads:
             request.load = LOADING
             again = request.num_preemptions > 0
-            kind = transitions.RELOADING if again else transitions.LOADING
+            kind = logs.RELOADING if again else logs.LOADING
             batch.note(request, kind, match.tokens)
             self._prefills[request] = None
             return 0
@@ -608,7 +607,7 @@ class VllmV1(Scheduler):
             ghost.computed = ghost.seen = taken
         entries: i64 = len(plan.requests) + len(plan.ghosts)
         if self.release.dies_of_victims_in_the_batch and entries > len(batch.running):
-            raise batch_too_large(plan.ghosts[0][0])
+            raise died("batch-too-large", plan.ghosts[0][0])
         for k in range(len(plan.requests)):
             request: Request = plan.requests[k]
             tokens: i64 = plan.scheduled[k]
@@ -737,7 +736,7 @@ class VllmV1(Scheduler):
             if request.state < FINISHED:
                 request.load = LOADED
                 again = request.num_preemptions > 0
-                kind = transitions.RELOADED if again else transitions.LOADED
+                kind = logs.RELOADED if again else logs.LOADED
                 batch.note(request, kind, 0, batch.now_ns)
             else:
                 self.blocks.drop_tables(self._kept.pop(request))

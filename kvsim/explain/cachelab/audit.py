@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvsim.core.records import transitions as kinds
+from kvsim.core.records import logs as kinds
 from kvsim.explain.cachelab.optimum import next_uses, optimum_blocks
 from kvsim.workload.reuse import Chain, Counting, Found, Reuse, Walk
 from kvsim.workload.streams import SpannedStream

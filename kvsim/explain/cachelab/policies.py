@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from kvsim.core.contents import Numbering
 from kvsim.core.vectors import EMPTY
+from kvsim.engines.sglang.node import Text
 from kvsim.engines.sglang.ranks import Rank
-from kvsim.engines.sglang.text import Text
 from kvsim.engines.sglang.tree import PagePool, RadixTree
 from kvsim.policies.order import MakeOrder
 from kvsim.policies.replacement.replacement import Replacement

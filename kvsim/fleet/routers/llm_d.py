@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import xxhash
 
-from kvsim.fleet.routers.index import Tier
+from kvsim.fleet.routers.dynamo import Tier
 from kvsim.fleet.routers.router import (
     TOKEN_CHARACTERS,
     Asked,

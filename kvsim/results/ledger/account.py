@@ -34,7 +34,7 @@ def account_times(
     """The columns of `steps` with `KERNELS` added, and `TIME_PARTS` of the requests.
 
     `steps`: the columns of a recorder, with those of a `DraftLog` if there was one; packed columns
-    are widened in place. `transitions`: the columns of `kvsim.core.records.transitions`.
+    are widened in place. `transitions`: the columns of `kvsim.core.records.logs`.
     `in_flight`: how many steps the engine composes before the oldest is settled.
     """
     starts, ends = steps["start_ns"], steps["end_ns"]

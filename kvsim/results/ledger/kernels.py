@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.core.records.logs import RESUMED
 from kvsim.core.records.packed import part_of, rows_in
-from kvsim.core.records.transitions import RESUMED
 from kvsim.core.rows import PIECE_STEPS
 from kvsim.core.schema import STAGE_COLUMNS
 from kvsim.cost.explain import Explains, Work

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.core.records import transitions as kinds
+from kvsim.core.records import logs as kinds
 from kvsim.results.ledger.parts import PROMPT_PARTS
 from kvsim.workload.keys import Streams
 from kvsim.workload.streams import Piece, SpannedStream

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.core.records import transitions as kinds
+from kvsim.core.records import logs as kinds
 
 Ints = NDArray[np.int64]
 

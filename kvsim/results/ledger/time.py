@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.core.records import transitions as kinds
+from kvsim.core.records import logs as kinds
 from kvsim.core.schema import BLOCKED, STAGE_COLUMNS
 from kvsim.results.ledger import standings
 from kvsim.results.ledger.parts import TIME_PARTS, WAITING_FOR

@@ -2,9 +2,8 @@
 
 | module | settings |
 |---|---|
-| `offload.py`, `connectors.py` | `kv_offloading_size`, `kv_transfer_config`: tiers off the GPU |
-| `disaggregation.py` | `kv_transfer_config` with a role: one side of a prefill/decode split |
-| `pipeline.py` | `pipeline_parallel_size` |
+| `offload.py` | `kv_offloading_size`, `kv_transfer_config`: what they ask for |
+| `connectors.py` | the connectors of tiers off the GPU, and of one side of a prefill/decode split |
 | `speculation.py` | `speculative_config` |
 
 What the parts decide is in `kvsim.engines.vllm_v1`.

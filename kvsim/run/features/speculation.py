@@ -15,13 +15,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from kvsim.core.plan import Plan
-from kvsim.core.records.drafts import DraftLog
+from kvsim.core.records.logs import DraftLog
 from kvsim.cost import Cost, make_cost
 from kvsim.cost.drafting import DraftedCost, Fixed, Passes
 from kvsim.cost.explain import Explains
 from kvsim.engines import Engine
-from kvsim.engines.vllm_v1.acceptance import Rates, Recorded
-from kvsim.engines.vllm_v1.drafts import METHODS, Drafts, Speculation, Verifier
+from kvsim.engines.vllm_v1.drafts import METHODS, Drafts, Rates, Recorded, Speculation, Verifier
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import GIB, Hardware
 from kvsim.machine.memory import kv_dtype, tables_of

@@ -22,8 +22,7 @@ import simpy
 from kvsim.core.batch import Batch
 from kvsim.core.host import SimulatedTime
 from kvsim.core.plan import Plan
-from kvsim.run.replica.events import Link, Process
-from kvsim.run.replica.host import Receiver
+from kvsim.run.replica.events import Link, Process, Receiver
 
 
 class Ranks:

@@ -24,8 +24,7 @@ from kvsim.core.plan import Plan
 from kvsim.core.schema import STAGE_COLUMNS
 from kvsim.cost import checked_prices
 from kvsim.cost.stages import StagedCost
-from kvsim.run.replica.events import Link
-from kvsim.run.replica.host import Receiver
+from kvsim.run.replica.events import Link, Receiver
 
 
 class PipelineTime(SimulatedTime):

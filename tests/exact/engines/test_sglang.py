@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
-from kvsim.core.records.transitions import PREEMPTED
+from kvsim.core.records.logs import PREEMPTED
 from kvsim.core.request import Request
-from kvsim.engines.sglang.node import Node
+from kvsim.engines.sglang.node import Node, Text
 from kvsim.engines.sglang.scheduler import Sglang, SglangOverlap
 from kvsim.engines.sglang.server import MIB, mem_fraction_static
-from kvsim.engines.sglang.text import Text
 from kvsim.machine.models import load_model
 from kvsim.report.files import read_results, write_results
 from kvsim.report.pages.over_time import look_at, time_figures

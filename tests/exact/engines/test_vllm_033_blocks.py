@@ -3,14 +3,11 @@
 from collections.abc import Sequence as Seq
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvsim.against.conform.tokens import RuleStream
 from kvsim.core.request import RUNNING, SWAPPED, Request
 from kvsim.engines.vllm_033.blocks import Vllm033Tables
 from kvsim.errors import ConfigError, EngineStopped
-from kvsim.policies.idle import TopStack
 
 
 def admitted(
@@ -36,21 +33,6 @@ def grow(tables: Vllm033Tables, each: Request, tokens: int = 1) -> list[tuple[in
         each.length += 1
         copies += tables.append(each)
     return copies
-
-
-@given(st.lists(st.one_of(st.integers(1, 4), st.just(0)), max_size=30))
-def test_a_stack_from_the_top_is_a_list_taken_from_its_end(moves: list[int]) -> None:
-    stack, plain = TopStack(2, 9), list(range(2, 11))
-    held: list[int] = []
-    for move in moves:
-        if move and len(plain) >= move:
-            taken = [plain.pop() for _ in range(move)]
-            assert stack.pop_many(move) == taken
-            held += taken
-        elif not move and held:
-            plain.append(held.pop(0))
-            stack.put(plain[-1], None, 4, 0)
-        assert [*stack.fresh, *stack] == plain
 
 
 def test_blocks_come_from_the_top_and_the_last_of_a_table_is_reused_first() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from places import ROOT
 
-from kvsim.core.cache_events import CacheEvents, Stored
+from kvsim.core.blocks import CacheEvents, Stored
 from kvsim.core.pool import Pool
 from kvsim.fleet.fleet import simulate_fleet
 from kvsim.fleet.routers.router import Asked, Choice, Router

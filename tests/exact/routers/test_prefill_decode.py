@@ -25,8 +25,7 @@ from kvsim.fleet.difference import explain_fleets
 from kvsim.fleet.figures import summarise_fleet
 from kvsim.fleet.fleet import FleetResult, simulate_fleet
 from kvsim.fleet.folder import fleet_run, read_fleet, write_fleet
-from kvsim.fleet.page import build_fleet
-from kvsim.fleet.page_compare import build_fleet_comparison
+from kvsim.fleet.page import build_fleet, build_fleet_comparison
 from kvsim.fleet.routers import ROUTERS
 from kvsim.report.files import write_results
 from kvsim.results.ledger.parts import TIME_PARTS

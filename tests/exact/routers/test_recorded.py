@@ -13,8 +13,8 @@ from kvsim.against.conform.cases import RouterRun, read_router_runs
 from kvsim.against.conform.compare import first_divergence
 from kvsim.against.conform.routers import REPLAYS, replay
 from kvsim.errors import TraceError
-from kvsim.fleet.routers.index import Tier
-from kvsim.fleet.routers.sglang_tree import Tree
+from kvsim.fleet.routers.dynamo import Tier
+from kvsim.fleet.routers.sglang import Tree
 from kvsim.fleet.routers.vllm_dp import DataParallel
 
 RECORDED = SHARED / "conformance" / "routers"

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from kvsim.against.conform.routers import Written
 from kvsim.errors import ConfigError
 from kvsim.fleet.routers import ROUTERS, make_router
-from kvsim.fleet.routers.dynamo import DynamoKv
-from kvsim.fleet.routers.index import Tier
+from kvsim.fleet.routers.dynamo import DynamoKv, Tier
 from kvsim.fleet.routers.llm_d import Default, Precise
 from kvsim.fleet.routers.plain import BoundedHash, PowerOfTwo, SessionAffinity
 from kvsim.fleet.routers.router import Asked
-from kvsim.fleet.routers.sglang_tree import Tree
+from kvsim.fleet.routers.sglang import Tree
 
 FOUR = ("a", "b", "c", "d")
 EVERYONE = range(4)

@@ -3,6 +3,7 @@
 import pickle
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,10 +28,10 @@ def test_counts_are_those_of_a_dictionary(
             expected.update(dict.fromkeys(numbers, 0))
             for number in numbers:
                 expected[number] += times
-            if len(numbers) == 1:
-                found.add(numbers[0], times)
-            else:
-                found.add_each(iter(numbers), times)
+            for number in numbers[:1]:
+                found.add(number, times)
+            rest = np.array(numbers[1:], np.int64)
+            found.add_vectors(rest, np.full(len(rest), times, np.int64))
         assert found == expected
     numbers_, times_ = found.arrays()
     assert numbers_.tolist() == sorted(expected) and len(found) == len(expected)

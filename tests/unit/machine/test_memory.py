@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from shared import SHARED
 
 from kvsim.engines import memory_formula
-from kvsim.engines.vllm_memory import CUDAGRAPH_BYTES, CUDAGRAPH_POOL_BYTES, cudagraphs
+from kvsim.engines.memory import CUDAGRAPH_BYTES, CUDAGRAPH_POOL_BYTES, cudagraphs
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import GIB, Hardware, load_hardware
 from kvsim.machine.memory import (

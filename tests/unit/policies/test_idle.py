@@ -9,33 +9,7 @@ from marks import mostly_long
 from twins.evictor import WalkingEvictor
 
 from kvsim.policies.eviction import Evictor
-from kvsim.policies.idle import Queue, Stack
-
-
-def test_fresh_blocks_come_in_ascending_order_and_returned_ones_before_them() -> None:
-    stack = Stack(first=10, size=4)
-    assert [stack.pop(), stack.pop()] == [10, 11]
-    stack.put(10, None, 4, 0)
-    stack.put(11, None, 4, 0)
-    assert [stack.pop(), stack.pop(), stack.pop()] == [11, 10, 12]
-    assert len(stack) == 1
-
-
-@given(st.lists(st.one_of(st.integers(1, 9), st.just(0)), max_size=40))
-def test_taking_many_equals_taking_one_by_one(moves: list[int]) -> None:
-    one, many = Stack(0, 60), Stack(0, 60)
-    held: list[int] = []
-    for move in moves:
-        if move == 0:
-            for block in held:
-                one.put(block, None, 4, 0)
-            many.put_table(held, [None] * len(held), [4] * len(held), 0)
-            held = []
-        elif len(one) >= move:
-            blocks = [one.pop() for _ in range(move)]
-            assert many.pop_many(move) == blocks
-            held += blocks
-        assert len(one) == len(many)
+from kvsim.policies.order import Queue
 
 
 @given(st.lists(st.tuples(st.sampled_from(["pop", "put", "remove"]), st.integers(0, 99))))
@@ -56,12 +30,6 @@ def test_a_queue_is_a_list_taken_from_its_front(moves: list[tuple[str, int]]) ->
             queue.hit(block)
         assert [*queue.fresh, *queue] == plain
         assert len(queue) == len(plain)
-
-
-def test_a_pool_of_any_size_costs_nothing_before_it_is_used() -> None:
-    stack = Stack(0, 10**15)
-    assert len(stack) == 10**15
-    assert stack.pop_many(3) == [0, 1, 2]
 
 
 def test_a_run_of_equal_times_gives_up_its_longest_prefix_first() -> None:
@@ -119,14 +87,9 @@ def test_eviction_equals_the_walk_of_the_engine(seed: int, data: st.DataObject) 
             clever.hit(block)
             dull.remove(block)
             gone.append(block)
-        elif dull.entries and kind < 0.8:
+        elif dull.entries:
             gone.append(dull.evict())
             assert clever.pop() == gone[-1]
-        elif dull.entries:
-            number = rng.randint(0, len(dull.entries))
-            evicted = [dull.evict() for _ in range(number)]
-            assert clever.pop_many(number) == evicted
-            gone += evicted
         assert len(clever) == len(dull.entries)
         assert set(clever) == set(dull.entries)
     while dull.entries:

@@ -11,8 +11,7 @@ from trees import BLOCK, random_case
 
 from kvsim.explain.cachelab.policies import prompts, replay
 from kvsim.policies.eviction import EVICTIONS
-from kvsim.policies.replacement.line import Aside, Line
-from kvsim.policies.replacement.replacement import Replacement
+from kvsim.policies.replacement.replacement import Aside, Line, Replacement
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting
 

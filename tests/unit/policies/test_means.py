@@ -25,7 +25,7 @@ from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware
 from kvsim.machine.link import LinkTimes
 from kvsim.machine.models import load_model
-from kvsim.policies.means import make_means
+from kvsim.policies.victims import make_means
 from kvsim.settings.config import make_config
 
 

@@ -19,7 +19,7 @@ from kvsim.core.vectors import EMPTY, numbers
 from kvsim.engines.nano.blocks import NanoTables
 from kvsim.errors import ConfigError
 from kvsim.policies.eviction import EVICTIONS, make_eviction
-from kvsim.policies.idle import IDLE_ORDERS
+from kvsim.policies.order import IDLE_ORDERS
 
 OWN = "orders:AnyOrder"
 WITHOUT_ORACLES = [name for name in EVICTIONS if name != "belady"]

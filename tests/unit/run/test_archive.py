@@ -3,7 +3,7 @@
 import random
 
 from kvsim.core.request import Request
-from kvsim.run.archive import Archive
+from kvsim.run.serving import Archive
 from kvsim.workload.trace import Row
 
 

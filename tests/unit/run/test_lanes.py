@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 
 from kvsim.core.plan import NOTHING_MOVED
 from kvsim.engines.vllm_v1.connector import Job, Transfers
-from kvsim.engines.vllm_v1.lanes import Lane, Lanes
-from kvsim.engines.vllm_v1.timed import TimedWorker
+from kvsim.engines.vllm_v1.timed import Lane, Lanes, TimedWorker
 
 INF = float("inf")
 

@@ -18,8 +18,7 @@ from kvsim.core.plan import Plan
 from kvsim.core.request import Request
 from kvsim.cost.constant import ConstantCost
 from kvsim.cost.drafting import Passes
-from kvsim.engines.vllm_v1.acceptance import Rates, Recorded
-from kvsim.engines.vllm_v1.drafts import Drafts
+from kvsim.engines.vllm_v1.drafts import Drafts, Rates, Recorded
 from kvsim.errors import ConfigError
 from kvsim.results.ledger.parts import KERNELS, TIME_PARTS
 from kvsim.run.assembly import assemble

@@ -16,10 +16,10 @@ from kvsim.core.host import SimulatedTime
 from kvsim.core.loop import Loop
 from kvsim.core.request import Request
 from kvsim.errors import ConfigError, EngineStopped
-from kvsim.run.archive import Archive
 from kvsim.run.assembly import Parts, assemble
 from kvsim.run.replica.events import Link
 from kvsim.run.replica.inbox import Inbox
+from kvsim.run.serving import Archive
 from kvsim.settings.config import make_config
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
