@@ -57,7 +57,7 @@ from kvsim.machine.hardware import AllReduce, Hardware
 from kvsim.machine.memory import kv_dtype
 from kvsim.machine.models import DTYPE_BYTES, Experts, Model, Shard
 from kvsim.settings.config import RunConfig
-from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
+from kvsim.settings.versions import DEFAULT_BLOCK_SIZE
 
 GEOMETRY = {
     "num_hidden_layers": "layers",

@@ -27,7 +27,7 @@ from kvsim.cost.tail import Uneven
 from kvsim.machine.hardware import AllReduce, Hardware
 from kvsim.machine.models import DTYPE_BYTES, Model
 from kvsim.settings.config import RunConfig
-from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
+from kvsim.settings.versions import DEFAULT_BLOCK_SIZE
 
 if TYPE_CHECKING:
     from kvsim.core.plan import Plan

@@ -26,7 +26,7 @@ from kvsim.machine.hardware import Hardware, load_hardware
 from kvsim.machine.link import LINKS
 from kvsim.machine.models import Model, model_of
 from kvsim.settings.config import RunConfig
-from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
+from kvsim.settings.versions import DEFAULT_BLOCK_SIZE
 from kvsim.workload.arrivals import random_stream
 
 if TYPE_CHECKING:

@@ -40,10 +40,9 @@ from kvsim.run.features.offload import offloads, role_of
 from kvsim.run.features.pipeline import cost_of_stages, stages_at_work
 from kvsim.run.features.speculation import Speculative, speculates, speculation_of
 from kvsim.settings.config import RunConfig, to_table
-from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.settings.library import build, construct, look_up
 from kvsim.settings.notes import left_out
-from kvsim.settings.versions import Default
+from kvsim.settings.versions import DEFAULT_BLOCK_SIZE, Default
 from kvsim.settings.versions import release as version_of
 
 if TYPE_CHECKING:

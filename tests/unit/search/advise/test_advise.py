@@ -21,8 +21,8 @@ from kvsim.search.replicates import Load, load_of
 from kvsim.search.sweep.slo import parse_slo
 from kvsim.settings.config import RunConfig, make_config
 from kvsim.settings.server.arguments import Used
+from kvsim.settings.server.command import flags, given_settings, serve_line
 from kvsim.settings.server.command_settings import arguments, settings_of_text
-from kvsim.settings.server.line import flags, given_settings, serve_line
 from kvsim.settings.server.vllm_arguments import VLLM
 from kvsim.workload.lengths import Lengths, synthesise_lengths
 from kvsim.workload.native import write
