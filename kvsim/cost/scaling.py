@@ -40,13 +40,13 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from kvsim.cost import layer
-from kvsim.cost.interpolation import Interpolation
 from kvsim.cost.layer import Peaks
 from kvsim.cost.profile import (
     DecodeGrid,
     DenseCurve,
     Fit,
     HeadCurve,
+    Interpolation,
     MixedGrid,
     PrefillGrid,
     Profile,

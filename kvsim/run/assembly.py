@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.core.blocks import BlockManager
 from kvsim.core.scheduler import Scheduler
-from kvsim.cost import Cost
-from kvsim.cost.prices import make_prices
+from kvsim.cost import Cost, make_prices
 from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine, memory_formula
 from kvsim.engines.vllm_v1.groups import Full, Group
 from kvsim.engines.vllm_v1.manager import KVCacheManager, full_attention
