@@ -19,10 +19,9 @@ from msgspec.structs import replace
 
 from kvsim.against.fit.constants import fit_run, with_constants
 from kvsim.against.fit.observed import errors_percent, observed, replayed, worst
-from kvsim.cost.calibrate.document import to_json
 from kvsim.cost.calibrate.llmservingsim import import_profile
-from kvsim.cost.profile import Profile, Tail
-from kvsim.cost.shipped import profile_for
+from kvsim.cost.profile import Profile, Tail, to_json
+from kvsim.cost.table import profile_for
 from kvsim.machine.hardware import AllReduce, load_hardware
 from kvsim.machine.models import model_of
 from kvsim.run.simulation import simulate

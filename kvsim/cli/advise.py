@@ -79,8 +79,8 @@ def _line(advice: Advice, word: ServerWord, server: ServerOptions) -> str:
     from kvsim.engines import ENGINES
     from kvsim.run.assembly import assemble
     from kvsim.run.told import settled
+    from kvsim.settings.server.command import flags, given_settings, serve_line
     from kvsim.settings.server.command_settings import arguments
-    from kvsim.settings.server.line import flags, given_settings, serve_line
 
     best = advice.best.config
     engine = ENGINES.get(best.engine)

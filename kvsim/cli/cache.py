@@ -14,7 +14,7 @@ from kvsim.cli.deferred import group_of
 from kvsim.cli.options import AsJson, RunDir, TraceForm
 from kvsim.errors import ConfigError
 from kvsim.report.screen import make_console, make_table
-from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
+from kvsim.settings.versions import DEFAULT_BLOCK_SIZE
 
 if TYPE_CHECKING:
     from kvsim.explain.cachelab.audit import Recorded

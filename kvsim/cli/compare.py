@@ -94,7 +94,7 @@ def compare(
         flag = next(flag for flag, given in of_seeds.items() if given)
         raise ConfigError(f"{flag}: needs --seeds N")
     if cost_uncertainty:
-        from kvsim.cost.uncertain import uncertain
+        from kvsim.cost.table import uncertain
 
         loaded = [(name, uncertain(config)) for name, config in loaded]
     from kvsim.search.replicates import load_of

@@ -8,7 +8,7 @@ from typer import Option
 
 from kvsim.errors import check_choice
 from kvsim.report.screen import make_console, make_table
-from kvsim.settings.defaults import DEFAULT_HARDWARE, DEFAULT_MODEL
+from kvsim.settings.versions import DEFAULT_HARDWARE, DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from kvsim.cost.crossover import ModelCrossings

@@ -26,8 +26,7 @@ class Table(NamedTuple):
 def fit_profile(name: str, trace: Trace, config: RunConfig, first: int, out: str) -> list[Table]:
     """Fits the profile of that name and writes it to `out`. Returns its constants and errors."""
     from kvsim.against.fit import constants
-    from kvsim.cost.calibrate.document import to_json
-    from kvsim.cost.profile import load_profile
+    from kvsim.cost.profile import load_profile, to_json
     from kvsim.writing import write_text
 
     with spinner("fitting") as done:
@@ -61,7 +60,7 @@ def with_fitted(
     """
     from msgspec.structs import replace
 
-    from kvsim.cost.shipped import profile_for
+    from kvsim.cost.table import profile_for
     from kvsim.machine.hardware import load_hardware
     from kvsim.machine.models import model_of
 

@@ -64,8 +64,8 @@ def import_(
     surface: Surface = False,
 ) -> None:
     """Turn a folder of kernel times into a profile for --cost-model table."""
-    from kvsim.cost.calibrate import aiconfigurator, llmservingsim, republish
-    from kvsim.cost.calibrate.document import to_json
+    from kvsim.cost.calibrate import aiconfigurator, llmservingsim
+    from kvsim.cost.profile import to_json
     from kvsim.machine.hardware import load_hardware
     from kvsim.writing import write_text
 
@@ -76,7 +76,7 @@ def import_(
                 f"{folder}/meta.yaml has date and software; leave out --created and --note"
             )
         gpu = None if hardware is None else load_hardware(hardware)
-        read = republish.import_surface if surface else llmservingsim.import_profile
+        read = llmservingsim.import_surface if surface else llmservingsim.import_profile
         profile = read(path, model, tensor_parallel_size, gpu)
     elif (path / "decode.csv").exists():
         if model is None or hardware is None:
@@ -124,7 +124,7 @@ def fit_run(
     settings: SettingOptions,
 ) -> None:
     """Fit constants of the machine to the first part of a real run; the rest judges them."""
-    from kvsim.workload.measured import join_measured
+    from kvsim.workload.formats.columns import join_measured
 
     loaded = settings.load(config, server.word())
     trace = form.open(run)

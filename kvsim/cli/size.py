@@ -138,7 +138,7 @@ def _endless(trace: Trace, config: RunConfig, find: str) -> tuple[Trace, RunConf
     """The load of a search whose answer has to last, which will be made longer."""
     import msgspec
 
-    from kvsim.workload.repeated import beginning
+    from kvsim.workload.trace import beginning
 
     waits = config.sessions == "closed" or config.max_concurrency is not None
     if find == "request_rate" or (config.request_rate is not None and not waits):

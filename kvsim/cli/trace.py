@@ -30,7 +30,7 @@ def info(*, file: Annotated[str, Argument(metavar="FILE")], form: TraceForm) -> 
 @takes_bundles
 def check(*, file: Annotated[str, Argument(metavar="FILE")], form: TraceForm) -> None:
     """Say whether a trace can be read, and if not, why: file, line and field of each fault."""
-    from kvsim.workload.check import check_trace
+    from kvsim.workload.open import check_trace
 
     trace, faults = check_trace(file, form.trace_format, form.columns)
     if trace is None:
@@ -55,7 +55,7 @@ def convert(
 ) -> None:
     """Write a trace in another format; reports what the format cannot hold."""
     from kvsim.workload import open_trace
-    from kvsim.workload.convert import convert as write
+    from kvsim.workload.export import convert as write
 
     opened = open_trace(source, form.trace_format, form.columns)
     note(*write(opened, target, to, block_size))

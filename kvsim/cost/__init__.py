@@ -6,18 +6,18 @@ copies between GPU and CPU are priced on the link (`kvsim.machine.link`).
 
 from __future__ import annotations
 
+from operator import index
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from kvsim.cost.checked import Checked
+from kvsim.core.plan import Plan
 from kvsim.cost.constant import ConstantCost
 from kvsim.cost.profile import refuse_special
 from kvsim.cost.roofline import RooflineCost
-from kvsim.cost.shipped import profile_for
-from kvsim.cost.table import TableCost
-from kvsim.cost.uncertain import UncertainCost
+from kvsim.cost.table import TableCost, UncertainCost, profile_for
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import Hardware
-from kvsim.machine.link import LINKS
+from kvsim.machine.link import LINKS, LinkTimes, make_link
+from kvsim.machine.memory import block_bytes
 from kvsim.machine.models import Model
 from kvsim.settings.config import RunConfig
 from kvsim.settings.library import construct
@@ -98,3 +98,68 @@ def checked_prices(cost: Cost) -> Cost | Checked:
     """What to ask for prices: the cost model, or a check of one that is a user's own."""
     ours = type(cost).__module__.startswith("kvsim.")
     return cost if ours else Checked(cost)
+
+
+class Checked:
+    """The prices of a cost model. Raises `ConfigError` for those that are not whole nanoseconds, at
+    least 0."""
+
+    def __init__(self, cost: Cost) -> None:
+        self._cost = cost
+
+    def step_ns(self, plan: Plan) -> int:
+        """`Cost.step_ns`."""
+        return self._whole_ns(self._cost.step_ns(plan))
+
+    @property
+    def _name(self) -> str:
+        kind = type(self._cost)
+        return f"cost: {kind.__module__}:{kind.__qualname__}"
+
+    def _whole_ns(self, ns: Any) -> int:
+        try:
+            whole = index(ns)
+        except TypeError:
+            whole = -1
+        if whole < 0:
+            raise ConfigError(
+                f"{self._name} priced a step at {ns!r}; return whole nanoseconds, 0 or more"
+            )
+        return whole
+
+
+class MeansPrices:
+    """Prices by the cost model and the link of a run; implements `kvsim.policies.victims.Prices`.
+
+    `cost` should be a separate instance of the cost model, because prices asked here must not count
+    as steps of the run.
+    """
+
+    def __init__(self, cost: Cost, link: LinkTimes) -> None:
+        self._cost, self._link = cost, link
+
+    def recompute_ns(self, tokens: int) -> int:
+        """Nanoseconds of a step that computes `tokens` tokens as one prompt, and nothing else.
+
+        Engines that separate prompts from decodes run such a step. Where chunks share steps with
+        decodes, it is an upper bound.
+        """
+        if tokens == 0:
+            return 0
+        plan = Plan(1)
+        plan.add_chunk(0, tokens, 0, 0)
+        plan.samples = 1
+        return self._cost.step_ns(plan)
+
+    def swap_ns(self, blocks: int, queued_blocks: int) -> int:
+        """Nanoseconds of copying blocks out and in, after `queued_blocks` on the link."""
+        link = self._link
+        return link.transfer_ns(queued_blocks) + 2 * link.transfer_ns(blocks)
+
+
+def make_prices(config: RunConfig, model: Model, hardware: Hardware) -> MeansPrices | None:
+    """Prices for a run with `preemption_mode` `auto`; None for other modes, which need none."""
+    if config.preemption_mode != "auto":
+        return None
+    link = make_link(model, hardware, config, block_bytes(model, config))
+    return MeansPrices(make_cost(config, model, hardware), link)

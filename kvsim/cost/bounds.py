@@ -1,18 +1,130 @@
 """The roofline of a step: nanoseconds of each kernel, of its arithmetic or its traffic
-(`kvsim.cost.roofline`)."""
+(`kvsim.cost.roofline`).
+
+Attention is counted by groups of layers that keep the same of a sequence:
+
+| layers | arithmetic | traffic |
+|---|---|---|
+| full attention | query x key, probability x value: per head and pair of tokens | keys and values |
+| sliding window | as above, of pairs within the window | of tokens within the window |
+| latent, decodes | products with the latent vector itself ("absorbed") | latent vectors |
+| latent, prompts | as full attention, of the key and value sizes of a head | latent vectors |
+| linear | three products with the recurrent state, per token | the state, read and written |
+
+Of several decodes only the sum of their contexts is known. So a window counts as if all were of the
+mean length, which is an upper bound. What a chunk spends on unpacking the latent vectors of its
+context is not counted. Source of the absorbed form: DeepSeek-V2, arXiv 2405.04434, section 2.1.2.
+"""
 
 from __future__ import annotations
 
 from mypy_extensions import i64
 
 from kvsim.core.plan import Plan
-from kvsim.cost.all_reduces import AllReduces
-from kvsim.cost.attention import Attention
-from kvsim.cost.experts import Routing, exchange
+from kvsim.core.sums import added
+from kvsim.cost.experts import AllReduces, Routing, exchange
 from kvsim.machine.hardware import Hardware
 from kvsim.machine.memory import block_bytes, expert_parallel_size, kv_dtype
-from kvsim.machine.models import DTYPE_BYTES, Model
+from kvsim.machine.models import DTYPE_BYTES, KvGroup, Model, Shard
 from kvsim.settings.config import RunConfig
+
+
+class _Prices:
+    """Nanoseconds of all layers of one group."""
+
+    window: i64
+    """Tokens that they keep; 0: all."""
+    pair_ns: float
+    """Per pair of tokens that a prompt attends to."""
+    read_ns: float
+    """Per token whose keys and values a prompt reads."""
+    decode_ns: float
+    """Per token of the context of a decode."""
+
+    def __init__(self, window: int, pair_ns: float, read_ns: float, decode_ns: float) -> None:
+        self.window, self.pair_ns = window, pair_ns
+        self.read_ns, self.decode_ns = read_ns, decode_ns
+
+
+class Attention:
+    """Times of attention on one GPU.
+
+    `flop_ns` and `byte_ns` are the nanoseconds of one operation and of one byte.
+    """
+
+    context_ns: float
+    """Per token of context of decodes, in layers without a window."""
+    sequence_ns: float
+    """Per decode, in layers of linear attention."""
+    _keeping: list[_Prices]
+    _windows: list[_Prices]
+    _state_ns: float
+    """Per sequence: reading and writing its state."""
+    _token_ns: float
+    """Per token: the arithmetic of linear attention."""
+
+    def __init__(self, shard: Shard, kv_dtype: str, flop_ns: float, byte_ns: float) -> None:
+        self._keeping, self._state_ns, self._token_ns = [], 0.0, 0.0
+        for group in shard.kv_groups:
+            if group.kind == "linear_attention":
+                self._add_linear(shard, group, flop_ns, byte_ns)
+            else:
+                self._keeping.append(_prices(shard, group, kv_dtype, flop_ns, byte_ns))
+        self._windows = [prices for prices in self._keeping if prices.window]
+        self.context_ns = added([each.decode_ns for each in self._keeping if not each.window])
+        self.sequence_ns = max(self._state_ns, self._token_ns)
+
+    def decodes_ns(self, sequences: i64, context_tokens: i64) -> float:
+        """Nanoseconds of one token of each of `sequences` with `context_tokens` in all."""
+        ns = float(context_tokens) * self.context_ns
+        for group in self._windows:
+            ns += float(min(context_tokens, sequences * group.window)) * group.decode_ns
+        return ns + float(sequences) * self.sequence_ns
+
+    def prompts_ns(self, chunks: list[tuple[int, int]]) -> float:
+        """Nanoseconds of prompt chunks, each a pair of its tokens and those before it."""
+        ns = 0.0
+        for group in self._keeping:
+            pairs, read = _seen(chunks, group.window)
+            ns += max(float(pairs) * group.pair_ns, float(read) * group.read_ns)
+        if self.sequence_ns:
+            tokens = float(sum([new for new, _ in chunks]))
+            ns += max(tokens * self._token_ns, float(len(chunks)) * self._state_ns)
+        return ns
+
+    def _add_linear(self, shard: Shard, group: KvGroup, flop_ns: float, byte_ns: float) -> None:
+        linear = shard.model.linear
+        assert linear is not None
+        states = group.layers * linear.recurrent_elements / shard.tensor_parallel_size
+        self._token_ns += 2 * 3 * states * flop_ns
+        self._state_ns += 2 * group.layers * group.state_bytes * byte_ns
+
+
+def _prices(shard: Shard, group: KvGroup, kv_dtype: str, flop_ns: float, byte_ns: float) -> _Prices:
+    latent = shard.model.latent
+    read_ns = group.layers * group.token_bytes(DTYPE_BYTES[kv_dtype]) * byte_ns
+    # One multiplication and one addition each.
+    prompt_flops = decode_flops = 2 * group.layers * group.pair_elements
+    if latent is not None and group.kind == "latent_attention":
+        absorbed = 2 * latent.kv_lora_rank + latent.qk_rope_head_dim
+        decode_flops = 2 * group.layers * shard.heads * absorbed
+    pair_ns, window = prompt_flops * flop_ns, group.window or group.attended or 0
+    return _Prices(window, pair_ns, read_ns, max(decode_flops * flop_ns, read_ns))
+
+
+def _seen(chunks: list[tuple[int, int]], window: i64) -> tuple[i64, i64]:
+    """Pairs of tokens that prompt chunks attend to, and tokens whose keys and values they read."""
+    pairs: i64 = 0
+    read: i64 = 0
+    for new_tokens, before in chunks:
+        new: i64 = new_tokens
+        context: i64 = before
+        growing: i64 = new  # tokens that still see everything before
+        if window:
+            growing = min(max(window - context, 0), new)
+        pairs += growing * context + growing * (growing + 1) // 2 + (new - growing) * window
+        read += (min(context, window) if window else context) + new
+    return pairs, read
 
 
 class Bounds:

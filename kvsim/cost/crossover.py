@@ -1,6 +1,6 @@
 """Where swapping a request's KV cache out and in takes less time than recomputing it.
 
-Both are priced as for `preemption_mode = auto` (`kvsim.cost.prices`): a prompt step of its own
+Both are priced as for `preemption_mode = auto` (`kvsim.cost`): a prompt step of its own
 against copies over an idle link. The bandwidth at which both cost the same shows how much a link
 would have to change for the other choice.
 """
@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from kvsim.cost import make_cost
-from kvsim.cost.prices import MeansPrices
+from kvsim.cost import MeansPrices, make_cost
 from kvsim.machine.hardware import Hardware
 from kvsim.machine.link import make_link
 from kvsim.machine.memory import block_bytes, token_bytes

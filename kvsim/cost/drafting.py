@@ -21,8 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvsim.cost.explain import Explains, Work
-from kvsim.cost.wrapped import Wrapped
+from kvsim.cost.explain import Explains, Work, Wrapped
 
 if TYPE_CHECKING:
     from kvsim.core.plan import Plan

@@ -16,15 +16,38 @@ model_executor/layers/fused_moe/config.py, `FusedMoEParallelConfig.make`.
 
 from __future__ import annotations
 
+from math import ceil
+
 from kvsim.cost import layer
-from kvsim.cost.all_reduces import AllReduces
-from kvsim.cost.interpolation import Interpolation
 from kvsim.cost.layer import Peaks
-from kvsim.cost.profile import ExpertGrid
+from kvsim.cost.lines import Line
+from kvsim.cost.profile import ExpertGrid, Interpolation
 from kvsim.machine.hardware import AllReduce, Hardware
 from kvsim.machine.memory import expert_parallel_size
 from kvsim.machine.models import DTYPE_BYTES, Model, Shard
 from kvsim.settings.config import RunConfig
+
+
+class AllReduces:
+    """`number` all-reduces of `token_bytes` for each token of a step, over `gpus` GPUs."""
+
+    def __init__(self, figures: AllReduce, gpus: int, number: int, token_bytes: int) -> None:
+        def us(tokens: float) -> float:
+            return number * figures.us(tokens * token_bytes, gpus)
+
+        self._us, large = us, figures.large
+        self.breaks: list[int] = []
+        """Tokens before and after a change of the regime."""
+        if large is not None and gpus > 1:
+            first = ceil(large.from_bytes / token_bytes)
+            self.breaks = [first - 1, first] if first > 1 else []
+        points = sorted({1, *self.breaks, 2 * max([1, *self.breaks])})
+        self._line = Line(points, [us(tokens) for tokens in points])
+
+    def us(self, tokens: float) -> float:
+        """Returns the microseconds in a step of `tokens` tokens, at least 1."""
+        return self._line.at(tokens)
+
 
 _BREAKS = [*range(1, 64), *(round(64 * 1.1**power) for power in range(60))]
 """Tokens between which the time of the experts is taken as a line; 64 x 1.1^59 is 17,700."""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
+    from kvsim.core.plan import Plan
+    from kvsim.cost import Cost
 
 
 class Work(NamedTuple):
@@ -74,3 +76,28 @@ def each(price: Callable[..., float], *counts: Ints) -> Floats:
 
     steps = zip(*(column.tolist() for column in counts), strict=True)
     return np.array([price(*step) for step in steps], np.float64)
+
+
+class Wrapped:
+    """Prices steps as another cost model does, and explains them if that one does."""
+
+    def __init__(self, cost: Cost) -> None:
+        self._cost = cost
+        if isinstance(cost, Explains):
+            self.explain = cost.explain
+
+    @property
+    def kind(self) -> str:
+        """That of the cost model; `estimated` where it measured or scaled steps, because what is
+        added to them was not measured."""
+        kind = self._cost.kind
+        return "estimated" if kind in ("measured", "scaled") else kind
+
+    @property
+    def source(self) -> str:
+        """That of the cost model."""
+        return self._cost.source
+
+    def step_ns(self, plan: Plan) -> int:
+        """Nanoseconds of a step in the cost model."""
+        return self._cost.step_ns(plan)

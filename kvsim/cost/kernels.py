@@ -9,10 +9,8 @@ from mypy_extensions import i64
 
 from kvsim.core.plan import Plan
 from kvsim.core.sums import added
-from kvsim.cost.fused import Fused
-from kvsim.cost.interpolation import Interpolation
-from kvsim.cost.lines import Line, Lines
-from kvsim.cost.profile import DecodeGrid, Fit, MixedGrid, PrefillGrid
+from kvsim.cost.lines import Fused, Line, Lines
+from kvsim.cost.profile import DecodeGrid, Fit, Interpolation, MixedGrid, PrefillGrid
 from kvsim.cost.tail import Uneven
 
 MOST_KEPT = 4096

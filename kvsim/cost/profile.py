@@ -14,15 +14,17 @@ interpolated linearly (`kvsim.cost.table`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import json
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from kvsim.cost.interpolation import Interpolation
 from kvsim.errors import ConfigError, shortened
 from kvsim.machine.hardware import AllReduce
 from kvsim.machine.models import Experts
@@ -30,6 +32,52 @@ from kvsim.settings.library import convert, find, read_by, read_json
 
 if TYPE_CHECKING:
     from kvsim.machine.models import Model
+
+
+class Interpolation:
+    """Looks values up; a look-up outside its table sets `outside`, and no look-up resets it."""
+
+    def __init__(self) -> None:
+        self.outside = False
+
+    def along(self, xs: Sequence[float], us: Sequence[float], x: float) -> float:
+        """The line through the points `(xs[i], us[i])` at `x`; `us` may end before `xs`."""
+        if x <= xs[0]:
+            if x < xs[0]:
+                self.outside = True
+            return us[0]
+        i = bisect_left(xs, x, 1, len(us) - 1)
+        value = us[i - 1] + (us[i] - us[i - 1]) * (x - xs[i - 1]) / (xs[i] - xs[i - 1])
+        if x > xs[i]:
+            self.outside = True
+            return max(value, us[i])
+        return value
+
+    def between(
+        self,
+        xs: Sequence[float],
+        ys: Sequence[float],
+        rows: Sequence[Sequence[float]],
+        x: float,
+        y: float,
+    ) -> float:
+        """The grid `rows[i][j]` at `(xs[i], ys[j])` in `(x, y)`: along `y` in two rows, then `x`.
+
+        Rows may end before `ys`.
+        """
+        last = len(xs) - 1
+        if x <= xs[0]:
+            if x < xs[0]:
+                self.outside = True
+            return self.along(ys, rows[0], y)
+        i = bisect_left(xs, x, 1, last)
+        low, high = self.along(ys, rows[i - 1], y), self.along(ys, rows[i], y)
+        value = low + (high - low) * (x - xs[i - 1]) / (xs[i] - xs[i - 1])
+        if x > xs[last]:
+            self.outside = True
+            return max(value, high)
+        return value
+
 
 Positive = Annotated[int, Meta(ge=1)]
 Us = Annotated[float, Meta(ge=0)]
@@ -337,3 +385,33 @@ def _problem_of_axis(points: list[float]) -> str:
     if any(b <= a for a, b in pairwise(points)):
         return "points must increase"
     return ""
+
+
+def to_json(profile: Profile) -> str:
+    """The document; one line per key of `fit`, so that two files can be compared by eye."""
+    table: dict[str, Any] = msgspec.to_builtins(profile)
+    fit, others = table.pop("fit"), table.pop("others")
+    parts = [f"{json.dumps(key)}: {_json_line(value)}" for key, value in table.items()]
+    parts.append(_json_fit("fit", fit))
+    if others:
+        inner = ",\n ".join(_json_fit(size, fit) for size, fit in others.items())
+        parts.append(f'"others": {{\n {inner}\n }}')
+    return "{\n " + ",\n ".join(parts) + "\n}\n"
+
+
+def _json_fit(name: str, fit: dict[str, Any]) -> str:
+    inner = ",\n  ".join(f"{json.dumps(key)}: {_json_line(value)}" for key, value in fit.items())
+    return f"{json.dumps(name)}: {{\n  {inner}\n }}"
+
+
+def _json_line(value: Any) -> str:
+    return json.dumps(_shortened(value), ensure_ascii=False)
+
+
+def _shortened(value: Any) -> Any:
+    """The value with whole numbers as integers."""
+    if isinstance(value, list | tuple):
+        return [_shortened(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _shortened(each) for key, each in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -13,7 +13,7 @@ step = host + layers x floor + 2 all-reduces per layer + exchange of replicas
 
 Kernels run one after another, so their times add up; only within one kernel do arithmetic and
 traffic overlap. Attention is causal: token i of a prompt chunk sees the context and i tokens of the
-chunk (`kvsim.cost.attention`). Activations, embeddings and norms are part of the floor.
+chunk (`kvsim.cost.bounds`). Activations, embeddings and norms are part of the floor.
 
 Experts, and replicas that share them, are counted as `kvsim.cost.experts` says. Quantised weights
 are read at their own size; products run at the FP8 peak if activations are quantised to FP8 too and

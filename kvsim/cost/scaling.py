@@ -40,13 +40,13 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from kvsim.cost import layer
-from kvsim.cost.interpolation import Interpolation
 from kvsim.cost.layer import Peaks
 from kvsim.cost.profile import (
     DecodeGrid,
     DenseCurve,
     Fit,
     HeadCurve,
+    Interpolation,
     MixedGrid,
     PrefillGrid,
     Profile,
@@ -57,7 +57,7 @@ from kvsim.machine.hardware import AllReduce, Hardware
 from kvsim.machine.memory import kv_dtype
 from kvsim.machine.models import DTYPE_BYTES, Experts, Model, Shard
 from kvsim.settings.config import RunConfig
-from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
+from kvsim.settings.versions import DEFAULT_BLOCK_SIZE
 
 GEOMETRY = {
     "num_hidden_layers": "layers",

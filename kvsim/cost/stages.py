@@ -21,8 +21,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvsim.cost.explain import Explains, Work
-from kvsim.cost.wrapped import Wrapped
+from kvsim.cost.explain import Explains, Work, Wrapped
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import AllReduce, Hardware
 from kvsim.machine.link import STAGE_LINK

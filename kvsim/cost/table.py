@@ -9,27 +9,56 @@ attention = decode[n, mean context] + sum of prefill[q, context]
             or, in an engine that serves both in one launch, mixed[q, context, n, mean context]
 ```
 
-Tables are interpolated linearly in raw counts (`kvsim.cost.interpolation`): on public decode tables
+Tables are interpolated linearly in raw counts (`kvsim.cost.profile`): on public decode tables
 that errs less than logarithmic axes or one fitted formula. Steps outside the tables are counted.
+
+A profile records how far held-out rows are from its fit. `UncertainCost` multiplies each table by a
+factor that is drawn from those errors, once for a run. So every seed is one machine that the
+profile might describe.
+
+    true time = time of the profile / (1 + error),   error ~ normal(bias, p95 / 1.96)
+
+One factor for a whole table is the largest effect that an error can have: errors that differ from
+point to point partly cancel. The seed alone decides the factors, so policies that are compared on
+the same seeds meet the same machine. Tables without a recorded error are unchanged, and `describe`
+says so.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from kvsim.cost.all_reduces import AllReduces
-from kvsim.cost.experts import ExpertLayers
+import msgspec
+
+from kvsim.cost.experts import AllReduces, ExpertLayers
 from kvsim.cost.explain import each
 from kvsim.cost.kernels import ByTokens, Kernels
-from kvsim.cost.profile import DecodeGrid, Fit, Tail, distrust, load_profile, refuse_special
+from kvsim.cost.profile import (
+    Curve,
+    DecodeGrid,
+    Fit,
+    Grid,
+    MixedGrid,
+    Profile,
+    Tail,
+    distrust,
+    load_profile,
+    refuse_special,
+)
 from kvsim.cost.scaling import GEOMETRY, differences, scaled
 from kvsim.cost.tail import Uneven
-from kvsim.machine.hardware import AllReduce, Hardware
-from kvsim.machine.models import DTYPE_BYTES, Model
+from kvsim.errors import ConfigError
+from kvsim.machine.hardware import AllReduce, Hardware, load_hardware
+from kvsim.machine.link import LINKS
+from kvsim.machine.models import DTYPE_BYTES, Model, model_of
 from kvsim.settings.config import RunConfig
-from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
+from kvsim.settings.library import names
+from kvsim.settings.versions import DEFAULT_BLOCK_SIZE
+from kvsim.workload.arrivals import random_stream
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from kvsim.core.plan import Plan
     from kvsim.cost.explain import Work
 
@@ -75,6 +104,7 @@ class TableCost:
         tail = fit.tail if isinstance(fit.tail, Tail) else None
         if uneven and tail is None:
             raise ValueError(f"uneven: profile {profile} has no term of uneven batches (fit.tail)")
+        self._fit = fit = self._drawn(fit, config.seed)
         uses = tail is not None and (tail.used if uneven is None else uneven)
         self._uneven = Uneven(tail) if tail is not None and uses else None
         self._beside: list[ByTokens] = []
@@ -88,17 +118,16 @@ class TableCost:
             self._experts = ExpertLayers(model, config, hardware, grid, link)
             self._beside.append(self._experts)
         self._layers = model.num_hidden_layers
-        self._price_by(fit)
-
-    def _price_by(self, fit: Fit) -> None:
-        """Prices steps by the tables of `fit`."""
-        decode = fit.decode_v1 if self._decode_kernel == "v1" else fit.decode_v2
+        decode = fit.decode_v1 if decode_kernel == "v1" else fit.decode_v2
         if not isinstance(decode, DecodeGrid):
-            kernel = f"decode_{self._decode_kernel}"
-            raise ValueError(f"decode_kernel: profile {self._path} has no {kernel}")
+            kernel = f"decode_{decode_kernel}"
+            raise ValueError(f"decode_kernel: profile {profile} has no {kernel}")
         eager = not self._profile.engine.graph
-        self._fit = fit
         self._kernels = Kernels(fit, decode, self._layers, self._beside, self._uneven, eager)
+
+    def _drawn(self, fit: Fit, seed: int) -> Fit:
+        """The tables that price the run of a seed."""
+        return fit
 
     @property
     def kind(self) -> str:
@@ -186,3 +215,128 @@ class TableCost:
             "priced_ns": kernels.priced_ns,
             "extrapolated_ns": kernels.extrapolated_ns,
         }
+
+
+_TRUST = ("measured", "estimated", "public-table", "scaled", "roofline")
+
+
+def profile_for(model: Model, hardware: Hardware, config: RunConfig) -> str | None:
+    """The name of the shipped profile of the hardware that fits a run best; None if there is none.
+
+    Profiles that need no scaling come first, then measured ones. There is none for a model that is
+    not dense, or has quantised weights: no profile is scaled to it.
+    """
+    if model.special:
+        return None
+    ranked = []
+    for name in names("profiles"):
+        profile = load_profile(name)
+        if profile.device.get("name") in (hardware.name, *hardware.device_names):
+            changed = bool(differences(profile, model, config))
+            ranked.append((changed, _TRUST.index(profile.source), name))
+    return min(ranked)[-1] if ranked else None
+
+
+ERRORS = {
+    "dense": ("dense", "gemm_layer_sum", "gemm"),
+    "head": ("head", "gemm"),
+    "prefill": ("prefill",),
+    "decode_v1": ("decode_v1", "decode"),
+    "decode_v2": ("decode_v2", "decode"),
+    "mixed": ("mixed", "decode"),
+    "experts": ("experts",),
+}
+"""Table of a fit → the regions of a profile's `error` that apply to it, the closest first."""
+
+_NORMAL_P95 = 1.959964
+"""95 % of a normal distribution lie within this many deviations."""
+_LEAST, _MOST = 0.2, 5.0
+"""Bounds of a factor: an error of -100 % would make time negative."""
+
+
+class UncertainCost(TableCost):
+    """A table cost model whose tables are scaled by factors drawn from the seed.
+
+    Raises `ValueError` for a profile that records no error at all.
+    """
+
+    def _drawn(self, fit: Fit, seed: int) -> Fit:
+        self._factors = draw_factors(self._profile, seed)
+        if not self._factors:
+            raise ValueError(f"profile {self._path} records no errors of its tables to draw from")
+        return multiplied(fit, self._factors)
+
+    @property
+    def source(self) -> str:
+        """The source of the profile, with a note that its error was drawn."""
+        return f"{super().source}, within its held-out errors"
+
+    def describe(self) -> dict[str, Any]:
+        """The description of the profile, the factor of each table, and the tables without one."""
+        tables = [key for key in ERRORS if _is_table(getattr(self._profile.fit, key))]
+        return {
+            **super().describe(),
+            "error_factors": self._factors,
+            "without_error": [key for key in tables if key not in self._factors],
+        }
+
+
+def uncertain(config: RunConfig) -> RunConfig:
+    """The configuration with kernel times drawn within the errors of its profile.
+
+    Raises `ConfigError` if it has no profile.
+    """
+    name, profile = config.cost.get("model"), config.cost.get("profile")
+    if name is None and config.cost.keys() <= set(LINKS):
+        model, hardware = model_of(config), load_hardware(config.hardware_name)
+        profile = profile_for(model, hardware, config)
+    if name not in (None, "table", "uncertain") or profile is None:
+        raise ConfigError(
+            f"--cost-uncertainty: steps are priced by the model {name or 'roofline'}, which records"
+            " no errors; use --cost-model table with --set cost.profile=NAME"
+        )
+    cost = {**config.cost, "model": "uncertain", "profile": profile}
+    return msgspec.structs.replace(config, cost=cost)
+
+
+def draw_factors(profile: Profile, seed: int) -> dict[str, float]:
+    """The factor of every table whose error the profile records.
+
+    Each table has its own random stream, so that a further table changes no other.
+    """
+    factors = {}
+    for key, regions in ERRORS.items():
+        error = next((e for r in regions if _judged(e := profile.error.get(r))), None)
+        if error is not None and _is_table(getattr(profile.fit, key)):
+            factors[key] = _factor(error, random_stream(seed, f"cost error of {key}"))
+    return factors
+
+
+def multiplied(fit: Fit, factors: dict[str, float]) -> Fit:
+    """The fit with the times of these tables multiplied."""
+    tables = {
+        key: msgspec.structs.replace(table, us=_multiplied(table.us, factor))
+        for key, factor in factors.items()
+        if (table := getattr(fit, key))
+    }
+    return msgspec.structs.replace(fit, **tables)
+
+
+def _judged(error: Any) -> bool:
+    return isinstance(error, dict) and isinstance(error.get("p95_percent"), int | float)
+
+
+def _is_table(part: object) -> bool:
+    return isinstance(part, Curve | Grid | MixedGrid)
+
+
+def _factor(error: dict[str, Any], random: np.random.Generator) -> float:
+    bias, deviation = error.get("bias_percent", 0.0), error["p95_percent"] / _NORMAL_P95
+    drawn = float(random.normal(bias, deviation)) / 100
+    return min(max(1 / max(1 + drawn, 1 / _MOST), _LEAST), _MOST)
+
+
+def _multiplied(times: Any, factor: float) -> Any:
+    if isinstance(times, list):
+        return [_multiplied(each, factor) for each in times]
+    return times * factor

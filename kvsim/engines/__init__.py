@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
+from kvsim.settings.versions import DEFAULT_BLOCK_SIZE
 
 if TYPE_CHECKING:
     from kvsim.core.blocks import BlockManager

@@ -12,9 +12,8 @@ from kvsim.explain.cachelab.curve import lru_tokens
 from kvsim.explain.cachelab.optimum import optimum_tokens
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, ceiling_tokens, find_reuse
-from kvsim.workload.runs import total
 from kvsim.workload.streams import Stream
-from kvsim.workload.trace import HashContent, Row, Trace
+from kvsim.workload.trace import HashContent, Row, Trace, total
 
 _NS_PER_S = 1_000_000_000
 _ENGINE_BLOCK = 16

@@ -8,24 +8,33 @@ Weights follow from the geometry. An engine measures the other terms with a dumm
 it starts. Here they are estimates, and they are called so wherever they are shown. They stand for a
 start with a filled compile cache: vLLM's first start on a machine also charges what compiling
 takes, often 0.5 to 2 GiB (github.com/vllm-project/vllm/issues/54122 and 54383).
+
+vLLM V1 groups layers that share a pool of blocks. All groups have equally many layers, so that a
+block holds as many bytes in each of them:
+
+```
+  gemma-3-27b   52 sliding + 10 full   ->  6 groups of 9 or 8 sliding layers, 1 of 10 full ones
+  gpt-oss-20b   12 sliding + 12 full   ->  1 and 1
+```
+Source: vLLM 0.33.0, `v1/core/kv_cache_planning.py`, `_get_kv_cache_groups_uniform_page_size`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import chain
+from math import ceil, lcm
 from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import GIB, Hardware
-from kvsim.machine.models import DTYPE_BYTES, Model, Shard
-from kvsim.machine.models.beside import Drafter, adapter_bytes, drafter_of
-from kvsim.machine.models.cache_groups import CacheGroup, block_layers, cache_groups, is_plain
+from kvsim.machine.models import DTYPE_BYTES, Model, Shard, load_model
+from kvsim.machine.models.parts import LayerType
 from kvsim.settings.config import RunConfig
-from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE, DEFAULT_LORA_RANK
-from kvsim.settings.versions import gpu_memory_utilization
+from kvsim.settings.versions import DEFAULT_BLOCK_SIZE, DEFAULT_LORA_RANK, gpu_memory_utilization
 
 MIB = 2**20
 
@@ -354,3 +363,156 @@ def peak_bytes(shard: Shard, config: RunConfig, tokens: int, bytes_per_word: int
     forward = tokens * (2 * model.hidden_size + max(mlp, attention)) * element
     sampling = tokens * model.hidden_size * element + bytes_per_word * model.vocab_size
     return max(forward, sampling)
+
+
+KERNEL_BLOCK_TOKENS = 16
+"""Least block size of attention kernels (vLLM 0.33.0, v1/attention/backends/flash_attn.py)."""
+
+STATE_EXPORT_TOKENS = 64
+"""Blocks are a multiple of this where a kernel saves states inside a chunk (vLLM 0.33.0,
+v1/attention/backends/gdn_attn.py, `FLASHINFER_GDN_CHECKPOINT_ALIGNMENT`)."""
+
+
+class CacheGroup(NamedTuple):
+    """Layers of one kind that share a block table."""
+
+    kind: LayerType
+    layers: tuple[int, ...]
+
+
+def cache_groups(model: Model, hybrid: bool = True) -> tuple[CacheGroup, ...]:
+    """Returns the groups of all layers of a model, in order of their first layers.
+
+    Without `hybrid`, layers with windows or chunks keep all tokens beside layers that do
+    (`--disable-hybrid-kv-cache-manager`).
+    """
+    kinds: dict[LayerType, list[int]] = {}
+    for index in range(model.keeping_layers):
+        kinds.setdefault(model.layer_type(index), []).append(index)
+    kinds.pop("none", None)
+    if not hybrid and "full_attention" in kinds:
+        states = kinds.pop("linear_attention", [])
+        kinds = {"full_attention": sorted(chain.from_iterable(kinds.values()))}
+        if states:
+            kinds["linear_attention"] = states
+    numbers = [len(layers) for layers in kinds.values()]
+    size = max(numbers) if max(numbers) < 1.5 * min(numbers) else min(numbers)
+    return tuple(
+        CacheGroup(kind, tuple(layers[place :: -(-len(layers) // size)]))
+        for kind, layers in kinds.items()
+        for place in range(-(-len(layers) // size))
+    )
+
+
+def is_plain(groups: tuple[CacheGroup, ...]) -> bool:
+    """Whether one table of all tokens serves all layers."""
+    return [group.kind for group in groups] == ["full_attention"]
+
+
+def block_layers(groups: tuple[CacheGroup, ...], layers: range) -> int:
+    """Returns how many of these layers, e.g. of a pipeline stage, have a part of every block."""
+    return max(sum(layer in layers for layer in group.layers) for group in groups)
+
+
+def state_block_size(shard: Shard, block_size: int, element_bytes: int, exports: bool) -> int:
+    """Returns the block size in tokens at which a block of attention is as large as a state.
+
+    `exports` says whether a kernel saves states inside a chunk. Without states, it is `block_size`.
+    Source: vLLM 0.33.0, platforms/interface.py, `_align_hybrid_block_size`.
+    """
+    kept = {group.kind: group for group in shard.kv_groups}
+    if "linear_attention" not in kept:
+        return block_size
+    state_bytes = kept.pop("linear_attention").state_bytes
+    token_bytes = max(group.token_bytes(element_bytes) for group in kept.values())
+    unit = max(KERNEL_BLOCK_TOKENS, block_size)
+    linear = shard.model.linear
+    if exports and linear is not None and linear.kind == "gated_delta_net":
+        unit = lcm(unit, STATE_EXPORT_TOKENS)
+    return unit * ceil(state_bytes / (unit * token_bytes))
+
+
+DRAFT_VOCABULARY = 32_000
+"""Words of the output projection of EAGLE-3 drafters: `draft_vocab_size` of yuhuili's checkpoints
+on Hugging Face."""
+
+_STATES_IN = {"eagle": 2, "eagle3": 3, "mtp": 2}
+"""Method → hidden states that go into the projection before the layer of the drafter."""
+
+
+class Drafter(NamedTuple):
+    """What a drafter takes on each GPU of the target."""
+
+    weight_bytes: int = 0
+    token_bytes: int = 0
+    """Of the KV cache, for one token."""
+
+
+def method_of_name(name: str) -> str:
+    """The method that vLLM takes for a drafter of this name."""
+    lowered = name.strip("[]").lower()
+    return next((each for each in ("ngram", "eagle3", "eagle") if each in lowered), "draft_model")
+
+
+def drafter_of(shard: Shard, given: Mapping[str, Any], dtype: str, kv_dtype: str) -> Drafter:
+    """The drafter of a `speculative_config` beside a model.
+
+    A draft model has its weights and layers, divided as those of the target. EAGLE, EAGLE-3 and MTP
+    are taken to be one layer like those of the target (`num_hidden_layers` 1), and a projection of
+    two or three hidden states; EAGLE-3 has queries, keys and values of twice the width, and an
+    output projection of its own. Embeddings, and otherwise the output projection, are shared. All
+    their layers get KV in the target's blocks. N-grams take nothing; of other methods nothing is
+    known. Sources: vLLM 0.33.0, model_executor/models, `llama_eagle.py`, `llama_eagle3.py`,
+    `deepseek_mtp.py`; v1/worker/gpu/spec_decode/eagle/utils.py, `_should_share`;
+    v1/core/kv_cache_planning.py, `get_kv_cache_groups`.
+    """
+    name = given.get("model")
+    method = given.get("method") or (method_of_name(name) if isinstance(name, str) else None)
+    if method == "draft_model" and isinstance(name, str):
+        whole = load_model(name).shard(shard.tensor_parallel_size)
+        return Drafter(whole.weight_bytes(dtype), whole.token_bytes(kv_dtype))
+    if not (isinstance(method, str) and method in _STATES_IN):
+        return Drafter()
+    model = shard.model
+    last = range(model.num_hidden_layers - 1, model.num_hidden_layers)
+    if method != "mtp":  # These are not part of the target's checkpoint.
+        shard = replace(shard, model=replace(model, quantization=None))
+    hidden = model.hidden_size
+    further = _STATES_IN[method] * hidden * hidden
+    if method == "eagle3":
+        words = ceil(min(model.vocab_size, DRAFT_VOCABULARY) / shard.tensor_parallel_size)
+        further += hidden * (shard.qkv_size + words)
+    weights = shard.layer_bytes(dtype, last) + further * DTYPE_BYTES[model.dtype(dtype)]
+    return Drafter(ceil(weights), shard.token_bytes(kv_dtype, last))
+
+
+def adapter_bytes(shard: Shard, dtype: str, layers: range, slots: int, rank: int) -> int:
+    """Bytes of the slots for adapters in these layers: as many as may be in one step, of the
+    highest rank, for every matrix product, whatever the adapters change.
+
+    A product of `columns` inputs has `rank` x `columns` numbers, and `rank` for each output; those
+    of a fused product have inputs of their own. The side that tensor parallelism divides in the
+    model is divided. Attention with latent vectors or states is not counted, nor are embeddings
+    (only few models take adapters there). Source: vLLM 0.33.0, lora/layers, `create_lora_weights`
+    of `base_linear.py`, `column_parallel_linear.py` and `fused_moe.py`; lora/utils.py,
+    `get_supported_lora_modules`.
+    """
+    model, hidden = shard.model, shard.model.hidden_size
+    queries, fused = shard.heads * model.head_dim, 2 if model.gated_mlp else 1
+
+    def mlp(columns: int) -> int:
+        return fused * (hidden + columns) + columns + hidden
+
+    numbers = 0
+    for index in layers:
+        if model.latent is None and model.layer_type(index) != "linear_attention":
+            numbers += 3 * hidden + shard.qkv_size + queries + hidden
+        columns = model.mlp_columns(index)
+        if model.experts is None or columns is not None:
+            numbers += mlp(-(-(columns or 0) // shard.tensor_parallel_size)) if columns else 0
+            continue
+        numbers += hidden + model.experts.num_experts
+        numbers += shard.experts_held * mlp(shard.expert_columns)
+        if shared := model.experts.shared_expert_intermediate_size:
+            numbers += mlp(shared // shard.tensor_parallel_size)
+    return slots * rank * numbers * DTYPE_BYTES[model.dtype(dtype)]

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.core.blocks import BlockManager
 from kvsim.core.scheduler import Scheduler
-from kvsim.cost import Cost, make_cost
-from kvsim.cost.prices import make_prices
+from kvsim.cost import Cost, make_cost, make_prices
 from kvsim.cost.stages import StagedCost
 from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine, memory_formula
 from kvsim.engines.vllm_v1.groups import Full, Group
@@ -41,10 +40,9 @@ from kvsim.run.checks import (
 from kvsim.run.features.offload import offloads, role_of
 from kvsim.run.features.speculation import Speculative, speculates, speculation_of
 from kvsim.settings.config import RunConfig, to_table
-from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.settings.library import build, construct, look_up
 from kvsim.settings.notes import left_out
-from kvsim.settings.versions import Default
+from kvsim.settings.versions import DEFAULT_BLOCK_SIZE, Default
 from kvsim.settings.versions import release as version_of
 
 if TYPE_CHECKING:

@@ -19,13 +19,13 @@ import msgspec
 from kvsim.engines import Engine
 from kvsim.engines.vllm_v1.planning import saves_states
 from kvsim.machine.hardware import Hardware, load_hardware
-from kvsim.machine.memory import kv_dtype, tables_of
+from kvsim.machine.memory import cache_groups, is_plain, kv_dtype, state_block_size, tables_of
 from kvsim.machine.models import DTYPE_BYTES, Model, model_of
-from kvsim.machine.models.cache_groups import cache_groups, is_plain, state_block_size
 from kvsim.settings.config import RunConfig
-from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE, DEFAULT_LORA_RANK
-from kvsim.settings.signatures import signature
+from kvsim.settings.library import signature
 from kvsim.settings.versions import (
+    DEFAULT_BLOCK_SIZE,
+    DEFAULT_LORA_RANK,
     Default,
     gpu_memory_utilization,
     has_cache_groups,

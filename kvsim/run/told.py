@@ -16,11 +16,9 @@ from kvsim.machine.hardware import GIB
 from kvsim.machine.memory import expert_parallel_size
 from kvsim.run.assumed import Settings, complete
 from kvsim.settings.config import RunConfig, make_config
-from kvsim.settings.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.settings.server import ServerWord
-from kvsim.settings.server.log import Start
-from kvsim.settings.server.pool import Sharing, pool_of
-from kvsim.settings.versions import server_defaults
+from kvsim.settings.server.log import Sharing, Start, pool_of
+from kvsim.settings.versions import DEFAULT_BLOCK_SIZE, server_defaults
 
 _LEAST_FILLED = 0.7
 """Least share of a GPU that weights and KV cache take of what `gpu_memory_utilization` allows."""

@@ -26,9 +26,8 @@ from msgspec import Meta, Struct
 
 from kvsim.errors import ConfigError, check_choice
 from kvsim.errors import nearest as nearest
-from kvsim.settings.defaults import DEFAULT_ENGINE, DEFAULT_HARDWARE, DEFAULT_MODEL
-from kvsim.settings.parsing import parse_toml, typed
-from kvsim.settings.sizes import human_readable_int
+from kvsim.settings.parsing import human_readable_int, parse_toml, typed
+from kvsim.settings.versions import DEFAULT_ENGINE, DEFAULT_HARDWARE, DEFAULT_MODEL
 
 MOST = 1 << 62
 """Whole numbers go up to here, so that sums of a few of them fit into 64 bits."""

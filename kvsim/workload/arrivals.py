@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.errors import ConfigError
 from kvsim.workload.columns import column
-from kvsim.workload.source import MAX_NS
+from kvsim.workload.source import MAX_NS, NS_PER_S
 from kvsim.workload.trace import Row
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from kvsim.settings.config import RunConfig
 
-_NS_PER_S = 1_000_000_000
 _SUSPICIOUS_RATE = 1000
 
 
@@ -66,7 +65,7 @@ def think_times(rows: Sequence[Row], config: RunConfig) -> list[int]:
     Raises `ConfigError` for times without end.
     """
     scale = config.think_time_scale
-    cap_ns = inf if config.max_think_time_s is None else config.max_think_time_s * _NS_PER_S
+    cap_ns = inf if config.max_think_time_s is None else config.max_think_time_s * NS_PER_S
     delays_ns: Sequence[int] = column(rows, "delay_ns")
     longest_ns = max(delays_ns, default=0)
     if isinf(scale) or min(longest_ns * scale, cap_ns) >= MAX_NS:
@@ -87,8 +86,8 @@ def arrival_notes(rows: Sequence[Row]) -> list[str]:
             f"{100 * ties / gaps:.1f} % of the gaps between arrivals are 0: each recorded time is"
             " an artificial batch; --spread-ties spreads it over the gap that follows"
         )
-    if gaps * _NS_PER_S > _SUSPICIOUS_RATE * span_ns > 0:
-        rate = gaps * _NS_PER_S / span_ns
+    if gaps * NS_PER_S > _SUSPICIOUS_RATE * span_ns > 0:
+        rate = gaps * NS_PER_S / span_ns
         notes.append(f"{rate:,.0f} requests/s on average: is the unit of the times right?")
     return notes
 
@@ -131,7 +130,7 @@ def _random_times(count: int, rate: float, config: RunConfig) -> list[int]:
 
     if not count or isinf(rate):
         return [0] * count
-    if count / rate * _NS_PER_S >= MAX_NS:
+    if count / rate * NS_PER_S >= MAX_NS:
         raise ConfigError(f"request_rate: {rate:g} makes the run last for centuries; raise it")
     if isinf(config.burstiness):
         gaps = np.full(count, 1 / rate)
@@ -143,7 +142,7 @@ def _random_times(count: int, rate: float, config: RunConfig) -> list[int]:
         raise ConfigError(f"burstiness: {config.burstiness:g} is too small; raise it")
     if times[-1] > 0:
         times *= count / rate / times[-1]
-    nanoseconds: list[int] = np.rint(times * _NS_PER_S).astype(np.int64).tolist()
+    nanoseconds: list[int] = np.rint(times * NS_PER_S).astype(np.int64).tolist()
     return nanoseconds
 
 

@@ -9,8 +9,7 @@ from itertools import chain
 from operator import attrgetter, eq
 from typing import Any, NamedTuple, overload
 
-from kvsim.workload.runs import runs_of
-from kvsim.workload.trace import HashContent, Row
+from kvsim.workload.trace import HashContent, Row, runs_of
 
 _STORED = ("line", "arrival_ns", "input_length", "output_length")
 _DEFAULTS = {each.name: each.default for each in fields(Row)}

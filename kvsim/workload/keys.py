@@ -34,8 +34,7 @@ from xxhash import xxh64_intdigest
 
 from kvsim.workload.chain import Chains
 from kvsim.workload.columns import Rows, column, hash_runs
-from kvsim.workload.pieces import block_spans, joined, span_pieces
-from kvsim.workload.streams import Piece, Span
+from kvsim.workload.streams import Piece, Span, block_spans, joined, span_pieces
 from kvsim.workload.trace import (
     HashContent,
     ParentContent,

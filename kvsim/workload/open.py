@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Set
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 from kvsim.core.collector import collector_paused
 from kvsim.errors import ConfigError, TraceError, check_choice, nearest
+from kvsim.workload import native
 from kvsim.workload.arrivals import arrival_notes
-from kvsim.workload.head import Head, look
-from kvsim.workload.source import Source, shown
+from kvsim.workload.source import Head, Source, look, shown
 from kvsim.workload.trace import Trace
 
 READERS: dict[str, str] = {
@@ -22,25 +22,25 @@ READERS: dict[str, str] = {
     "weka": "formats.weka",
     "guidellm": "formats.guidellm",
     "aiperf": "formats.aiperf",
-    "vllm-bench": "formats.vllm_bench",
-    "sglang-bench": "formats.sglang_bench",
-    "openai-batch": "formats.openai_batch",
+    "vllm-bench": "formats.bench:VLLM",
+    "sglang-bench": "formats.bench:SGLANG",
+    "openai-batch": "formats.texts:OPENAI_BATCH",
     "claude-code": "formats.claude_code",
     "otel": "formats.otel",
-    "inference-perf": "formats.inference_perf",
-    "langfuse": "formats.langfuse",
-    "litellm": "formats.litellm",
-    "sharegpt": "formats.sharegpt",
-    "custom": "formats.custom",
+    "inference-perf": "formats.served:INFERENCE_PERF",
+    "langfuse": "formats.served:LANGFUSE",
+    "litellm": "formats.served:LITELLM",
+    "sharegpt": "formats.texts:SHAREGPT",
+    "custom": "formats.texts:CUSTOM",
     "mooncake": "formats.mooncake",
-    "azure": "formats.azure",
-    "vidur": "formats.vidur",
-    "burstgpt": "formats.burstgpt",
+    "azure": "formats.columns:AZURE",
+    "vidur": "formats.columns:VIDUR",
+    "burstgpt": "formats.columns:BURSTGPT",
     "vllm-log": "formats.vllm_log",
     "table": "formats.columns",
 }
-"""Format → the module of `kvsim.workload` that `recognises` and that will `read` it. They are asked
-in this order, and imported when they are."""
+"""Format → the module of `kvsim.workload`, or the `Reader` in one, that `recognises` and that will
+`read` it. They are asked in this order, and imported when they are."""
 
 _MOST_NAMES = 12
 _REWRITE = "write its rows as kvsim_trace, which has a place for all of it"
@@ -96,8 +96,10 @@ def _read(path: str, format: str | None, columns: str | None) -> Trace:
         return trace
 
 
-def _reader(format: str) -> ModuleType:
-    return import_module(f"kvsim.workload.{READERS[format]}")
+def _reader(format: str) -> Any:
+    module, _, name = READERS[format].partition(":")
+    found = import_module(f"kvsim.workload.{module}")
+    return getattr(found, name) if name else found
 
 
 def _located(path: str) -> str:
@@ -128,3 +130,25 @@ def _recognise(source: Source, head: Head) -> str:
     raise source.error(
         f"{what}; formats known: {', '.join(READERS)}; {_CONVERT[head.is_json]}", line=0
     )
+
+
+MOST_FAULTS = 20
+
+
+def check_trace(
+    path: str, format: str | None = None, columns: str | None = None
+) -> tuple[Trace | None, list[str]]:
+    """The trace in a file if it is sound, else None and its faults, each `FILE:LINE: FIELD: what`.
+
+    A native file is read to its end, up to `MOST_FAULTS` faults. Of any other format, whose rows
+    may hang together in any way, the first fault is the only one. Arguments as of `open_trace`.
+    """
+    try:
+        return open_trace(path, format, columns), []
+    except TraceError as error:
+        first = str(error)
+    if Path(path).is_file():
+        with Source(path) as source:
+            if format == "native" or (format is None and native.recognises(look(source))):
+                return None, [str(each) for each in native.faults(source, MOST_FAULTS)]
+    return None, [first]

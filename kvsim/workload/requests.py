@@ -8,8 +8,8 @@ from typing import Any, overload
 from kvsim.core.request import PLAIN, PREFILL, Options, Request
 from kvsim.workload.columns import bare
 from kvsim.workload.keys import Streams, streams
+from kvsim.workload.source import NS_PER_S
 from kvsim.workload.trace import Row, Trace
-from kvsim.workload.values import NS_PER_S
 
 
 class Requests(Sequence[Request]):

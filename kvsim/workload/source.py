@@ -8,10 +8,14 @@ import io
 import json
 import math
 import os
+import re
 import zlib
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Collection, Iterator
-from functools import partial
+from collections.abc import Callable, Collection, Iterator, Set
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from functools import lru_cache, partial
 from itertools import filterfalse, islice
 from typing import Any, NoReturn
 
@@ -398,3 +402,129 @@ def mapping(source: Source, table: dict[str, Any], key: str) -> dict[str, Any] |
     if not isinstance(value, dict):
         raise source.error(f"{shown(value)} is not an object; give one", key)
     return value
+
+
+PARQUET = "PAR1"
+"""The first four bytes of a Parquet file."""
+_KEY = re.compile(r'"([^"\\]+)"\s*:')
+_SEPARATORS = ",\t;"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a recogniser may look at."""
+
+    text: str
+    """The first characters of the file, about 64 Ki at most."""
+    keys: Set[str]
+    """Keys of the first JSON object; empty if the file does not begin with JSON. If that object
+    spans lines or is damaged: all keys in `text`, inner ones too. The value of `schema` is one."""
+    columns: tuple[str, ...]
+    """Cells of the first line, if the file does not begin with JSON."""
+
+    @property
+    def is_json(self) -> bool:
+        """Whether the file begins as JSON does."""
+        return self.text.lstrip()[:1] in ("{", "[")
+
+    @property
+    def is_parquet(self) -> bool:
+        """Whether this is a Parquet file."""
+        return self.text.startswith(PARQUET)
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether there is nothing, or nothing but white space."""
+        return not self.text.strip()
+
+
+def look(source: Source) -> Head:
+    """The head of a file, of which nothing is read."""
+    text = source.beginning()
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    if text.lstrip()[:1] in ("{", "["):
+        return Head(text, _keys(first, text), ())
+    return Head(text, frozenset(), split_header(first))
+
+
+def split_header(line: str) -> tuple[str, ...]:
+    """The column names in the first line of a CSV file, without quotes around them."""
+    return tuple(cell.strip().strip('"') for cell in line.split(separator_of(line)))
+
+
+def separator_of(header: str) -> str:
+    """What separates the columns: a comma, a tab or a semicolon, whichever comes first."""
+    return next((each for each in header if each in _SEPARATORS), ",")
+
+
+def _keys(first: str, text: str) -> Set[str]:
+    try:
+        table = json.loads(first)
+    except (ValueError, RecursionError):
+        return frozenset(_KEY.findall(text))
+    if not isinstance(table, dict):
+        return frozenset(_KEY.findall(text))
+    schema = table.get("schema")
+    return {*table, schema} if isinstance(schema, str) else table.keys()
+
+
+NS_PER_S = 1_000_000_000
+_TIME = re.compile(
+    r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?", re.ASCII
+)
+
+
+def tokens(source: Source, field: str, value: object, low: int = 1) -> int:
+    """A number of tokens >= `low`: an integer, also as text or as `512.0`."""
+    number = value
+    if type(value) is float and value.is_integer():
+        number = int(value)
+    elif isinstance(value, str):
+        text = value.strip().removesuffix(".0")
+        digits = text.removeprefix("-")
+        if digits.isascii() and digits.isdecimal() and len(digits) <= 18:
+            number = int(text)
+    if type(number) is not int or number < low:
+        remedy = "leave failed requests out" if value == "" else "fix it"
+        raise source.error(f"{shown(value)} is not an integer >= {low}; {remedy}", field)
+    if number > MAX_TOKENS:
+        raise source.error(f"{shown(value)} is above {MAX_TOKENS}; give less", field)
+    return number
+
+
+def instant(source: Source, field: str, value: object, unit_ns: int) -> int:
+    """A time in nanoseconds, of a number of units of `unit_ns`, also as text; exact."""
+    try:
+        number = Decimal(value) if isinstance(value, (int, str)) else Decimal(repr(value))
+    except (InvalidOperation, ValueError):
+        number = Decimal("NaN")
+    if isinstance(value, bool) or not number.is_finite():
+        raise source.error(f"{shown(value)} is not a number; give one", field)
+    if number.copy_abs() > (MAX_NS - 1) // unit_ns:
+        what = f"{shown(value)} is too large for a time; is the unit right? fix it"
+        raise source.error(what, field)
+    return round(number * unit_ns)
+
+
+def date(source: Source, field: str, text: str) -> int:
+    """Nanoseconds since 1970 of a date, exact to nine decimals; without a zone: UTC."""
+    match = _TIME.fullmatch(text.strip())
+    if match is None:
+        what = f"{shown(text)} is not a time YYYY-MM-DD HH:MM:SS.fffffff"
+        raise source.error(f"{what}; fix it", field)
+    second, fraction, zone = match.groups()
+    try:
+        return _second(second, zone or "") * NS_PER_S + int((fraction or "0").ljust(9, "0"))
+    except (ValueError, OverflowError):
+        raise source.error(f"{shown(text)} is not a date; fix it", field) from None
+
+
+def is_date(text: str) -> bool:
+    """Whether `date` understands the form of this text."""
+    return _TIME.fullmatch(text.strip()) is not None
+
+
+@lru_cache(maxsize=1024)
+def _second(text: str, zone: str) -> int:
+    time = datetime.fromisoformat(text + zone)
+    return int((time if zone else time.replace(tzinfo=UTC)).timestamp())

@@ -6,7 +6,7 @@
 | `api` | bursts of completion calls, most of them on files seen before | Azure code |
 | `agents` | sessions that append to a growing context until it is full | WEKA Claude Code |
 
-Lengths and times come from `kvsim.workload.published`. Other figures have no public source (what is
+Lengths and times come from `kvsim.workload.synthetic`. Other figures have no public source (what is
 shared, how many turns a chat has). They are chosen here, and the trace's `source.note` says so.
 """
 
@@ -14,15 +14,134 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import count, islice, pairwise
 from random import Random
 
+from kvsim.core.sums import added
 from kvsim.errors import ConfigError, nearest
-from kvsim.workload import native, published
-from kvsim.workload.published import Quantiles, draw
+from kvsim.workload import native
 from kvsim.workload.trace import Content, ParentContent, Row, SegmentContent, Trace
+
+Quantiles = tuple[tuple[float, float], ...]
+
+
+def draw(quantiles: Quantiles, random: Random) -> int:
+    """A random whole number with these quantiles, linear in between."""
+    share = random.random()
+    above = bisect_right(quantiles, share, key=lambda point: point[0])
+    (low_share, low), (high_share, high) = quantiles[above - 1], quantiles[above]
+    return round(low + (high - low) * (share - low_share) / (high_share - low_share))
+
+
+def mean(quantiles: Quantiles) -> float:
+    """The mean of the values of `draw`, before rounding."""
+    return added((q - p) * (low + high) / 2 for (p, low), (q, high) in pairwise(quantiles))
+
+
+AZURE_CODE_INPUT: Quantiles = (
+    (0, 3),
+    (0.05, 75),
+    (0.1, 147),
+    (0.25, 578),
+    (0.5, 1469),
+    (0.75, 2745),
+    (0.9, 5188),
+    (0.95, 7303),
+    (0.99, 7436),
+    (1, 7437),
+)
+"""Prompt tokens; mean 2,048."""
+
+AZURE_CODE_OUTPUT: Quantiles = (
+    (0, 6),
+    (0.1, 7),
+    (0.25, 9),
+    (0.5, 13),
+    (0.75, 24),
+    (0.9, 55),
+    (0.95, 90),
+    (0.99, 251),
+    (0.995, 359),
+    (0.999, 825),
+    (1, 1899),
+)
+"""Output tokens; mean 27.9."""
+
+AZURE_CODE_GAP_US: Quantiles = (
+    (0, 0),
+    (0.05, 100),
+    (0.1, 200),
+    (0.25, 2100),
+    (0.5, 63_800),
+    (0.75, 104_000),
+    (0.9, 272_900),
+    (0.95, 400_800),
+    (0.99, 2_205_100),
+    (0.995, 9_978_300),
+    (0.999, 79_232_500),
+    (1, 217_169_000),
+)
+"""Microseconds between arrivals; mean 389,653, coefficient of variation 13.15."""
+
+MOONCAKE_OUTPUT: Quantiles = (
+    (0, 1),
+    (0.05, 10),
+    (0.1, 24),
+    (0.25, 157),
+    (0.5, 350),
+    (0.75, 472),
+    (0.9, 597),
+    (0.95, 698),
+    (0.99, 1119),
+    (1, 2000),
+)
+"""Output tokens; mean 343."""
+
+WEKA_GROWTH: Quantiles = (
+    (0, 0),
+    (0.1, 0),
+    (0.25, 44),
+    (0.5, 274),
+    (0.75, 993),
+    (0.9, 2731),
+    (0.95, 5104),
+    (0.99, 16_152),
+    (1, 23_830),
+)
+"""Tokens that a turn adds to prompt and output of the turn before, cut at the 99.5 % quantile."""
+
+WEKA_OUTPUT: Quantiles = (
+    (0, 1),
+    (0.05, 88),
+    (0.1, 101),
+    (0.25, 137),
+    (0.5, 212),
+    (0.75, 427),
+    (0.9, 865),
+    (0.95, 1464),
+    (0.99, 4659),
+    (1, 5900),
+)
+"""Output tokens, cut at the 99.5 % quantile."""
+
+WEKA_THINK_MS: Quantiles = (
+    (0, 0),
+    (0.05, 3000),
+    (0.1, 4000),
+    (0.25, 5000),
+    (0.5, 10_000),
+    (0.75, 38_000),
+    (0.8, 60_000),
+    (1, 60_000),
+)
+"""Think times in milliseconds, cut at 60 s as in the replay tool of the same authors."""
+
+WEKA_REWRITES = 0.069
+"""Share of turns that do not extend the turn before but rewrite history."""
+
 
 _NS_PER_MS = 1_000_000
 _FIRST_TOKEN_MS, _TOKEN_MS = 200, 20
@@ -57,7 +176,7 @@ CHAT = Sessions(
     systems=((("assistant", 280),), (("support", 560),), (("tutor", 140),)),
     first=((0, 4), (0.5, 150), (0.75, 400), (0.9, 1100), (0.99, 3000), (1, 4000)),
     message=((0, 2), (0.5, 60), (0.75, 160), (0.9, 400), (0.99, 1400), (1, 3000)),
-    output=published.MOONCAKE_OUTPUT,
+    output=MOONCAKE_OUTPUT,
     think_ms=((0, 1000), (0.5, 8000), (0.9, 30_000), (1, 90_000)),
     going_on=0.66,
     rewriting=0.0,
@@ -70,11 +189,11 @@ AGENTS = Sessions(
         (("tools", 1480), ("researcher", 560)),
     ),
     first=((0, 60), (0.5, 500), (0.9, 3200), (1, 8000)),
-    message=published.WEKA_GROWTH,
-    output=published.WEKA_OUTPUT,
-    think_ms=published.WEKA_THINK_MS,
+    message=WEKA_GROWTH,
+    output=WEKA_OUTPUT,
+    think_ms=WEKA_THINK_MS,
     going_on=1.0,
-    rewriting=published.WEKA_REWRITES,
+    rewriting=WEKA_REWRITES,
     max_tokens=23_999,
 )
 
@@ -229,10 +348,10 @@ _SAME_FILE = 0.7
 def _api_turns(random: Random, per_s: float) -> Iterator[_Turn]:
     """Completion calls: instructions, then a part of a file, then tokens unique to the call."""
     clock_us = 0
-    scale = 1e6 / published.mean(published.AZURE_CODE_GAP_US) / per_s
+    scale = 1e6 / mean(AZURE_CODE_GAP_US) / per_s
     files = [f"file-{number}" for number in range(_OPEN_FILES)]
     for number in count(_OPEN_FILES):
-        length = draw(published.AZURE_CODE_INPUT, random)
+        length = draw(AZURE_CODE_INPUT, random)
         segments: Segments = ()
         if length > _INSTRUCTIONS + 16:
             place = random.randrange(_OPEN_FILES)
@@ -243,10 +362,10 @@ def _api_turns(random: Random, per_s: float) -> Iterator[_Turn]:
         yield _Turn(
             arrival_ns=clock_us * 1000,
             input_length=length,
-            output_length=draw(published.AZURE_CODE_OUTPUT, random),
+            output_length=draw(AZURE_CODE_OUTPUT, random),
             segments=segments,
         )
-        clock_us += round(draw(published.AZURE_CODE_GAP_US, random) * scale)
+        clock_us += round(draw(AZURE_CODE_GAP_US, random) * scale)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,9 @@ from typing import Any
 
 from kvsim.errors import ConfigError, TraceError, nearest
 from kvsim.workload.gather import Gathered
-from kvsim.workload.head import look, separator_of
 from kvsim.workload.native import OWN
-from kvsim.workload.source import Source, shown
+from kvsim.workload.source import NS_PER_S, Source, date, instant, look, separator_of, shown, tokens
 from kvsim.workload.trace import Trace
-from kvsim.workload.values import NS_PER_S, date, instant, tokens
 
 UNITS_NS = {"s": NS_PER_S, "ms": 1_000_000, "us": 1000, "ns": 1}
 """Unit at the end of a role or of a column's name → nanoseconds."""

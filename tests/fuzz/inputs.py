@@ -31,7 +31,7 @@ from kvsim.machine.models import load_model
 from kvsim.report.files import read_results
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import SIZES, RunConfig, load_config, to_table
-from kvsim.settings.sizes import human_readable_int
+from kvsim.settings.parsing import human_readable_int
 from kvsim.workload import native, open_trace
 from kvsim.workload.trace import Trace
 

@@ -64,7 +64,7 @@ def test_the_header_of_a_trace_is_no_command(
     path.write_text(header(command))
     asked = []
     monkeypatch.setattr(
-        "kvsim.workload.lengths.made_trace", lambda kind, rows, *_: asked.append(len(rows))
+        "kvsim.workload.spec.made_trace", lambda kind, rows, *_: asked.append(len(rows))
     )
     assert made_from(open_trace(str(path))) is None
     assert asked == []

@@ -10,7 +10,7 @@ from kvsim.search.size.search import Laboratory
 from kvsim.search.sweep.slo import parse_slo
 from kvsim.search.sweep.store import Store
 from kvsim.settings.config import make_config, to_table
-from kvsim.workload.lengths import Lengths, synthesise_lengths
+from kvsim.workload.spec import Lengths, synthesise_lengths
 
 LOAD = synthesise_lengths(Lengths(100), Lengths(60), 5, requests=8)
 BASE = make_config({"max_model_len": 256, "num_gpu_blocks_override": 90, "request_rate": 400.0})

@@ -15,7 +15,7 @@ from kvsim.search.sweep.page import build_page, heat_maps
 from kvsim.search.sweep.points import Task, run_point
 from kvsim.search.sweep.sweep import Outcome, make_plan
 from kvsim.settings.config import make_config, to_table
-from kvsim.workload.lengths import Lengths, synthesise_lengths
+from kvsim.workload.spec import Lengths, synthesise_lengths
 
 BASE = to_table(make_config({"request_rate": 50.0, "max_model_len": 256}))
 SLO = "p99_ttft<130ms,p99_tpot<30ms"

@@ -9,7 +9,6 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from kvsim.workload.runs import collapse
 from kvsim.workload.source import Source
 from kvsim.workload.trace import (
     Content,
@@ -19,6 +18,7 @@ from kvsim.workload.trace import (
     SegmentContent,
     TokenContent,
     Trace,
+    collapse,
 )
 
 HASHED = {"kvsim_trace": 1, "block_size": 4, "hash_kind": "prefix", "partial_hash": True}

@@ -12,7 +12,7 @@ from kvsim.against.check.slowed import Change, with_change
 from kvsim.run.result import Result
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config
-from kvsim.workload.lengths import Lengths, synthesise_lengths
+from kvsim.workload.spec import Lengths, synthesise_lengths
 
 SETTINGS: dict[str, Any] = {
     "model": "llama-3.1-8b",

@@ -41,9 +41,8 @@ from kvsim.against.fit.observed import (
     observed,
     replayed,
 )
-from kvsim.cost.calibrate.document import to_json
-from kvsim.cost.profile import Curve, ExpertGrid, Fit, Profile, Tail
-from kvsim.cost.uncertain import multiplied
+from kvsim.cost.profile import Curve, ExpertGrid, Fit, Profile, Tail, to_json
+from kvsim.cost.table import multiplied
 from kvsim.errors import ConfigError
 from kvsim.fleet.ranks import simulate_engine
 from kvsim.machine.hardware import AllReduce

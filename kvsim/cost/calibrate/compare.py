@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvsim.cost.fused import Fused
-from kvsim.cost.interpolation import Interpolation
-from kvsim.cost.profile import Curve, Fit, Grid, MixedGrid, Profile
+from kvsim.cost.lines import Fused
+from kvsim.cost.profile import Curve, Fit, Grid, Interpolation, MixedGrid, Profile
 
 Point = tuple[float, ...]
 

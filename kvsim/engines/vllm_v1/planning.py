@@ -6,9 +6,8 @@ from collections import Counter
 
 from kvsim.engines.vllm_v1.groups import Chunked, Full, Group, Layout, Mamba, Sliding
 from kvsim.machine.hardware import Hardware
-from kvsim.machine.memory import tables_of
+from kvsim.machine.memory import CacheGroup, tables_of
 from kvsim.machine.models import Model
-from kvsim.machine.models.cache_groups import CacheGroup
 from kvsim.settings.config import RunConfig
 
 SAVE_STATES = ("h20", "h100", "h200", "gh200", "b200", "gb200", "rtx-5090", "rtx-pro-6000")

@@ -12,9 +12,8 @@ from kvsim.errors import ConfigError
 from kvsim.explain.cachelab.curve import Curve
 from kvsim.explain.cachelab.study import PLAIN, Asked, Point, Study, refuse_empty, sizes_of
 from kvsim.workload import native
-from kvsim.workload.head import look
 from kvsim.workload.reuse import Chain, Counting, Walk
-from kvsim.workload.source import Source
+from kvsim.workload.source import Source, look
 from kvsim.workload.streams import Span
 from kvsim.workload.trace import HashContent, Row, Trace
 

@@ -3,19 +3,15 @@
 | module | what it does |
 |---|---|
 | `geometry` | counts parameters and bytes of a model, and of the share of one GPU |
-| `parts` | describes experts, latent attention, linear attention, groups of layers |
-| `compressed` | counts layers of compressed attention |
-| `weights` | says how many bits a quantised weight takes |
-| `hugging_face` | reads a `config.json`; `families`, `layouts`, `checkpoint` and `vision` help it |
+| `parts` | describes experts, kinds of attention, groups of layers, bits of a weight |
+| `hugging_face` | reads a `config.json`; `families`, `layouts` and `checkpoint` help it |
 | `names` | finds the shipped geometry that a spelling means |
-| `beside` | counts what a GPU holds beside it: a drafter, and slots for adapters |
 | `loading` | gives the model behind a name or a path |
 """
 
 from kvsim.machine.models.geometry import Model, Shard
 from kvsim.machine.models.loading import load_model, model_of
-from kvsim.machine.models.parts import Experts, KvGroup, Latent, Linear
-from kvsim.machine.models.weights import DTYPE_BYTES, Quantization
+from kvsim.machine.models.parts import DTYPE_BYTES, Experts, KvGroup, Latent, Linear, Quantization
 
 __all__ = [
     "DTYPE_BYTES",

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from kvsim.machine.models.parts import Positive
-from kvsim.machine.models.weights import (
+from kvsim.machine.models.parts import (
     ALL,
     NF4,
     Part,
+    Positive,
     Quantization,
     grouped,
     is_method,

@@ -13,8 +13,8 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from kvsim.errors import ConfigError
-from kvsim.machine.models.compressed import compressed_attention, compressed_groups
 from kvsim.machine.models.parts import (
+    DTYPE_BYTES,
     Compressed,
     Experts,
     Heads,
@@ -25,9 +25,13 @@ from kvsim.machine.models.parts import (
     LayerType,
     Linear,
     Natural,
+    Part,
     Positive,
+    Quantization,
+    compressed_attention,
+    compressed_groups,
+    quantization,
 )
-from kvsim.machine.models.weights import DTYPE_BYTES, Part, Quantization, quantization
 
 MOST_GPUS = 1024
 """Degrees of parallelism that a message considers."""
@@ -121,17 +125,6 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def parameters(self) -> int:
         """All parameters."""
         return self.shard(1).parameters
-
-    @property
-    def active_parameters(self) -> int:
-        """Parameters that one token of a text passes through: those of its own experts and all
-        others, but for towers and tables beside the embeddings."""
-        whole = self.shard(1)
-        count = whole.parameters - self.vision_parameters - self.lookup_parameters
-        if self.experts is None:
-            return count
-        idle = 1 - self.experts.num_experts_per_tok / self.experts.num_experts
-        return count - round(idle * whole.expert_parameters)
 
     @property
     def notes(self) -> tuple[str, ...]:

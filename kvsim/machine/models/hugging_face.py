@@ -16,22 +16,20 @@ from kvsim.machine.models.families import (
     FULL,
     LINEAR,
     SLIDING,
+    AudioConfig,
     Family,
+    VisionConfig,
+    audio_parameters,
     family_of,
     not_a_decoder,
     unread_shapes,
     usual_names,
+    vision_parameters,
 )
 from kvsim.machine.models.geometry import Model
 from kvsim.machine.models.layouts import LAYER_TYPES, NONE, layouts
 from kvsim.machine.models.names import method_of
 from kvsim.machine.models.parts import Compressed, Heads, Indexer, Linear, Natural, Positive
-from kvsim.machine.models.vision import (
-    AudioConfig,
-    VisionConfig,
-    audio_parameters,
-    vision_parameters,
-)
 from kvsim.settings.library import convert, converted
 
 T = TypeVar("T")

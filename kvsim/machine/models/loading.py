@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from kvsim.errors import ConfigError
 from kvsim.machine.models.geometry import Model
 from kvsim.machine.models.names import meaning, nearest_names
-from kvsim.machine.models.weights import quantization
+from kvsim.machine.models.parts import quantization
 from kvsim.settings.config import RunConfig, read_toml
 from kvsim.settings.library import convert, find, is_at, names, read_by, read_json
 

@@ -1,13 +1,19 @@
-"""Parts that some decoders have: experts, latent attention, linear attention; groups of layers.
+"""Parts that some decoders have: experts, kinds of attention, groups of layers; bits of a weight.
 
-Keys are those of a Hugging Face `config.json`.
+Keys are those of a Hugging Face `config.json`. Quantised are the matrix products of the layers.
+Embeddings, the output projection, norms, biases, routers and vision towers keep the type of the
+model, as they do in the usual checkpoints. Layers of compressed attention are counted after vLLM
+0.33.0, models/deepseek_v4/attention.py and compressor.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta, Struct
+
+from kvsim.errors import check_choice
 
 Positive = Annotated[int, Meta(ge=1, le=10**9)]
 Natural = Annotated[int, Meta(ge=0, le=10**12)]
@@ -248,3 +254,145 @@ class Layer(NamedTuple):
     def parameters(self) -> int:
         """All of them."""
         return sum(self)
+
+
+def compressed_attention(
+    parts: Compressed,
+    index: int,
+    hidden: int,
+    width: int,
+    heads: int,
+    tp: int,
+    indexer: Indexer | None,
+) -> tuple[int, int]:
+    """Weights of the products of a layer with its hyper-connections, and its vectors.
+
+    `heads`: those of one of `tp` GPUs, each of `width` elements.
+    """
+    outputs, queries = parts.o_groups * parts.o_lora_rank, heads * width
+    products = hidden * (parts.q_lora_rank + width) + parts.q_lora_rank * queries
+    products += queries * parts.o_lora_rank + outputs // tp * hidden
+    streams = parts.hc_mult
+    vectors = parts.q_lora_rank + width + heads
+    vectors += 2 * (2 + streams) * streams * streams * hidden if streams > 1 else 0
+    ratio = parts.compress_ratios[index]
+    if ratio > 1:
+        overlap = 2 if ratio == 4 else 1
+        products += 2 * hidden * overlap * width
+        vectors += ratio * overlap * width
+    if ratio == 4 and indexer is not None:
+        products += indexer.parameters(hidden, parts.q_lora_rank)
+        products += 3 * hidden * indexer.index_head_dim  # it compresses, too
+    return products, vectors
+
+
+def compressed_groups(
+    parts: Compressed,
+    layers: range,
+    width: int,
+    heads: int,
+    window: int | None,
+    index: Indexer | None,
+) -> Iterator[KvGroup]:
+    """What layers keep; vectors are stored in 8 bits with a scale for every 64 elements, those of
+    the position in 16 (`head_bytes`)."""
+    plain = width - parts.qk_rope_head_dim
+    entry = plain + 2 * parts.qk_rope_head_dim + plain // 64 + 1
+    pair = 2 * heads * width
+    ratios = [parts.compress_ratios[layer] for layer in layers]
+    group = KvGroup("sliding_attention", len(ratios), 0, 1, window)
+    yield group._replace(further_bytes=entry, pair_elements=pair)
+    for ratio in sorted({ratio for ratio in ratios if ratio > 1}):
+        number, indexer = ratios.count(ratio), index if ratio == 4 else None
+        group = KvGroup("compressed_attention", number, 0, 1, every=ratio, further_bytes=entry)
+        chosen = None if indexer is None else indexer.index_topk * ratio
+        yield group._replace(pair_elements=pair // ratio, attended=chosen)
+        if indexer is not None:
+            group = indexer.group(number)
+            yield group._replace(pair_elements=group.pair_elements // ratio, every=ratio)
+
+
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1}
+
+Part = Literal["attention", "mlp", "experts"]
+"""A part of a layer that is quantised or not; `mlp` includes shared experts."""
+
+ALL: tuple[Part, ...] = ("attention", "mlp", "experts")
+
+
+class Quantization(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the weights of the layers are stored."""
+
+    method: str
+    """Name of the method, as `--quantization` of vLLM takes it."""
+    bits: Annotated[float, Meta(gt=0, le=64)]
+    """Bits a weight takes on average, with its share of scales and zero points."""
+    parts: tuple[Part, ...] = ALL
+    """The parts that are quantised."""
+    part_bits: dict[Part, Annotated[float, Meta(gt=0, le=64)]] = {}
+    """Bits of the parts that have others than `bits`."""
+    fp8_products: bool = False
+    """Whether activations are quantised to FP8 too, so that products run at the FP8 peak."""
+    kv_cache_dtype: Literal["fp8"] | None = None
+    """Type of the KV cache for which the checkpoint has scales."""
+
+
+def grouped(bits: int, group_size: int, scale_bits: int, zero_bits: int = 0) -> float:
+    """Bits a weight takes, if every `group_size` weights share a scale and a zero point."""
+    return bits + (scale_bits + zero_bits) / group_size
+
+
+INT4 = grouped(4, 128, 16, 4)
+"""AWQ and GPTQ at their usual group of 128: a 16-bit scale, a 4-bit zero point."""
+NF4 = 4 + 8 / 64 + 32 / (64 * 256)
+"""bitsandbytes: 8-bit scales of 64 weights, themselves scaled in groups of 256 (QLoRA, section 3).
+"""
+BLOCK_FP8 = grouped(8, 128 * 128, 32)
+"""One float32 scale for a block of 128 x 128 weights, as in DeepSeek-V3."""
+NVFP4 = grouped(4, 16, 8)
+MXFP4 = grouped(4, 32, 8)
+"""An 8-bit exponent for 32 weights (OCP Microscaling Formats 1.0)."""
+MXFP8 = grouped(8, 32, 8)
+
+_FP8 = [
+    "fp8",
+    "fp8_per_tensor",
+    "fp8_per_channel",
+    "fbgemm_fp8",
+    "compressed-tensors",
+    "modelopt",
+    "quark",
+]
+_METHODS = {
+    **{name: Quantization(method=name, bits=8, fp8_products=True) for name in _FP8},
+    "fp8_per_block": Quantization(method="fp8_per_block", bits=BLOCK_FP8, fp8_products=True),
+    "mxfp8": Quantization(method="mxfp8", bits=MXFP8, fp8_products=True),
+    "modelopt_mxfp8": Quantization(method="modelopt_mxfp8", bits=MXFP8, fp8_products=True),
+    "modelopt_fp4": Quantization(method="modelopt_fp4", bits=NVFP4),
+    "nvfp4_per_token": Quantization(method="nvfp4_per_token", bits=NVFP4),
+    **{
+        name: Quantization(method=name, bits=INT4)
+        for name in ["awq", "auto_awq", "awq_marlin", "gptq", "auto_gptq", "gptq_marlin", "w4a16"]
+    },
+    "gptq-int8": Quantization(method="gptq-int8", bits=grouped(8, 128, 16, 8)),
+    "w8a8": Quantization(method="w8a8", bits=8),
+    "int8_per_channel_weight_only": Quantization(method="int8_per_channel_weight_only", bits=8),
+    "bitsandbytes": Quantization(method="bitsandbytes", bits=NF4),
+    "mxfp4": Quantization(method="mxfp4", bits=MXFP4, parts=("experts",)),
+    "gpt_oss_mxfp4": Quantization(method="gpt_oss_mxfp4", bits=MXFP4, parts=("experts",)),
+    "experts_int8": Quantization(method="experts_int8", bits=8, parts=("experts",)),
+}
+"""Name → its usual form. Names and the parts that they quantise are vLLM 0.33.0's,
+`model_executor/layers/quantization/`; `w4a16`, `w8a8` and `gptq-int8` stand for suffixes of names.
+"""
+
+
+def quantization(method: str) -> Quantization:
+    """The usual form of a method; raises `ConfigError` with the nearest name for an unknown one."""
+    check_choice("quantization", method, _METHODS)
+    return _METHODS[method]
+
+
+def is_method(method: str) -> bool:
+    """Whether `quantization` knows a method."""
+    return method in _METHODS

@@ -23,9 +23,8 @@ from kvsim.engines import Engine
 from kvsim.engines.vllm_v1.drafts import METHODS, Drafts, Rates, Recorded, Speculation, Verifier
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import GIB, Hardware
-from kvsim.machine.memory import kv_dtype, tables_of
+from kvsim.machine.memory import drafter_of, kv_dtype, method_of_name, tables_of
 from kvsim.machine.models import Model, load_model
-from kvsim.machine.models.beside import drafter_of, method_of_name
 from kvsim.run.checks import check_features
 from kvsim.settings.config import Positive, RunConfig
 from kvsim.settings.library import build, convert, look_up

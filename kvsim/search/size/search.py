@@ -21,8 +21,7 @@ from kvsim.search.sweep.slo import Objectives
 from kvsim.search.sweep.store import Store, address
 from kvsim.search.sweep.sweep import Outcome, run_missing
 from kvsim.settings.config import RunConfig
-from kvsim.workload.repeated import repeated
-from kvsim.workload.trace import Trace
+from kvsim.workload.trace import Trace, repeated
 
 NEIGHBOURS = (-0.2, -0.1, -0.05, -0.02, -0.01, 0.01, 0.02, 0.05, 0.1, 0.2)
 """Distances from an answer to try, as shares of it."""

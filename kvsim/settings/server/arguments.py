@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 from msgspec import Struct
 
 from kvsim.errors import ConfigError, nearest
+from kvsim.settings.config import RunConfig, to_table
 
 
 class Used(Struct, frozen=True):
@@ -207,3 +208,75 @@ def _at(argument: Argument) -> str:
 def _short(value: Any, *, quoted: bool = True) -> str:
     text = repr(value) if quoted else value
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+ENGINES = {"0": "vllm-0.6.3", "1": "vllm-v1"}
+"""Generation, as logs print it → `engine`."""
+
+_UNUSED = {
+    "vllm-v1": ("disable_async_output_proc", "preemption_mode", "swap_space"),
+    "vllm-0.6.3": (
+        "async_scheduling",
+        "disable_hybrid_kv_cache_manager",
+        "enable_lora",
+        "long_prefill_token_threshold",
+        "long_prefill_token_threshold_adaptive",
+        "max_lora_rank",
+        "max_loras",
+        "max_num_active_seqs",
+        "max_num_scheduled_tokens",
+        "prefill_schedule_interval",
+        "prefix_cache_retention_interval",
+        "scheduler_reserve_full_isl",
+        "watermark",
+    ),
+}
+"""Engine → settings that it does not have, though a command line or a log may name them."""
+
+_V1_SINCE = (0, 8, 0)
+"""The first vLLM version whose default is V1; before, `VLLM_USE_V1=1` chose it (0.7.3 and 0.8.0
+`envs.py`, `engine/arg_utils.py`)."""
+
+
+def generation(version: str | None, use_v1: str | None) -> str:
+    """`0` or `1`, for a vLLM version as `0.9.2` and the environment variable `VLLM_USE_V1`."""
+    if use_v1 in ("0", "1"):
+        return use_v1
+    new = version is None or tuple(map(int, version.split("."))) >= _V1_SINCE
+    return "1" if new else "0"
+
+
+def leave_unused(meaning: Meaning) -> None:
+    """Take away the settings that the engine does not have, with a note for those that are set."""
+    engine = meaning.settings.get("engine", "")
+    for key in _UNUSED.get(engine, ()):
+        meaning.sources.pop(key, None)
+        if meaning.settings.pop(key, None):
+            meaning.ignored.setdefault(f"not used by {engine}", []).append(key)
+
+
+def notes(meaning: Meaning, where: str, pool: str = "") -> list[str]:
+    """What was taken from `where`, and what was left out; `pool`: the blocks, in words."""
+    said = dict(meaning.settings)
+    head = []
+    if "model" in said:
+        head.append(f"model {said.pop('model')}")
+    if "vllm_version" in said:
+        head.append(f"vLLM {said.pop('vllm_version')}")
+    if pool:
+        del said["num_gpu_blocks_override"], said["block_size"]
+        head.append(pool)
+    usual = to_table(RunConfig())
+    words = {True: "on", False: "off"}
+    rest = (
+        f"{key} {words[value] if isinstance(value, bool) else value}"
+        for key, value in said.items()
+        if value != usual[key]
+    )
+    groups = dict(meaning.ignored)
+    if meaning.unknown:
+        groups["not known here"] = meaning.unknown
+    return [
+        f"from {where}: {', '.join([*head, *rest])}",
+        *(f"from {where}, {why}: {', '.join(names)}" for why, names in groups.items()),
+    ]

@@ -7,6 +7,10 @@
 | `docker run ... vllm/vllm-openai:v0.19.0 ...` | the words after the image |
 | `python -m sglang.launch_server ...`, `sglang serve ...` | the words after it, for SGLang |
 | `bash -c "vllm serve ..."` | that of the text in quotes |
+
+Words are those that a shell would pass to each command, as far as the text tells: quotes, comments,
+continued lines, redirections, here-documents' texts, assignments and `$NAME` are read. What only a
+running shell knows (`$(nvidia-smi ...)`, variables from outside) stays as it is written.
 """
 
 from __future__ import annotations
@@ -16,7 +20,6 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from kvsim.errors import ConfigError
-from kvsim.settings.server.shell import commands
 
 _IMAGE = re.compile(r"(?:\S*/)?vllm-openai[\w-]*(?::(?:v?(\d{1,4}\.\d{1,4}\.\d{1,4}))?\S*|@\S*)?")
 _SGLANG_IMAGE = re.compile(r"(?:\S*/)?sglang:v?(\d{1,4}\.\d{1,4}\.\d{1,4})\S*")
@@ -113,3 +116,193 @@ def _begin_sglang(words: list[str]) -> tuple[int | None, str | None]:
         if word.rpartition("/")[2] == "sglang" and words[place + 1 : place + 2] == ["serve"]:
             return place + 2, version
     return None, version
+
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^{}]*))?\})")
+_DECLARING = ("export", "local", "declare", "readonly")
+_CONTINUED = re.compile(r"\\[ \t]*\r?\n|(?<=[ \t])\\(?=[ \t])")
+"""A line goes on; also where the line was folded, and a backslash stands alone."""
+_PLACEHOLDER = re.compile(r"<[A-Za-z_][\w ./:|-]*>")
+"""A word in angle brackets that somebody was to replace, not a redirection."""
+
+
+class Command(NamedTuple):
+    """One command of a script."""
+
+    words: list[str]
+    variables: Mapping[str, str]
+    """What the script assigns anywhere."""
+
+
+def commands(text: str, where: str) -> Iterator[Command]:
+    """The commands of a script, in order; assignments before a command are not among its words.
+
+    Raises `ConfigError` for a quote that is not closed.
+    """
+    yield from _Reader(text, where).read()
+
+
+class _Reader:
+    """Goes through the characters once."""
+
+    def __init__(self, text: str, where: str) -> None:
+        self._text = text
+        self._where = where
+        self._place = 0
+        self._line = 1
+        self._variables: dict[str, str] = {}
+        self._clear()
+
+    def _clear(self) -> None:
+        self._words: list[str] = []
+        self._word: list[str] | None = None
+        self._redirected = False
+
+    def read(self) -> Iterator[Command]:
+        text = self._text
+        while self._place < len(text):
+            character = text[self._place]
+            continued = _CONTINUED.match(text, self._place) if character == "\\" else None
+            if continued:
+                self._go(continued.end())
+            elif character in "\n;&|()":
+                if text.startswith("&>", self._place):
+                    self._redirect()
+                    continue
+                yield from self._end_command()
+                self._go(self._place + 1)
+            elif character in " \t\r":
+                self._end_word()
+                self._place += 1
+            elif character == "#" and self._word is None:
+                end = text.find("\n", self._place)
+                self._place = len(text) if end < 0 else end
+            elif placeholder := _PLACEHOLDER.match(text, self._place):
+                self._word = [*(self._word or []), placeholder[0]]
+                self._go(placeholder.end())
+            elif character in "<>":
+                self._redirect()
+            else:
+                self._add(character)
+        yield from self._end_command()
+
+    def _add(self, character: str) -> None:
+        """A character of a word, or a quoted part of one."""
+        if self._word is None:
+            self._word = []
+        if character == "'":
+            end = self._closing("'", self._place + 1)
+            self._word.append(self._text[self._place + 1 : end])
+            self._go(end + 1)
+        elif character == '"':
+            self._double_quoted()
+        elif character == "\\":
+            self._word.append(self._text[self._place + 1 : self._place + 2])
+            self._go(self._place + 2)
+        elif character in "$`":
+            value, known = self._expanded()
+            self._add_split(value.split() if known else [value])
+        else:
+            self._word.append(character)
+            self._place += 1
+
+    def _add_split(self, pieces: list[str]) -> None:
+        """An expansion without quotes: each space in it ends a word."""
+        for last, piece in enumerate(pieces, 1 - len(pieces)):
+            self._word = [*(self._word or []), piece]
+            if last:
+                self._end_word()
+        self._word = self._word or None
+
+    def _double_quoted(self) -> None:
+        assert self._word is not None
+        text, line = self._text, self._line
+        self._place += 1
+        while self._place < len(text):
+            character = text[self._place]
+            if character == '"':
+                self._place += 1
+                return
+            if character in "$`":
+                self._word.append(self._expanded()[0])
+            elif character == "\\" and text[self._place + 1 : self._place + 2] in list('"\\$`'):
+                self._word.append(text[self._place + 1])
+                self._place += 2
+            elif character == "\\" and re.match(r"\\[ \t]*\r?\n", text[self._place :]):
+                self._go(text.index("\n", self._place) + 1)
+            else:
+                self._word.append(character)
+                self._go(self._place + 1)
+        raise self._unclosed('"', line)
+
+    def _expanded(self) -> tuple[str, bool]:
+        """What the expansion at this place stands for, and whether that is known; passes it."""
+        text, start = self._text, self._place
+        variable = _VARIABLE.match(text, start)
+        if variable:
+            self._go(variable.end())
+            value = self._variables.get(variable[1] or variable[2], variable[3])
+            return (variable[0], False) if value is None else (value, True)
+        if text[start] == "`":
+            self._go(self._closing("`", start + 1) + 1)
+        elif text.startswith(("$(", "${"), start):
+            self._go(self._balanced(start + 1))
+        else:
+            self._place += 1
+            return "$", True
+        return f"${text[start : self._place].removeprefix('$')}", False
+
+    def _balanced(self, start: int) -> int:
+        """The place after the bracket that closes the one at `start`."""
+        opening = self._text[start]
+        closing = ")" if opening == "(" else "}"
+        depth = 0
+        for place in range(start, len(self._text)):
+            depth += (self._text[place] == opening) - (self._text[place] == closing)
+            if not depth:
+                return place + 1
+        raise self._unclosed(opening, self._line)
+
+    def _closing(self, quote: str, start: int) -> int:
+        end = self._text.find(quote, start)
+        if end < 0:
+            raise self._unclosed(quote, self._line)
+        return end
+
+    def _unclosed(self, opening: str, line: int) -> ConfigError:
+        return ConfigError(f"{self._where}: line {line}: no end of the {opening} that begins there")
+
+    def _redirect(self) -> None:
+        """`2>&1`, `> FILE`: neither is a word of the command."""
+        if self._word is not None and "".join(self._word).isdigit():
+            self._word = None
+        self._end_word()
+        match = re.compile(r"&?[<>]+[&|]?").match(self._text, self._place)
+        assert match is not None
+        self._place = match.end()
+        self._redirected = not match[0].startswith("<<")
+
+    def _go(self, place: int) -> None:
+        self._line += self._text.count("\n", self._place, place)
+        self._place = place
+
+    def _end_word(self) -> None:
+        if self._word is None:
+            return
+        word = "".join(self._word)
+        self._word = None
+        if self._redirected:
+            self._redirected = False
+            return
+        match = _ASSIGNMENT.fullmatch(word)
+        if match and (not self._words or self._words[0] in _DECLARING):
+            self._variables[match[1]] = match[2]
+            return
+        self._words.append(word)
+
+    def _end_command(self) -> Iterator[Command]:
+        self._end_word()
+        if self._words:
+            yield Command(self._words, self._variables)
+        self._clear()

@@ -10,9 +10,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from kvsim.settings.parsing import parse_json
-from kvsim.settings.server.reprs import pairs
-from kvsim.settings.sizes import human_readable_int
+from kvsim.settings.parsing import human_readable_int, parse_json
+from kvsim.settings.server.files import pairs
 
 _DTYPES = {
     "auto": "auto",

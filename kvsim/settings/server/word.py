@@ -10,8 +10,7 @@ from msgspec import Struct
 from kvsim.errors import ConfigError
 from kvsim.settings.config import RunConfig, make_config, to_table
 from kvsim.settings.parsing import named_code
-from kvsim.settings.server.arguments import Meaning
-from kvsim.settings.server.generations import leave_unused
+from kvsim.settings.server.arguments import Meaning, leave_unused
 
 if TYPE_CHECKING:
     from kvsim.settings.server.log import Start

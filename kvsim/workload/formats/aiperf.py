@@ -12,10 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvsim.workload.gather import Gathered
-from kvsim.workload.head import Head
-from kvsim.workload.source import Source, parse, shown
+from kvsim.workload.source import NS_PER_S, Head, Source, instant, parse, shown, tokens
 from kvsim.workload.trace import Row, Trace
-from kvsim.workload.values import NS_PER_S, instant, tokens
 
 _PER_SECOND = {"s": 1, "sec": 1, "ms": 1000, "us": 1_000_000, "ns": NS_PER_S}
 _MEASURED = {"time_to_first_token": "ttft_s", "request_latency": "e2e_s"}

@@ -15,13 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvsim.workload.chain import settle_kind
 from kvsim.workload.gather import Gathered
-from kvsim.workload.hash_blocks import settle_kind
-from kvsim.workload.head import Head
-from kvsim.workload.runs import collapse
-from kvsim.workload.source import Source, parse
-from kvsim.workload.trace import HashContent, Trace
-from kvsim.workload.values import NS_PER_S, date, tokens
+from kvsim.workload.source import NS_PER_S, Head, Source, date, parse, tokens
+from kvsim.workload.trace import HashContent, Trace, collapse
 
 BLOCK_SIZE = 16
 _NOTE = "what was in the cache is taken to be of the prompt before: more may be shared"

@@ -9,13 +9,21 @@ well: its times stand for measured ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from kvsim.workload.head import Head, look, separator_of
-from kvsim.workload.source import Source, shown
-from kvsim.workload.table import MEASURED, UNITS_NS, Columns, header_of, read_table
+from kvsim.workload.source import Head, Source, is_date, look, parse, separator_of, shown
+from kvsim.workload.table import (
+    MEASURED,
+    UNITS_NS,
+    Columns,
+    header_of,
+    measured_times,
+    read_table,
+    table_cells,
+)
 from kvsim.workload.trace import Trace
-from kvsim.workload.values import is_date
 
 INPUTS: tuple[str, ...] = (
     "input",
@@ -156,3 +164,101 @@ def _ask(
         "or arrival_ms, arrival_us, arrival_ns; arrival for dates; without arrivals leave it out"
     )
     return source.error(f"{what}; say which column is what: {remedy} ({units})", line=0)
+
+
+def join_measured(trace: Trace, path: str) -> Trace:
+    """The trace with `Row.observed` from a file: JSON Lines, CSV or Parquet with a column `id`.
+
+    Times are columns that name them with their unit: `ttft_s`, `e2e_ms`, `tpot_ms`, `queue_s`.
+    Requests without a line keep what they have; a note counts them. Raises `TraceError` for a file
+    that cannot be read, or that names a request which the trace does not have.
+    """
+    known = {row.id for row in trace.rows}
+    found: dict[str, dict[str, float] | None] = {}
+    with Source(path) as source:
+        for name, times in _read(source):
+            if name not in known:
+                what = (
+                    f"{shown(name)} is not a request of {trace.path}; give the times of this trace"
+                )
+                raise source.error(what, "id")
+            found[name] = times
+    rows = [
+        replace(row, observed={**(row.observed or {}), **(found.get(row.id) or {})} or None)
+        for row in trace.rows
+    ]
+    missing = sum(row.id not in found for row in trace.rows)
+    notes = [f"{path}: no measured times of {missing:,} requests"] if missing else []
+    return replace(trace, rows=rows, notes=[*trace.notes, *notes])
+
+
+def _read(source: Source) -> Iterator[tuple[str, dict[str, float] | None]]:
+    """Id and measured times of each line."""
+    if not look(source).is_json:
+        columns = _columns(source, header_of(source))
+        for cells in table_cells(source, columns):
+            yield str(cells["id"]), measured_times(source, columns, cells)
+        return
+    for line in source.lines():
+        table: dict[str, Any] = parse(source, line)
+        columns = _columns(source, list(table))
+        yield str(table["id"]), measured_times(source, columns, table)
+
+
+def _columns(source: Source, names: list[str]) -> Columns:
+    """The columns to read: `id` twice, because nothing else of a request is needed."""
+    measured = measured_columns(names)
+    if "id" not in names or not measured:
+        what = "measured times need an id and one of ttft_s, e2e_s, tpot_s, queue_s (or _ms)"
+        raise source.error(f"{what}; add them")
+    return Columns("id", "id", measured=measured)
+
+
+class Published(NamedTuple):
+    """A published format, known by its columns."""
+
+    name: str
+    columns: Columns
+    further: Mapping[str, Mapping[str, Any]] = {}
+    """Column that only some files have → what it is in `Columns`."""
+    least: int = 2
+    """How many of the two columns of lengths have to be there."""
+
+    def recognises(self, head: Head) -> bool:
+        """Whether the columns are those of this format."""
+        return len({self.columns.input, self.columns.output} & set(head.columns)) >= self.least
+
+    def read(self, source: Source) -> Trace:
+        """The trace in a table. Raises `TraceError` at the first line that is wrong."""
+        columns, there = self.columns, look(source).columns
+        for column, meaning in self.further.items():
+            if column in there:
+                columns = replace(columns, **meaning)
+        return read_table(source, columns, self.name)
+
+
+AZURE = Published(
+    "azure", Columns("ContextTokens", "GeneratedTokens", arrival="TIMESTAMP"), least=1
+)
+"""Azure LLM inference traces. The files of 2023 have dates with seven decimals, no zone and CRLF
+line ends; those of 2024 have six decimals and `+00:00` (Azure/AzurePublicDataset). Rows need not be
+sorted. There is no content, so no prompt hits the prefix cache."""
+
+BURSTGPT = Published(
+    "burstgpt",
+    Columns("Request tokens", "Response tokens", "Timestamp", UNITS_NS["s"], model="Model"),
+    {"Session ID": {"session": "Session ID"}},
+)
+"""BurstGPT traces. Two headers are in use: that of the first release, and a later one with `Session
+ID` and `Elapsed time` (HPMLL/BurstGPT). A request with 0 response tokens failed: it is left out.
+Requests of all models are kept, where `vllm bench serve` takes those to GPT-4 alone and ignores
+their times. The turns of a session have no content, so they share no prefix."""
+
+VIDUR = Published(
+    "vidur",
+    Columns("num_prefill_tokens", "num_decode_tokens"),
+    {"arrived_at": {"arrival": "arrived_at", "unit_ns": UNITS_NS["s"]}},
+)
+"""Vidur traces. Files without `arrived_at` are lengths alone (microsoft/vidur,
+`data/processed_traces`). Vidur raises lengths of 0 to 1 and cuts prompts to fit its model; here
+requests of 0 tokens are left out and nothing is cut."""

@@ -12,10 +12,8 @@ from typing import Any
 
 from kvsim.workload.document import read_objects
 from kvsim.workload.gather import Gathered
-from kvsim.workload.head import Head
-from kvsim.workload.source import Source
+from kvsim.workload.source import NS_PER_S, Head, Source, instant, tokens
 from kvsim.workload.trace import Trace
-from kvsim.workload.values import NS_PER_S, instant, tokens
 
 _LEFT_OUT = {"errored": "they failed", "incomplete": "they were not complete"}
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvsim.workload.gather import Gathered
-from kvsim.workload.head import Head
-from kvsim.workload.source import Source, integers, parse
+from kvsim.workload.source import Head, Source, instant, integers, parse, tokens
 from kvsim.workload.trace import Content, TokenContent, Trace
-from kvsim.workload.values import instant, tokens
 
 _MAX_TOKEN_ID = (1 << 63) - 1
 

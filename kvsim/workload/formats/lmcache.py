@@ -10,13 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvsim.workload.chain import settle_blocks
 from kvsim.workload.gather import Gathered
-from kvsim.workload.hash_blocks import settle_blocks
-from kvsim.workload.head import Head
-from kvsim.workload.runs import collapse
-from kvsim.workload.source import Source, parse, shown
-from kvsim.workload.trace import HashContent, Trace
-from kvsim.workload.values import NS_PER_S, instant, tokens
+from kvsim.workload.source import NS_PER_S, Head, Source, instant, parse, shown, tokens
+from kvsim.workload.trace import HashContent, Trace, collapse
 
 _NOTE = "outputs are not in the log: each is read as 1 token, so decoding is not simulated"
 

@@ -13,25 +13,22 @@ from operator import add
 from pathlib import Path
 from typing import Any
 
+from kvsim.workload.chain import settle_blocks
 from kvsim.workload.columns import Rows, column
-from kvsim.workload.contents import MAX_ID
-from kvsim.workload.gather import sort_rows
-from kvsim.workload.hash_blocks import settle_blocks
-from kvsim.workload.head import Head
-from kvsim.workload.rows import RowRules
-from kvsim.workload.runs import collapse
+from kvsim.workload.gather import RowRules, sort_rows
 from kvsim.workload.source import (
     MAX_NS,
     MAX_TOKENS,
+    Head,
     Source,
     identifier,
     integers,
+    is_date,
     nanoseconds,
     parse,
     shown,
 )
-from kvsim.workload.trace import HashContent, Row, Trace
-from kvsim.workload.values import is_date
+from kvsim.workload.trace import MAX_ID, HashContent, Row, Trace, collapse
 
 DEFAULT_BLOCK_SIZE = 512
 _NS_PER_MS = 1_000_000

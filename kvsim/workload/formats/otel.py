@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from kvsim.workload.formats.served import records
 from kvsim.workload.gather import Gathered
-from kvsim.workload.head import Head
-from kvsim.workload.served import records
-from kvsim.workload.source import Source
+from kvsim.workload.source import NS_PER_S, Head, Source, instant, tokens
 from kvsim.workload.trace import Trace
-from kvsim.workload.values import NS_PER_S, instant, tokens
 
 _INPUT, _OUTPUT = "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"
 _AROUND = ("invoke_agent", "create_agent", "invoke_workflow", "execute_tool", "embeddings")

@@ -12,14 +12,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvsim.workload.contents import MAX_ID
+from kvsim.workload.chain import settle_blocks
 from kvsim.workload.gather import Gathered
-from kvsim.workload.hash_blocks import settle_blocks
-from kvsim.workload.head import Head
-from kvsim.workload.runs import collapse
-from kvsim.workload.source import Source, identifier, integers, parse, shown
-from kvsim.workload.trace import HashContent, Row, Trace
-from kvsim.workload.values import NS_PER_S, instant, tokens
+from kvsim.workload.source import (
+    NS_PER_S,
+    Head,
+    Source,
+    identifier,
+    instant,
+    integers,
+    parse,
+    shown,
+    tokens,
+)
+from kvsim.workload.trace import MAX_ID, HashContent, Row, Trace, collapse
 
 BLOCK_SIZE = 16
 _NO_PARENT = "-1"

@@ -11,10 +11,8 @@ from __future__ import annotations
 import re
 
 from kvsim.workload.gather import Gathered
-from kvsim.workload.head import Head
-from kvsim.workload.source import Source, shown
+from kvsim.workload.source import Head, Source, date, shown, tokens
 from kvsim.workload.trace import TokenContent, Trace
-from kvsim.workload.values import date, tokens
 
 _LINE = re.compile(r"\b(?:DEBUG|INFO|WARNING|ERROR) (\d\d-\d\d \d\d:\d\d:\d\d)\b")
 _DETAILS = re.compile(r"Request (\S+) details: ")

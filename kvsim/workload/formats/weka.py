@@ -26,15 +26,11 @@ from random import Random
 from typing import Any
 
 from kvsim.errors import TraceError
-from kvsim.workload.contents import MAX_ID
+from kvsim.workload.chain import settle_kind
 from kvsim.workload.document import read_objects
 from kvsim.workload.gather import Gathered
-from kvsim.workload.hash_blocks import settle_kind
-from kvsim.workload.head import Head
-from kvsim.workload.runs import collapse
-from kvsim.workload.source import Source, integer, integers, shown
-from kvsim.workload.trace import HashContent, Row, Trace
-from kvsim.workload.values import NS_PER_S, instant, tokens
+from kvsim.workload.source import NS_PER_S, Head, Source, instant, integer, integers, shown, tokens
+from kvsim.workload.trace import MAX_ID, HashContent, Row, Trace, collapse
 
 WINDOW_S = 3600
 """The sessions of a folder begin within this time."""

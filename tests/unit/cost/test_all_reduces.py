@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.cost.all_reduces import AllReduces
+from kvsim.cost.experts import AllReduces
 from kvsim.cost.lines import Line
 from kvsim.machine.hardware import AllReduce, LargeMessages, load_hardware
 

@@ -23,11 +23,10 @@ from unit.cost.calibrate.tables import (
 from kvsim.against.fit.constants import with_constants
 from kvsim.core.plan import Plan
 from kvsim.cost import RooflineCost, TableCost, make_cost
-from kvsim.cost.calibrate.document import to_json
 from kvsim.cost.calibrate.llmservingsim import import_profile
 from kvsim.cost.experts import Routing
 from kvsim.cost.layer import Peaks, experts_us, layer_us, layers_us, mlp_us
-from kvsim.cost.profile import ExpertGrid
+from kvsim.cost.profile import ExpertGrid, to_json
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware
 from kvsim.machine.models import load_model

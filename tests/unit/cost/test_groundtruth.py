@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from shared import SHARED, needs_shared
 
-from kvsim.cost.calibrate.document import to_json
 from kvsim.cost.calibrate.llmservingsim import import_profile
+from kvsim.cost.profile import to_json
 from kvsim.run.result import Result
 from kvsim.run.simulation import simulate
 

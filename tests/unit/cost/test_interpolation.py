@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.cost.fused import Fused
-from kvsim.cost.interpolation import Interpolation
-from kvsim.cost.lines import Line, Lines
-from kvsim.cost.profile import MixedGrid, PrefillGrid
+from kvsim.cost.lines import Fused, Line, Lines
+from kvsim.cost.profile import Interpolation, MixedGrid, PrefillGrid
 
 AXES = ([16.0, 32.0, 128.0], [0.0, 16.0, 64.0], [1.0, 4.0, 8.0], [16.0, 64.0])
 TIMES = np.random.default_rng(0).uniform(1, 100, [len(axis) for axis in AXES])

@@ -10,7 +10,7 @@ from plans import plan
 from unit.cost.test_table import PROFILE
 
 from kvsim.cost import COSTS, Cost, RooflineCost, TableCost, make_cost
-from kvsim.cost.shipped import profile_for
+from kvsim.cost.table import profile_for
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware
 from kvsim.machine.models import load_model
@@ -90,7 +90,7 @@ def test_a_measured_profile_is_before_others_unless_it_needs_scaling(
         return profile_for(load_model("tiny"), load_hardware("h200-sxm"), make_config({}))
 
     found = lambda kind: sorted(str(path) for path in tmp_path.glob("*.json"))  # noqa: E731
-    monkeypatch.setattr("kvsim.cost.shipped.names", found)
+    monkeypatch.setattr("kvsim.cost.table.names", found)
     assert best() is None
     ship("a-scaled", "measured", layers=3)
     assert best() == str(tmp_path / "a-scaled.json")

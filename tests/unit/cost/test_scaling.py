@@ -23,9 +23,7 @@ from unit.cost.test_table import H100, MIXED, PROFILE
 
 from kvsim.cost import TableCost
 from kvsim.cost.calibrate.aiconfigurator import import_profile
-from kvsim.cost.calibrate.document import to_json
-from kvsim.cost.interpolation import Interpolation
-from kvsim.cost.profile import Grid, Profile, load_profile
+from kvsim.cost.profile import Grid, Interpolation, Profile, load_profile, to_json
 from kvsim.cost.scaling import scaled
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware

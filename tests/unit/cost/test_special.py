@@ -12,9 +12,9 @@ from plans import decode, plan, plans
 
 from kvsim.core.plan import Plan
 from kvsim.cost import RooflineCost, TableCost, make_cost
-from kvsim.cost.attention import Attention
+from kvsim.cost.bounds import Attention
 from kvsim.cost.explain import Work
-from kvsim.cost.shipped import profile_for
+from kvsim.cost.table import profile_for
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware
 from kvsim.machine.models import Experts, Latent, Linear, Model, load_model

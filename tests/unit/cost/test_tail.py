@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from plans import lengths_plan
 
 from kvsim.cost import TableCost
-from kvsim.cost.calibrate.document import to_json
-from kvsim.cost.profile import Tail, load_profile
+from kvsim.cost.profile import Tail, load_profile, to_json
 from kvsim.cost.tail import Uneven
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware

@@ -9,7 +9,7 @@ from plans import plan
 
 from kvsim.cost import make_cost
 from kvsim.cost.profile import load_profile
-from kvsim.cost.uncertain import draw_factors, multiplied, uncertain
+from kvsim.cost.table import draw_factors, multiplied, uncertain
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware
 from kvsim.machine.models import load_model

@@ -15,8 +15,7 @@ import kvsim
 from kvsim.core.batch import Batch
 from kvsim.core.plan import RECOMPUTE, SWAP
 from kvsim.core.request import RUNNING, Request
-from kvsim.cost import ConstantCost, TableCost
-from kvsim.cost.prices import MeansPrices, make_prices
+from kvsim.cost import ConstantCost, MeansPrices, TableCost, make_prices
 from kvsim.engines import Naive
 from kvsim.engines.vllm_033.blocks import Vllm033Tables
 from kvsim.engines.vllm_033.scheduler import Vllm033

@@ -9,8 +9,8 @@ from runs import real_run, without_ledger
 from shared import SHARED, needs_shared
 from tiny import no_run
 
-from kvsim.cost.calibrate.document import to_json
 from kvsim.cost.calibrate.llmservingsim import import_profile
+from kvsim.cost.profile import to_json
 from kvsim.report.explanation import explain, explanation_record
 from kvsim.report.pages.diff import build_diff
 from kvsim.results.numerals import SPACE

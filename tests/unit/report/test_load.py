@@ -10,7 +10,7 @@ import pytest
 from kvsim.report.wording import verdict
 from kvsim.results.load import load_words, state_of
 from kvsim.run.simulation import simulate
-from kvsim.workload.lengths import Lengths, synthesise_lengths
+from kvsim.workload.spec import Lengths, synthesise_lengths
 
 
 def summary(requests: int = 400, **settings: Any) -> dict[str, Any]:

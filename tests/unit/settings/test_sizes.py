@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kvsim.cli.flags import settings
 from kvsim.errors import ConfigError
 from kvsim.settings.config import load_config, make_config
-from kvsim.settings.sizes import human_readable_int
+from kvsim.settings.parsing import human_readable_int
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from made import make_trace, traces
 
 from kvsim.workload.chain import first_conflict
-from kvsim.workload.runs import collapse
-from kvsim.workload.trace import HashContent, Trace
+from kvsim.workload.trace import HashContent, Trace, collapse
 
 
 def has_conflict(trace: Trace) -> bool:

@@ -14,8 +14,7 @@ from made import jsonl, make_trace, traces
 
 from kvsim.errors import ConfigError
 from kvsim.workload import open_trace
-from kvsim.workload.convert import convert
-from kvsim.workload.export import bench_command
+from kvsim.workload.export import bench_command, convert
 from kvsim.workload.keys import streams
 from kvsim.workload.trace import HashContent, ParentContent, SegmentContent, Trace
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from made import make_trace, traces
 
 from kvsim.workload.keys import TokenStream, streams
-from kvsim.workload.runs import collapse
 from kvsim.workload.trace import (
     HashContent,
     ParentContent,
@@ -19,6 +18,7 @@ from kvsim.workload.trace import (
     SegmentContent,
     TokenContent,
     Trace,
+    collapse,
 )
 
 

@@ -11,7 +11,7 @@ import pytest
 from kvsim.cli import main
 from kvsim.errors import ConfigError
 from kvsim.workload import open_trace
-from kvsim.workload.lengths import Lengths, parse_long, synthesise_lengths
+from kvsim.workload.spec import Lengths, parse_long, synthesise_lengths
 
 
 def test_lengths_are_drawn_as_vllm_draws_them() -> None:

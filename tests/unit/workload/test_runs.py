@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.workload.runs import collapse, merge, total
+from kvsim.workload.trace import collapse, merge, total
 
 ids_lists = st.lists(st.integers(0, 4))
 

@@ -10,9 +10,16 @@ from kvsim.errors import ConfigError
 from kvsim.settings.config import make_config
 from kvsim.settings.library import names
 from kvsim.workload import open_trace
-from kvsim.workload.lengths import Lengths, synthesise_lengths
 from kvsim.workload.native import write
-from kvsim.workload.spec import Workload, load_workload, made_from, make_trace, trace_of
+from kvsim.workload.spec import (
+    Lengths,
+    Workload,
+    load_workload,
+    made_from,
+    make_trace,
+    synthesise_lengths,
+    trace_of,
+)
 
 
 def test_the_shipped_workloads_are_those_of_the_published_experiments() -> None:

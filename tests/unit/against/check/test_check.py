@@ -14,14 +14,14 @@ from shared import SHARED, needs_shared
 from kvsim.against.check.beside import beside
 from kvsim.against.check.check import check
 from kvsim.against.check.slowed import Change
-from kvsim.cost.calibrate.document import to_json
 from kvsim.cost.calibrate.llmservingsim import import_profile
+from kvsim.cost.profile import to_json
 from kvsim.errors import ConfigError, TraceError
 from kvsim.report.files import write_results
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config
 from kvsim.workload import open_trace
-from kvsim.workload.measured import join_measured
+from kvsim.workload.formats.columns import join_measured
 from kvsim.workload.trace import Trace
 
 CONFIG = make_config(SETTINGS)

@@ -23,9 +23,8 @@ from unit.cost.calibrate.tables import (
 
 from kvsim.against.check.check import check
 from kvsim.against.fit.constants import fit_run, with_constants
-from kvsim.cost.calibrate.document import to_json
 from kvsim.cost.calibrate.llmservingsim import import_profile
-from kvsim.cost.profile import load_profile
+from kvsim.cost.profile import load_profile, to_json
 from kvsim.fleet.ranks import simulate_engine
 from kvsim.machine.hardware import load_hardware
 from kvsim.machine.models import load_model

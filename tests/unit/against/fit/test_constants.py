@@ -12,8 +12,7 @@ from kvsim.against.check.slowed import Change, with_change
 from kvsim.against.fit.constants import FEWEST, WARM_UP, fit_run, with_constants
 from kvsim.against.fit.observed import errors_percent, in_both, observed, replayed, worst
 from kvsim.cli import main
-from kvsim.cost.calibrate.document import to_json
-from kvsim.cost.profile import Profile, load_profile
+from kvsim.cost.profile import Profile, load_profile, to_json
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config

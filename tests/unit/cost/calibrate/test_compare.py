@@ -10,9 +10,8 @@ from command import run_here
 from unit.cost.calibrate.tables import write_tables
 
 from kvsim.cost.calibrate.compare import parts, ratios, settings_that_differ
-from kvsim.cost.calibrate.document import to_json
 from kvsim.cost.calibrate.llmservingsim import import_profile
-from kvsim.cost.profile import Profile, load_profile
+from kvsim.cost.profile import Profile, load_profile, to_json
 
 
 @pytest.fixture

@@ -18,9 +18,8 @@ from unit.cost.calibrate.tables import (
 )
 
 from kvsim.cost import TableCost
-from kvsim.cost.calibrate.document import to_json
 from kvsim.cost.calibrate.llmservingsim import _grid_values, import_profile, read_bundle
-from kvsim.cost.profile import DecodeGrid, Tail, load_profile
+from kvsim.cost.profile import DecodeGrid, Tail, load_profile, to_json
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware
 from kvsim.machine.models import load_model

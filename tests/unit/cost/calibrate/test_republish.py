@@ -11,11 +11,9 @@ from shared import SHARED, needs_shared
 from unit.cost.calibrate.tables import META, write_tables
 
 from kvsim.cost.calibrate.compare import points, reader
-from kvsim.cost.calibrate.document import to_json
-from kvsim.cost.calibrate.heldout import table_error
-from kvsim.cost.calibrate.llmservingsim import import_profile, read_bundle
-from kvsim.cost.calibrate.republish import import_surface
-from kvsim.cost.profile import DecodeGrid, MixedGrid, Profile, load_profile
+from kvsim.cost.calibrate.llmservingsim import import_profile, import_surface, read_bundle
+from kvsim.cost.calibrate.surface import table_error
+from kvsim.cost.profile import DecodeGrid, MixedGrid, Profile, load_profile, to_json
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware
 from kvsim.run.simulation import simulate

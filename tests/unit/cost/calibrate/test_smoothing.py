@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.cost.calibrate.smoothing import NOISE, OFFSET, SCALE, Smooth
+from kvsim.cost.calibrate.surface import OFFSET, SMOOTH_NOISE, SMOOTH_SCALE, Smooth
 
 AXES = [[1.0, 2, 4, 8, 16, 32], [0.0, 16, 64, 256, 1024], [16.0 * 2**i for i in range(9)]]
 
@@ -38,10 +38,10 @@ def test_it_equals_the_system_of_all_points() -> None:
     places = np.array(list(product(*[np.log2(np.add(x, OFFSET if 0 in x else 0)) for x in AXES])))
     closeness = np.ones((len(places), len(places)))
     for column in places.T:
-        distance = np.abs(np.subtract.outer(column, column)) / SCALE * np.sqrt(5)
+        distance = np.abs(np.subtract.outer(column, column)) / SMOOTH_SCALE * np.sqrt(5)
         closeness *= (1 + distance + distance**2 / 3) * np.exp(-distance)
     logs = np.log(us.ravel())
-    weights = np.linalg.solve(closeness + NOISE * np.eye(len(places)), logs - logs.mean())
+    weights = np.linalg.solve(closeness + SMOOTH_NOISE * np.eye(len(places)), logs - logs.mean())
     expected = np.exp(closeness @ weights + logs.mean()).reshape(us.shape)
     assert Smooth(AXES, us).at(AXES) == pytest.approx(expected, rel=1e-6)
 

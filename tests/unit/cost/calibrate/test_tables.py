@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kvsim_kernels.tables import along, between, odd_cells, robust_fit
 
-from kvsim.cost.interpolation import Interpolation
+from kvsim.cost.profile import Interpolation
 
 Times = st.floats(0, 1e5, allow_subnormal=False)
 

@@ -21,11 +21,11 @@ from kvsim.search.replicates import Load, load_of
 from kvsim.search.sweep.slo import parse_slo
 from kvsim.settings.config import RunConfig, make_config
 from kvsim.settings.server.arguments import Used
+from kvsim.settings.server.command import flags, given_settings, serve_line
 from kvsim.settings.server.command_settings import arguments, settings_of_text
-from kvsim.settings.server.line import flags, given_settings, serve_line
 from kvsim.settings.server.vllm_arguments import VLLM
-from kvsim.workload.lengths import Lengths, synthesise_lengths
 from kvsim.workload.native import write
+from kvsim.workload.spec import Lengths, synthesise_lengths
 
 SLO = "p99_ttft<300ms,p99_tpot<50ms"
 ROOFLINE = {"cost": {"model": "roofline"}, "max_model_len": 1024}

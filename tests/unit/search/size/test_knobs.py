@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvsim.errors import ConfigError
 from kvsim.search.size.knobs import KNOBS, Bounds, make_knob
-from kvsim.workload.lengths import Lengths, synthesise_lengths
+from kvsim.workload.spec import Lengths, synthesise_lengths
 
 LOAD = synthesise_lengths(Lengths(60), Lengths(40), 3, requests=20)
 BASE = {"max_model_len": 256, "num_gpu_blocks_override": 400, "request_rate": 8.0}

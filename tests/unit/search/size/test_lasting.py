@@ -21,9 +21,8 @@ from kvsim.search.sweep.store import Store
 from kvsim.settings.config import make_config, to_table
 from kvsim.workload import open_trace
 from kvsim.workload.keys import streams
-from kvsim.workload.lengths import Lengths, synthesise_lengths
-from kvsim.workload.repeated import repeated
-from kvsim.workload.trace import Trace
+from kvsim.workload.spec import Lengths, synthesise_lengths
+from kvsim.workload.trace import Trace, repeated
 
 COST = {"model": "constant", "step_us": 10_000, "prefill_token_us": 0}
 ONE_BY_ONE: dict[str, Any] = {

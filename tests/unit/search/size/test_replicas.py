@@ -22,8 +22,8 @@ from kvsim.search.sweep.points import Task, run_point
 from kvsim.search.sweep.slo import parse_slo
 from kvsim.search.sweep.store import Store, address
 from kvsim.settings.config import make_config, to_table
-from kvsim.workload.lengths import Lengths, synthesise_lengths
 from kvsim.workload.native import write
+from kvsim.workload.spec import Lengths, synthesise_lengths
 from kvsim.writing import json_text
 
 ONE_BY_ONE: dict[str, Any] = {

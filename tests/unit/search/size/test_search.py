@@ -29,7 +29,7 @@ from kvsim.search.sweep.slo import parse_slo
 from kvsim.search.sweep.store import Store
 from kvsim.search.sweep.sweep import Outcome
 from kvsim.settings.config import make_config, to_table
-from kvsim.workload.lengths import Lengths, synthesise_lengths
+from kvsim.workload.spec import Lengths, synthesise_lengths
 
 SLO = parse_slo("p99_ttft<100ms")
 LADDER = (10, 15, 22, 33, 50, 75, 110, 160, 240, 360, 540, 800)

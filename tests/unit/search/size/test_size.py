@@ -7,8 +7,8 @@ from command import run_here
 from marks import long
 from places import ROOT
 
-from kvsim.workload.lengths import Lengths, synthesise_lengths
 from kvsim.workload.native import write
+from kvsim.workload.spec import Lengths, synthesise_lengths
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 from command import run_here
 from places import ROOT
 
-from kvsim.workload.lengths import Lengths, synthesise_lengths
 from kvsim.workload.native import write
+from kvsim.workload.spec import Lengths, synthesise_lengths
 
 
 @pytest.fixture(scope="session")

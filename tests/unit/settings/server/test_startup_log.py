@@ -14,7 +14,7 @@ from startup_logs import v0_log, v1_log
 
 from kvsim.errors import ConfigError
 from kvsim.settings.server import ServerWord, server_settings
-from kvsim.settings.server.pool import blocks_of
+from kvsim.settings.server.log import blocks_of
 
 
 def read(text: str, tmp_path: Path) -> ServerWord:

@@ -11,6 +11,13 @@ The traps (vLLM 0.33.0, `benchmarks/serve.py`):
 
 What was measured is in `Row.observed`: `ttft_s`, `itl_s` (a list), `e2e_s`, `client_queue_s`. A
 row's id is its place in the lists, failed requests included.
+
+Results of SGLang's `bench_serving --output-details`: one JSON object per run of the benchmark.
+
+The traps (SGLang 0.5.23, `benchmark/serving.py`): every run is appended to the same file; lists per
+request exist only with `--output-details`; no list says when a request was sent, so the trace has
+no arrivals, and the note gives the rate and the slots of the benchmark. Failed requests have an
+output of 0. `Row.observed` is as above, but `e2e_s` is the sum of TTFT and ITLs.
 """
 
 from __future__ import annotations
@@ -19,16 +26,14 @@ from typing import Any
 
 from kvsim.core.sums import added
 from kvsim.workload.document import read_objects
-from kvsim.workload.gather import Gathered
-from kvsim.workload.head import Head
-from kvsim.workload.source import Source
+from kvsim.workload.gather import Gathered, Reader
+from kvsim.workload.source import NS_PER_S, Head, Source, instant, tokens
 from kvsim.workload.trace import Trace
-from kvsim.workload.values import NS_PER_S, instant, tokens
 
 FAILED = "they failed"
 
 
-def recognises(head: Head) -> bool:
+def _is_vllm(head: Head) -> bool:
     """Whether this is a result of vLLM's client, with or without lists.
 
     The lists may begin beyond the head, so they do not tell it from SGLang's result.
@@ -37,7 +42,7 @@ def recognises(head: Head) -> bool:
     return is_result and ("tokenizer_id" in head.keys or "dataset_name" not in head.keys)
 
 
-def read(source: Source) -> Trace:
+def _read_vllm(source: Source) -> Trace:
     """The requests of a benchmark, each at the time it was sent, with what was measured.
 
     Raises `TraceError` for a result without lists, and for several results in one file.
@@ -151,3 +156,26 @@ def _seconds(source: Source, key: str, number: int, value: Any) -> float:
     if type(value) not in (int, float):
         raise source.error("not a time in seconds; fix it", f"{key}[{number}]", 0)
     return float(value)
+
+
+def _is_sglang(head: Head) -> bool:
+    """Whether this is a result of SGLang's client, with or without lists."""
+    return "dataset_name" in head.keys and bool(head.keys & {"request_throughput", "input_lens"})
+
+
+def _read_sglang(source: Source) -> Trace:
+    """The requests of a benchmark, without arrivals. Raises `TraceError` as for vLLM."""
+    result = only_result(source, "--output-details")
+    lists = read_lists(source, result, (), ())
+    gathered = Gathered(source, "sglang-bench")
+    for number in range(len(lists["input_lens"])):
+        add_measured(source, gathered, lists, number, None, model_of(result))
+    slots = result.get("max_concurrency")
+    options = f"--request-rate {rate_of(result)}"
+    if type(slots) is int:
+        options += f" --max-concurrency {slots}"
+    return gathered.trace(f"the file does not say when requests were sent; it ran with {options}")
+
+
+VLLM = Reader(_is_vllm, _read_vllm)
+SGLANG = Reader(_is_sglang, _read_sglang)

@@ -1,0 +1,219 @@
+"""Logs in which a record is a request that was served: when, and how many tokens it had.
+
+inference-perf's `per_request_lifecycle_metrics.json`: a list of requests and their times.
+
+The traps: times are of a clock without a date; counts and times of tokens are in `info`, and in its
+`response_metrics` from later versions on; requests with an `error` are left out. `request` is what
+was sent, as a text, so nothing is shared. `Row.observed` has `ttft_s` and `e2e_s`.
+
+Langfuse's observations: JSON Lines, a list, a page of its API, or a trace with `observations`.
+
+The traps: only those of type GENERATION called a model; `usageDetails` counts tokens that were
+read from a cache or written to it under keys of their own, which all have `input` in their names
+and belong to the prompt; older ones have `usage` or `promptTokens`. Ids name observations, and
+`traceId` what belongs together. Prompts are texts without a tokenizer, so nothing is shared.
+
+LiteLLM's spend logs and standard logging payloads: JSON Lines, a list, or a page of its API.
+
+The traps (LiteLLM, `proxy/schema.prisma`, `LiteLLM_SpendLogs`): dates of the database, seconds
+since 1970 in payloads; rows that failed, or that LiteLLM's own cache answered, reached no engine;
+a row may be an embedding. Prompts are not told from each other, so nothing is shared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from kvsim.workload.document import read_elements, read_objects
+from kvsim.workload.gather import Gathered, Reader
+from kvsim.workload.source import NS_PER_S, Head, Source, date, instant, parse, shown, tokens
+from kvsim.workload.trace import Trace
+
+
+class Record(NamedTuple):
+    """An object of a log and where it stands in a line or a list, for messages."""
+
+    table: dict[str, Any]
+    where: str
+
+    def field(self, key: str) -> str:
+        """The name of a key in messages."""
+        return f"{self.where}.{key}" if self.where else key
+
+
+def records(source: Source, within: str = "data") -> Iterator[Record]:
+    """The records of a file of JSON Lines, of a JSON list, or in the list that objects have under
+    `within`. Raises `TraceError`."""
+    if source.beginning().lstrip().startswith("["):
+        yield from _listed(source, read_elements(source), "")
+        return
+    for table in _objects(source):
+        if isinstance(inner := table.get(within), list):
+            yield from _listed(source, iter(inner), within)
+        else:
+            yield Record(table, "")
+
+
+def add_served(
+    source: Source,
+    gathered: Gathered,
+    record: Record,
+    counts: tuple[object, object],
+    times: tuple[str, str, str],
+    names: tuple[str, str, str],
+) -> None:
+    """Keep a request.
+
+    `counts`: of its prompt and output. `times`: keys of its start, first token and end, of which
+    the last two may be missing; dates, or seconds since any moment. `names`: keys of its id,
+    session and model.
+    """
+    if not counts[0] or not counts[1]:
+        gathered.drop("they have no prompt or no output")
+        return
+    start_ns = _moment(source, record, times[0])
+    observed = {}
+    for key, name in zip(times[1:], ("ttft_s", "e2e_s"), strict=True):
+        if record.table.get(key):
+            observed[name] = max(0, _moment(source, record, key) - start_ns) / NS_PER_S
+    id, session, model = (
+        value if isinstance(value := record.table.get(key), str) and value else None
+        for key in names
+    )
+    gathered.add(
+        tokens(source, record.field("prompt tokens"), counts[0]),
+        tokens(source, record.field("output tokens"), counts[1]),
+        time_ns=start_ns,
+        id=id,
+        session=session,
+        model=model,
+        observed=observed or None,
+    )
+
+
+def _moment(source: Source, record: Record, key: str) -> int:
+    value = record.table.get(key)
+    if isinstance(value, str) and not value.replace(".", "", 1).isdecimal():
+        return date(source, record.field(key), value)
+    return instant(source, record.field(key), value, NS_PER_S)
+
+
+def _objects(source: Source) -> Iterator[dict[str, Any]]:
+    first = next((line for line in source.beginning().splitlines() if line.strip()), "")
+    try:
+        json.loads(first)
+    except (ValueError, RecursionError):
+        yield from read_objects(source)
+        return
+    for line in source.lines():
+        yield parse(source, line)
+
+
+def _listed(source: Source, values: Iterator[Any], of: str) -> Iterator[Record]:
+    for number, value in enumerate(values):
+        if not isinstance(value, dict):
+            raise source.error(f"{shown(value)} is not an object; give one", f"{of}[{number}]", 0)
+        yield Record(value, f"{of}[{number}]")
+
+
+_PERF_TIMES = ("start_time", "first_token_time", "end_time")
+_PERF_NAMES = ("id", "session_id", "model")
+
+
+def _is_inference_perf(head: Head) -> bool:
+    """Whether this is a list of requests with their times and an `info`."""
+    return head.text.lstrip().startswith("[") and all(
+        f'"{key}"' in head.text for key in ("start_time", "end_time", "info", "input_tokens")
+    )
+
+
+def _read_inference_perf(source: Source) -> Trace:
+    """The requests of a benchmark, each when it was sent. Raises `TraceError`."""
+    gathered = Gathered(source, "inference-perf")
+    for table, where in records(source):
+        info = table.get("info")
+        if table.get("error") or not isinstance(info, dict):
+            gathered.drop("they failed")
+            continue
+        later = info.get("response_metrics")
+        metrics: dict[str, Any] = {**info, **(later if isinstance(later, dict) else {})}
+        times = metrics.get("output_token_times")
+        first = times[0] if isinstance(times, list) and times else None
+        counts = (metrics.get("input_tokens"), metrics.get("output_tokens"))
+        timed = Record({**table, "first_token_time": first}, where)
+        add_served(source, gathered, timed, counts, _PERF_TIMES, _PERF_NAMES)
+    return gathered.trace()
+
+
+_TIMES = ("startTime", "completionStartTime", "endTime")
+_LANGFUSE_NAMES = ("id", "traceId", "model")
+_TELLING = '"GENERATION"'
+
+
+def _is_langfuse(head: Head) -> bool:
+    """Whether there are observations of calls of models."""
+    return head.is_json and _TELLING in head.text and '"startTime"' in head.text
+
+
+def _read_langfuse(source: Source) -> Trace:
+    """The generations of an export, each when it began. Raises `TraceError`."""
+    gathered = Gathered(source, "langfuse")
+    within = "observations" if '"observations"' in source.beginning() else "data"
+    for record in records(source, within):
+        if record.table.get("type") != "GENERATION":
+            gathered.drop("they called no model")
+        elif record.table.get("level") == "ERROR":
+            gathered.drop("they failed")
+        else:
+            add_served(source, gathered, record, _counts(record.table), _TIMES, _LANGFUSE_NAMES)
+    return gathered.trace()
+
+
+def _counts(table: dict[str, Any]) -> tuple[object, object]:
+    """The tokens of prompt and output, None where they are not in the file."""
+    usage = table.get("usageDetails") or table.get("usage") or table
+    if not isinstance(usage, dict):
+        return None, None
+    for into, out in (("input", "output"), ("prompt", "completion")):
+        prompt = _sum(usage, into)
+        if prompt:
+            return prompt, _sum(usage, out)
+    return None, None
+
+
+def _sum(usage: dict[str, Any], word: str) -> int:
+    return sum(value for key, value in usage.items() if word in key.lower() and type(value) is int)
+
+
+_LITELLM_NAMES = ("request_id", "session_id", "model")
+
+
+def _is_litellm(head: Head) -> bool:
+    """Whether the rows have LiteLLM's names of times and tokens."""
+    return {"startTime", "prompt_tokens", "completion_tokens"} <= head.keys or (
+        '"startTime"' in head.text and '"prompt_tokens"' in head.text and head.is_json
+    )
+
+
+def _read_litellm(source: Source) -> Trace:
+    """The requests of a log, each when it came. Raises `TraceError` at the first wrong record."""
+    gathered = Gathered(source, "litellm")
+    for record in records(source):
+        table = record.table
+        if table.get("status", "success") != "success" or table.get("error_str"):
+            gathered.drop("they failed")
+        elif str(table.get("cache_hit")).lower() == "true":
+            gathered.drop("LiteLLM's own cache answered them")
+        elif "embedding" in str(table.get("call_type")):
+            gathered.drop("they are embeddings")
+        else:
+            counts = (table.get("prompt_tokens"), table.get("completion_tokens"))
+            add_served(source, gathered, record, counts, _TIMES, _LITELLM_NAMES)
+    return gathered.trace()
+
+
+INFERENCE_PERF = Reader(_is_inference_perf, _read_inference_perf)
+LANGFUSE = Reader(_is_langfuse, _read_langfuse)
+LITELLM = Reader(_is_litellm, _read_litellm)

@@ -1,0 +1,284 @@
+"""Counts and identifies the tokens of plain text by a rule, since no tokenizer is at hand.
+
+`CHARACTERS_PER_TOKEN` characters are one token. Lengths are estimates: English prose has about as
+many, other languages and code have fewer. Equal beginnings of texts get equal ids, so that a prefix
+cache finds them, and that is exact to 64 characters.
+
+vLLM's custom data set: JSON Lines of `{"prompt": text, "output_tokens": number}`.
+
+The traps (vLLM 0.33.0, `CustomDataset`): there are no arrivals; `output_tokens` may be missing,
+where `vllm bench serve` takes `--custom-output-len`; prompts have no token counts
+(the rule above); the benchmark shuffles the rows unless told otherwise.
+
+OpenAI batch files: JSON Lines of `{"custom_id", "method", "url", "body"}`, or their results.
+
+The traps: **outputs are not in the file**, only their limit (`max_completion_tokens`, `max_tokens`
+or `max_output_tokens`), which is taken as their length; there are no arrivals; messages have no
+token counts and may hold images, which are not counted. Embeddings
+generate nothing and are refused. Results (`{"custom_id", "response", "error"}`) have the counts of
+tokens, but neither prompts nor times, and are in any order; those that failed are left out.
+
+ShareGPT conversations: a JSON list of `{"id", "conversations": [{"from", "value"}, ...]}`.
+
+Every answer (`gpt`) is a request whose prompt is all that was said before it, so a conversation is
+a session whose turns share their history; each turn follows the one before without a think time.
+The traps: there are no arrivals; ids are often repeated, so conversations are numbered; texts have
+no token counts; some conversations have no answer. `vllm bench serve
+--dataset-name sharegpt` (0.33.0) sends the first exchange of each alone, drops long and very short
+ones, and shuffles.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from xxhash import xxh3_128_digest
+
+from kvsim.workload.document import read_elements
+from kvsim.workload.gather import Gathered, Reader
+from kvsim.workload.source import Head, Source, parse, shown, string, tokens
+from kvsim.workload.trace import HashContent, Trace, collapse
+
+CHARACTERS_PER_TOKEN = 4
+BLOCK_SIZE = 16
+"""Tokens per id."""
+_CHARACTERS = BLOCK_SIZE * CHARACTERS_PER_TOKEN
+NOTE = (
+    f"lengths are estimates, {CHARACTERS_PER_TOKEN} characters a token, without the chat template;"
+    " count the file with your model's tokenizer if they matter"
+)
+
+
+class TextIds:
+    """The ids of a file: one per 64 characters and all before them, numbered by first use."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, bytes], int] = {}
+
+    def after(self, before: int, block: str) -> int:
+        """The id of a block of text that follows the block with id `before` (-1: none)."""
+        key = (before, xxh3_128_digest(block.encode("utf-8", "surrogatepass")))
+        return self._known.setdefault(key, len(self._known))
+
+
+class Stream:
+    """A text that grows, such as a conversation."""
+
+    def __init__(self, ids: TextIds) -> None:
+        self.characters = 0
+        self._ids = ids
+        self._blocks: list[int] = []
+        self._tail = ""
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the text has, 0 for an empty one."""
+        return max(self.characters // CHARACTERS_PER_TOKEN, min(self.characters, 1))
+
+    def append(self, text: str) -> None:
+        """Continue the text."""
+        self.characters += len(text)
+        tail = self._tail + text
+        whole = len(tail) - len(tail) % _CHARACTERS
+        for start in range(0, whole, _CHARACTERS):
+            before = self._blocks[-1] if self._blocks else -1
+            self._blocks.append(self._ids.after(before, tail[start : start + _CHARACTERS]))
+        self._tail = tail[whole:]
+
+    def content(self, input_length: int | None = None, output_length: int = 0) -> HashContent:
+        """The ids of a prompt of the first `input_length` tokens (default: all), and of an output
+        that follows it in this text."""
+        prompt = (self.tokens if input_length is None else input_length) // BLOCK_SIZE
+        last = prompt if input_length is None else (input_length + output_length) // BLOCK_SIZE
+        return HashContent(collapse(self._blocks[:prompt]), collapse(self._blocks[prompt:last]))
+
+
+def identified(trace: Trace) -> Trace:
+    """State in the trace that its hash ids are those of `TextIds`."""
+    trace.block_size, trace.hash_kind, trace.partial_hash = BLOCK_SIZE, "prefix", False
+    return trace
+
+
+def _is_custom(head: Head) -> bool:
+    """Whether the rows are texts to complete, without a body around them."""
+    return "prompt" in head.keys and head.is_json and "body" not in head.keys
+
+
+def _read_custom(source: Source) -> Trace:
+    """The prompts, without arrivals. Raises `TraceError` at the first line that is wrong."""
+    gathered, known = Gathered(source, "custom"), TextIds()
+    for line in source.lines():
+        table = parse(source, line)
+        prompt, output = table.get("prompt"), table.get("output_tokens")
+        if not isinstance(prompt, str):
+            raise source.error(f"{shown(prompt)} is not a text; give one", "prompt")
+        if output is None:
+            what = "missing, so the length of the output is unknown; add it to every row"
+            raise source.error(what, "output_tokens")
+        if not prompt:
+            gathered.drop("the prompt is empty")
+            continue
+        stream = Stream(known)
+        stream.append(prompt)
+        output_length = tokens(source, "output_tokens", output)
+        gathered.add(stream.tokens, output_length, content=stream.content())
+    return identified(gathered.trace(NOTE))
+
+
+_USAGE = (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens"))
+_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_BATCH_NOTE = (
+    "outputs are as long as their limit (max_tokens): how long they became is not in the file"
+)
+
+
+def _is_batch(head: Head) -> bool:
+    """Whether the rows are requests with a body, or responses to them."""
+    return "custom_id" in head.keys and bool(head.keys & {"body", "response"})
+
+
+def _read_batch(source: Source) -> Trace:
+    """The requests of a batch, without arrivals. Raises `TraceError` at the first wrong line."""
+    gathered, known = Gathered(source, "openai-batch"), TextIds()
+    for line in source.lines():
+        table = parse(source, line)
+        if "response" in table:
+            _add_result(source, gathered, table)
+            continue
+        body = table.get("body")
+        if not isinstance(body, dict):
+            raise source.error(f"{shown(body)} is not an object; give one", "body")
+        if str(table.get("url")).endswith("/embeddings"):
+            raise source.error("embeddings generate nothing; keep requests that do", "url")
+        stream = Stream(known)
+        for part in _texts(source, body):
+            stream.append(part)
+        output_length = _limit(source, body)
+        if not stream.tokens:
+            gathered.drop("the prompt is empty")
+            continue
+        gathered.add(
+            stream.tokens,
+            output_length,
+            id=string(source, table, "custom_id"),
+            content=stream.content(),
+            max_new_tokens=output_length,
+        )
+    if all(row.content is None for row in gathered.rows):
+        return gathered.trace()
+    return identified(gathered.trace(_BATCH_NOTE, NOTE))
+
+
+def _add_result(source: Source, gathered: Gathered, table: dict[str, Any]) -> None:
+    response = table.get("response")
+    body = response.get("body") if isinstance(response, dict) else None
+    usage = body.get("usage") if isinstance(body, dict) else None
+    if table.get("error") or not isinstance(usage, dict):
+        gathered.drop("they failed, or count no tokens")
+        return
+    counts = [
+        next((usage[key] for key in keys if usage.get(key) is not None), None) for keys in _USAGE
+    ]
+    gathered.add(
+        tokens(source, "usage.prompt_tokens", counts[0]),
+        tokens(source, "usage.completion_tokens", counts[1]),
+        id=string(source, table, "custom_id"),
+    )
+
+
+def _limit(source: Source, body: dict[str, Any]) -> int:
+    for key in _LIMITS:
+        if body.get(key) is not None:
+            return tokens(source, f"body.{key}", body[key])
+    what = "missing, so the length of the output is unknown; add it to every body"
+    raise source.error(what, "body.max_tokens")
+
+
+def _texts(source: Source, body: dict[str, Any]) -> list[str]:
+    """The texts of a prompt in the order in which a chat template puts them."""
+    found = [json.dumps(body["tools"])] if body.get("tools") else []
+    if all(body.get(key) is None for key in ("prompt", "input", "messages")):
+        raise source.error("no messages, prompt or input; add one", "body")
+    for key in ("instructions", "prompt", "input", "messages"):
+        if body.get(key) is not None:
+            found += _flat(source, body[key], f"body.{key}")
+    return found
+
+
+def _flat(source: Source, value: Any, where: str) -> list[str]:
+    """The texts in a message, a part of it or a list of them."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list):
+        return [text for each in value for text in _flat(source, each, where)]
+    if isinstance(value, dict):
+        inner = value.get("content") if value.get("content") is not None else value.get("text", "")
+        return _flat(source, inner, where)
+    raise source.error(f"{shown(value)} is not a text; give texts or messages", where)
+
+
+_ANSWERS = "gpt", "chatgpt", "assistant", "bing", "bard", "model"
+_SHAREGPT_NOTE = (
+    "each conversation is a session of turns with their whole history; vllm bench serve sends the"
+    " first exchange of each alone"
+)
+
+
+def _is_sharegpt(head: Head) -> bool:
+    """Whether the file begins with a conversation."""
+    return "conversations" in head.keys
+
+
+def _read_sharegpt(source: Source) -> Trace:
+    """The turns of all conversations, without arrivals. Raises `TraceError`."""
+    gathered, known = Gathered(source, "sharegpt"), TextIds()
+    for number, entry in enumerate(_entries(source)):
+        where = f"[{number}].conversations"
+        messages = entry.get("conversations") if isinstance(entry, dict) else None
+        if not isinstance(messages, list):
+            what = "not a list of messages; give the file as it was published"
+            raise source.error(what, where)
+        _add(source, gathered, Stream(known), messages, where, str(number))
+    return identified(gathered.trace(_SHAREGPT_NOTE, NOTE))
+
+
+def _entries(source: Source) -> Iterator[Any]:
+    """The conversations of a list, or of a file with one per line."""
+    if source.beginning().lstrip().startswith("["):
+        return read_elements(source)
+    return (parse(source, line) for line in source.lines())
+
+
+def _add(
+    source: Source,
+    gathered: Gathered,
+    stream: Stream,
+    messages: list[Any],
+    where: str,
+    session: str,
+) -> None:
+    before, turn = -1, 0
+    for number, message in enumerate(messages):
+        said = message.get("value") if isinstance(message, dict) else None
+        if not isinstance(said, str):
+            raise source.error("no text; give the file as it was published", f"{where}[{number}]")
+        prompt = stream.tokens
+        stream.append(said)
+        if message.get("from") not in _ANSWERS or not said:
+            continue
+        if not prompt:
+            gathered.drop("an answer without a question before it")
+            continue
+        output = max(1, stream.tokens - prompt)
+        content = stream.content(prompt, output)
+        row = gathered.add(
+            prompt, output, content=content, after=before, session=session, turn=turn
+        )
+        before, turn = row.index, turn + 1
+
+
+CUSTOM = Reader(_is_custom, _read_custom)
+OPENAI_BATCH = Reader(_is_batch, _read_batch)
+SHAREGPT = Reader(_is_sharegpt, _read_sharegpt)
