@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvsim.explain.cachelab.curve import lru_tokens
-from kvsim.explain.cachelab.optimum import optimum_tokens
+from kvsim.explain.cachelab.curve import lru_tokens, optimum_tokens
 from kvsim.fleet.result import FleetResult
 from kvsim.fleet.routing import of_admitted
 from kvsim.workload.keys import streams

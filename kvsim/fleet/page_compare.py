@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvsim.explain.certainty.comparison import Comparison
+from kvsim.explain.certainty.verdicts import Comparison
 from kvsim.fleet.difference import NamedFleet, explain_fleets
 from kvsim.report.pages.compare import comparison_page
 from kvsim.report.pages.html import join, panel, table

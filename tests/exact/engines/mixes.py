@@ -11,7 +11,7 @@ from typing import Any
 
 from worlds import batch_of, v1
 
-from kvsim.against.conform.record import Record
+from kvsim.against.conform.step_log import Record
 from kvsim.against.conform.virtual import UnitClock, corpus_requests, idled, played, replay
 from kvsim.core.loop import Loop
 from kvsim.engines import PrefixCaching

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.against.conform.tokens import RuleStream
+from kvsim.against.conform.virtual import RuleStream
 from kvsim.core.request import RUNNING, SWAPPED, Request
 from kvsim.engines.vllm_033.blocks import Vllm033Tables
 from kvsim.errors import ConfigError, EngineStopped

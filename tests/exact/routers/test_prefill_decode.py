@@ -29,7 +29,7 @@ from kvsim.fleet.page import build_fleet
 from kvsim.fleet.page_compare import build_fleet_comparison
 from kvsim.fleet.routers import ROUTERS
 from kvsim.report.files import write_results
-from kvsim.results.ledger.parts import TIME_PARTS
+from kvsim.results.ledger import TIME_PARTS
 from kvsim.run.simulation import simulate
 from kvsim.workload.trace import Trace
 
