@@ -43,11 +43,10 @@ def advise(
     Every change meets the same seeds. Prints three sentences, a table with intervals, and the
     command line of the server.
     """
-    from kvsim.search.advise.cache import cache_sentences
     from kvsim.search.advise.search import MOST_COMBINED
     from kvsim.search.advise.search import advise as search
     from kvsim.search.advise.trials import changes_of
-    from kvsim.search.advise.wording import record
+    from kvsim.search.advise.wording import cache_sentences, record
     from kvsim.search.replicates import load_of
     from kvsim.search.sweep.slo import parse_slo
     from kvsim.writing import json_text

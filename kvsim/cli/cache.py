@@ -129,7 +129,7 @@ def stream(
 
     Its rows are counted and forgotten: a native trace, in blocks of its hash ids.
     """
-    from kvsim.explain.cachelab.recording import open_recording, study_recording
+    from kvsim.explain.cachelab.study import open_recording, study_recording
     from kvsim.workload.source import Source
 
     with Source(trace) as source:
@@ -166,7 +166,7 @@ def sample(
     seed: Annotated[int, Option(min=0, help="Another seed keeps other blocks.")] = 0,
 ) -> None:
     """Estimate the hits of least recently used from a sample of the blocks."""
-    from kvsim.explain.cachelab.sampling import sampled_lru_tokens
+    from kvsim.explain.cachelab.curve import sampled_lru_tokens
     from kvsim.results.numerals import count, percent
     from kvsim.workload.keys import streams
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvsim.fleet.folder import FleetRun, Replica
-    from kvsim.results.blockmap.blockmap import BlockMap
+    from kvsim.results.blockmap import BlockMap
     from kvsim.results.blockmap.watch import BlockMapWatcher
     from kvsim.run.result import Result
     from kvsim.settings.config import RunConfig

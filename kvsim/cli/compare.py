@@ -15,14 +15,14 @@ from kvsim.cli.options import Jobs, OutDir, TraceForm, TracePath, note_arrivals
 from kvsim.cli.progress import progress_bar, simulate_shown
 from kvsim.cli.server import ServerOptions, SettingOptions
 from kvsim.errors import ConfigError
-from kvsim.explain.certainty.margin import MARGIN
+from kvsim.explain.certainty import MARGIN
 from kvsim.report.screen import make_console
 from kvsim.settings.config import RunConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvsim.explain.certainty.comparison import Comparison
+    from kvsim.explain.certainty.verdicts import Comparison
     from kvsim.search.replicates import Load
     from kvsim.search.upgrades import Upgrade
     from kvsim.settings.server import ServerWord

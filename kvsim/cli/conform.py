@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kvsim.against.conform.cases import Case
-    from kvsim.against.conform.record import Record
+    from kvsim.against.conform.step_log import Record
 
 
 def conform(
@@ -75,7 +75,7 @@ def _check_release(release: str, engine: str | None) -> None:
 
 def _replay(paths: list[str], engine: str, release: str | None, out: str | None) -> int:
     from kvsim.against.conform.cases import read_cases
-    from kvsim.against.conform.compare import first_divergence
+    from kvsim.against.conform.step_log import first_divergence
     from kvsim.settings.versions import release as version_of
 
     counts: dict[str | None, Counter[str]] = {}
@@ -123,7 +123,7 @@ def _replay_named(paths: list[str]) -> int:
     """Cases and runs whose lines say which engine or router they are of; counts by file."""
     from kvsim.against.conform.builders import RECORDED
     from kvsim.against.conform.cases import files_in, stem
-    from kvsim.against.conform.compare import first_divergence
+    from kvsim.against.conform.step_log import first_divergence
 
     total = Counter[str]()
     for path in map(_there, paths):
@@ -168,8 +168,8 @@ def _counted(count: Counter[str]) -> str:
 
 def _replay_router(paths: list[str], router: str) -> int:
     from kvsim.against.conform.cases import read_router_runs
-    from kvsim.against.conform.compare import first_divergence
     from kvsim.against.conform.routers import REPLAYS, replay
+    from kvsim.against.conform.step_log import first_divergence
 
     check_choice("--router", router, REPLAYS)
     runs = identical = decisions = 0
@@ -198,7 +198,7 @@ def _same(name: str, divergence: object) -> bool:
 
 def _compare_logs(paths: list[str]) -> int:
     from kvsim.against.conform.cases import read_log
-    from kvsim.against.conform.compare import first_divergence
+    from kvsim.against.conform.step_log import first_divergence
 
     if len(paths) != 2:
         raise ConfigError("--against: give two step logs, A.steps.jsonl B.steps.jsonl")

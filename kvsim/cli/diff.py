@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from kvsim.explain.attribution import Waterfall
-    from kvsim.explain.carriers import Carrier
+    from kvsim.explain.attribution import Carrier, Waterfall
     from kvsim.fleet.folder import FleetRun
     from kvsim.report.explanation import Explanation
 

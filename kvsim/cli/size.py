@@ -23,8 +23,7 @@ from kvsim.settings.config import RunConfig, to_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from kvsim.search.size.answer import Answer, Search
-    from kvsim.search.size.search import Laboratory
+    from kvsim.search.size.search import Answer, Laboratory, Search
     from kvsim.workload.trace import Trace
 
 SEEDS = 5
@@ -83,11 +82,10 @@ def size(
 
     Every value meets the same seeds. With --out no run is ever repeated.
     """
-    from kvsim.search.size.answer import searched
     from kvsim.search.size.knobs import LASTING, Bounds, make_knob
     from kvsim.search.size.page import PAGE, build_page
-    from kvsim.search.size.record import NAME, size_record
-    from kvsim.search.size.search import Laboratory
+    from kvsim.search.size.search import Laboratory, searched
+    from kvsim.search.size.verdict import NAME, size_record
     from kvsim.search.sweep.slo import parse_slo
     from kvsim.search.sweep.store import Store
     from kvsim.writing import json_text, write_together
@@ -192,20 +190,19 @@ def what_varies(trace: Trace, config: RunConfig, find: str) -> tuple[str, ...]:
 
 
 def _show(searches: Sequence[Search], price: float | None) -> None:
-    from kvsim.search.size import routers
-    from kvsim.search.size.verdict import verdict
+    from kvsim.search.size.verdict import compared, router_head, router_of, router_rows, verdict
     from kvsim.search.sweep.choose import sources
 
     console = make_console()
     for search in searches:
         if len(searches) > 1:
-            console.print(routers.router_of(search), style="bold")
+            console.print(router_of(search), style="bold")
         console.print(_neighbours(*search))
         print_remarks(console, verdict(*search, price))
     if len(searches) > 1:
-        rows = routers.rows(searches, price)
-        console.print(make_table(*routers.head(searches, price), rows=rows))
-        console.print(routers.compared(searches).text)
+        rows = router_rows(searches, price)
+        console.print(make_table(*router_head(searches, price), rows=rows))
+        console.print(compared(searches).text)
     tried = (each.records for search in searches for each in search.lab.tried.values())
     for text, measured in sources(tried):
         console.print(text, style="" if measured else "dim")
@@ -213,7 +210,7 @@ def _show(searches: Sequence[Search], price: float | None) -> None:
 
 def _neighbours(lab: Laboratory, found: Answer) -> Table:
     """Values around the answer, with their figures."""
-    from kvsim.search.size.answer import neighbourhood
+    from kvsim.search.size.search import neighbourhood
     from kvsim.search.size.verdict import HEAD, row
 
     labels = (metric.label for metric in lab.objectives.metrics)

@@ -42,7 +42,7 @@ def why(
 
 def _render(story: Story, console: Console) -> None:
     from kvsim.explain.story import ledger_rows
-    from kvsim.results.ledger.parts import PROMPT_LABELS, TIME_LABELS
+    from kvsim.results.ledger import PROMPT_LABELS, TIME_LABELS
     from kvsim.results.numerals import seconds
 
     console.print(f"request {story.id}: {story.about}", style="bold")

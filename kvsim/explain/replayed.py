@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.explain.certainty.comparison import Comparison, Pair, judge_pairs
 from kvsim.explain.certainty.estimates import Estimate, Floats
 from kvsim.explain.certainty.stretches import Figure, together
+from kvsim.explain.certainty.verdicts import Comparison, Pair, judge_pairs
 from kvsim.explain.pairing import Pairs, pair
 from kvsim.results.metrics import HEADLINES, METRICS, value
 

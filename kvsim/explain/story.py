@@ -13,8 +13,14 @@ from kvsim.core.records.logs import LOADING, PREEMPTED, RELOADING, SWAPPED_OUT
 from kvsim.core.request import ABORTED
 from kvsim.core.schema import BLOCKED
 from kvsim.errors import OutputError, nearest
-from kvsim.results.ledger import standings
-from kvsim.results.ledger.parts import KERNELS, PROMPT_PARTS, TIME_LABELS, TIME_PARTS, WAITING_FOR
+from kvsim.results.ledger import (
+    KERNELS,
+    PROMPT_PARTS,
+    TIME_LABELS,
+    TIME_PARTS,
+    WAITING_FOR,
+    standings,
+)
 from kvsim.results.ledger.time import reasons
 from kvsim.results.ledger_summary import parts_of
 from kvsim.results.numerals import count, percent, plural, seconds

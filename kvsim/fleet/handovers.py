@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from kvsim.core.request import DECODE, PREFILL
 from kvsim.core.schema import HANDOVERS, LEGS
+from kvsim.results.ledger import TIME_PARTS
 from kvsim.results.ledger.account import check_sums
-from kvsim.results.ledger.parts import TIME_PARTS
 from kvsim.results.statistics import ratio
 from kvsim.run.replica.rdma import Handover
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from kvsim.core.schema import CAUSES
-from kvsim.explain.certainty.comparison import Comparison
+from kvsim.explain.certainty.verdicts import Comparison
 from kvsim.fleet.difference import (
     REPLICA_DIFF_HEAD,
     NamedFleet,

@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 
 from kvsim.core.schema import CAUSES
 from kvsim.core.sums import added
-from kvsim.explain.cachelab.curve import lru_tokens
-from kvsim.explain.cachelab.optimum import optimum_tokens
+from kvsim.explain.cachelab.curve import lru_tokens, optimum_tokens
 from kvsim.fleet.result import FleetResult
 from kvsim.results.statistics import ratio
 from kvsim.workload.keys import streams

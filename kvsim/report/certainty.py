@@ -6,9 +6,8 @@ from itertools import pairwise
 from statistics import mean, stdev
 from typing import Any
 
-from kvsim.explain.certainty.comparison import Comparison, Pair, Values
 from kvsim.explain.certainty.stretches import FEWEST
-from kvsim.explain.certainty.verdicts import Verdict
+from kvsim.explain.certainty.verdicts import Comparison, Pair, Values, Verdict
 from kvsim.report.compare import INSIGNIFICANT, NO_DIFFERENCE, Row
 from kvsim.results.metrics import HEADLINES, NAMED, Metric
 from kvsim.results.numerals import interval, percent, plural, signed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from kvsim.explain.certainty.margin import MARGIN, matters
+from kvsim.explain.certainty import MARGIN, matters
 from kvsim.explain.certainty.verdicts import Verdict
 from kvsim.report import wording
 from kvsim.results.load import load_words, state_of

@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kvsim.explain.attribution import LABELS, Waterfall, has_ledger, waterfalls
-from kvsim.explain.carriers import BLOCKS, Blocks, Carrier, Share, blocks, carriers
-from kvsim.explain.certainty.margin import matters
+from kvsim.explain.attribution import (
+    BLOCKS,
+    LABELS,
+    Blocks,
+    Carrier,
+    Share,
+    Waterfall,
+    blocks,
+    carriers,
+    has_ledger,
+    waterfalls,
+)
+from kvsim.explain.certainty import matters
 from kvsim.explain.divergence import (
     Divergence,
     concerned_words,

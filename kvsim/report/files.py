@@ -23,7 +23,7 @@ from kvsim.core.schema import BLOCK_MAP, REQUESTS, STEPS, TRANSITIONS, Table
 from kvsim.errors import OutputError
 from kvsim.report import checked
 from kvsim.results import tables
-from kvsim.results.blockmap.blockmap import BlockMap
+from kvsim.results.blockmap import BlockMap
 from kvsim.settings.parsing import parse_json
 from kvsim.version import __version__
 from kvsim.writing import encoded, json_text, move_all, temporary_folder

@@ -13,7 +13,7 @@ from kvsim.core.sums import added
 from kvsim.report import routing, wording
 from kvsim.report.screen import make_table, print_remarks
 from kvsim.report.tiers import tier_figures
-from kvsim.results.ledger.parts import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
+from kvsim.results.ledger import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
 from kvsim.results.ledger_summary import bare
 from kvsim.results.metrics import BLOCKED_BY, LATENCIES, NAMED
 from kvsim.results.numerals import percent, show
@@ -22,7 +22,7 @@ from kvsim.results.statistics import LISTED
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvsim.explain.certainty.comparison import Comparison
+    from kvsim.explain.certainty.verdicts import Comparison
     from kvsim.report.compare import Row
 
 Summaries = Sequence[tuple[str, Mapping[str, Any]]]
@@ -139,7 +139,7 @@ def _render_subjects(runs: Summaries, console: Console, seeds: int) -> None:
 
 def _render_verdicts(comparison: Comparison, rows: Sequence[Row], console: Console) -> None:
     """Print the findings on headline figures against the first run, then the rankings."""
-    from kvsim.explain.certainty.comparison import Pair
+    from kvsim.explain.certainty.verdicts import Pair
     from kvsim.report.certainty import finding_words, ranking_words
     from kvsim.results.metrics import HEADLINES
 

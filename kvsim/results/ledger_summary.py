@@ -1,6 +1,6 @@
 """Condenses the ledger of a run: where time and prompt tokens went, in total and for one request.
 
-The meaning of the parts: `kvsim.results.ledger.parts`. Keys are absent if a run has no such ledger.
+The meaning of the parts: `kvsim.results.ledger`. Keys are absent if a run has no such ledger.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.results.ledger.parts import KERNEL_LABELS, KERNELS, PROMPT_PARTS, TIME_PARTS
+from kvsim.results.ledger import KERNEL_LABELS, KERNELS, PROMPT_PARTS, TIME_PARTS
 from kvsim.results.phases import completed
 from kvsim.results.statistics import describe
 

@@ -14,8 +14,9 @@ from places import ROOT
 
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
-from kvsim.engines import Naive, VllmV1Async
+from kvsim.engines.vllm_063.blocks import Naive
 from kvsim.engines.vllm_v1.manager import KVCacheManager
+from kvsim.engines.vllm_v1.scheduler import VllmV1Async
 from kvsim.errors import PolicyError
 from kvsim.fleet.routers.router import Choice, Router
 from kvsim.policies.order import Order

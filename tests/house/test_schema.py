@@ -5,8 +5,8 @@ from places import ROOT
 
 from kvsim.core.schema import BLOCK_MAP, BLOCKED, REQUESTS, TABLES, Table
 from kvsim.core.schema.__main__ import reference
-from kvsim.results.blockmap.blockmap import STATES
-from kvsim.results.ledger.parts import KERNEL_LABELS, PROMPT_LABELS, PROMPT_PARTS, WAITING_FOR
+from kvsim.results.blockmap import STATES
+from kvsim.results.ledger import KERNEL_LABELS, PROMPT_LABELS, PROMPT_PARTS, WAITING_FOR
 from kvsim.run.serving import Archive
 
 DOCS = ROOT / "docs" / "reference" / "columns.md"

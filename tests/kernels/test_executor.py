@@ -14,7 +14,7 @@ from kvsim_kernels.forward import Decoder  # noqa: E402
 from kvsim_kernels.texts import Texts  # noqa: E402
 from worlds import batch_of  # noqa: E402
 
-from kvsim.against.validate.loop import serve  # noqa: E402
+from kvsim.against.validate.measure import serve  # noqa: E402
 from kvsim.against.validate.setup import build, build_scheduler  # noqa: E402
 from kvsim.core.batch import Batch  # noqa: E402
 from kvsim.core.plan import Plan  # noqa: E402

@@ -19,7 +19,7 @@ from kvsim.report.pages import block_map as block_map_panel
 from kvsim.report.pages.block_map import paint
 from kvsim.report.pages.run import build_page
 from kvsim.results import tables
-from kvsim.results.blockmap.blockmap import (
+from kvsim.results.blockmap import (
     CACHED,
     CPU,
     FREE,

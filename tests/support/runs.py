@@ -8,7 +8,7 @@ import numpy as np
 from worlds import hashed
 
 import kvsim
-from kvsim.results.ledger.parts import KERNELS, PROMPT_PARTS, TIME_PARTS
+from kvsim.results.ledger import KERNELS, PROMPT_PARTS, TIME_PARTS
 from kvsim.run.result import Result
 
 Run = tuple[Any, dict[str, Any], Any, dict[str, Any]]

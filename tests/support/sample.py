@@ -24,8 +24,8 @@ from places import DATA
 from shared import SHARED
 
 from kvsim.against.conform.cases import files_in, read_cases, read_router_runs, stem
-from kvsim.against.conform.compare import error_kind
 from kvsim.against.conform.routers import REPLAYS
+from kvsim.against.conform.step_log import error_kind
 
 CORPUS = SHARED / "conformance"
 LEAST = 12

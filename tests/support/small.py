@@ -7,8 +7,7 @@ from random import Random
 from typing import Any
 
 from kvsim.against.validate.compare import with_profile
-from kvsim.against.validate.loop import Pairs, Times
-from kvsim.against.validate.measure import record
+from kvsim.against.validate.measure import Pairs, Times, record
 from kvsim.against.validate.recording import SCHEMA
 from kvsim.against.validate.setup import THREE, prepare
 from kvsim.core.plan import Plan

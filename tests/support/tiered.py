@@ -6,7 +6,7 @@ from typing import Any
 
 from made import make_trace
 
-from kvsim.results.ledger.parts import KERNELS, TIME_PARTS
+from kvsim.results.ledger import KERNELS, TIME_PARTS
 from kvsim.run.result import Result
 from kvsim.run.simulation import simulate
 from kvsim.workload.trace import TokenContent, Trace

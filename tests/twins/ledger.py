@@ -223,7 +223,7 @@ class _HandOut:
 
 def assert_same(result: Any, trace: Trace, twin: list[Counter[str]]) -> None:
     """The ledger of a result and what the twin handed out."""
-    from kvsim.results.ledger.parts import TIME_PARTS
+    from kvsim.results.ledger import TIME_PARTS
 
     for i, row in enumerate(trace.rows):
         found = {name.removesuffix("_ns"): int(result.requests[name][i]) for name in TIME_PARTS}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kvsim.against.conform import sglang, vllm_v1
-from kvsim.against.conform.record import Record
+from kvsim.against.conform.step_log import Record
 from kvsim.against.conform.virtual import replay
 from kvsim.engines import ENGINES
 from kvsim.engines.nano.blocks import NanoTables, NanoTables2025

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
-from kvsim.against.conform.record import Record
+from kvsim.against.conform.step_log import Record
 from kvsim.errors import TraceError
 from kvsim.settings.library import read_json
 from kvsim.settings.parsing import parse_json

@@ -14,7 +14,7 @@ from zlib import crc32
 import xxhash
 
 from kvsim.against.conform.cases import RouterRun
-from kvsim.against.conform.record import Record
+from kvsim.against.conform.step_log import Record
 from kvsim.errors import TraceError
 from kvsim.fleet.routers.dynamo import DynamoKv
 from kvsim.fleet.routers.production_stack import PrefixAware, RoundRobin, Session

@@ -13,9 +13,8 @@ from sys import maxsize
 from typing import Any
 from zlib import crc32
 
-from kvsim.against.conform.record import Record, queue_digest
-from kvsim.against.conform.tokens import RuleStream
-from kvsim.against.conform.virtual import STUCK_STEPS, LogClock, played
+from kvsim.against.conform.step_log import Record, queue_digest
+from kvsim.against.conform.virtual import STUCK_STEPS, LogClock, RuleStream, played
 from kvsim.core.batch import Batch
 from kvsim.core.host import Waiting
 from kvsim.core.loop import Loop

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from zlib import crc32
 
-from kvsim.against.conform.record import Record, queue_digest
+from kvsim.against.conform.step_log import Record, queue_digest
 from kvsim.against.conform.virtual import UnitClock, corpus_requests, idled, played, seconds
 from kvsim.against.conform.workers import CONNECTORS, StepWorker
 from kvsim.core.batch import Batch

@@ -32,7 +32,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.against.check.slowed import Change, with_change
+from kvsim.against.check.corrections import Change, with_change
 from kvsim.against.fit.observed import (
     Floats,
     Latencies,

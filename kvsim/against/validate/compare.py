@@ -10,19 +10,21 @@ Beside each error stands the noise: by how much two measurements of the same thi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.against.validate.replay import KINDS, Replay, replayed
+from kvsim.against.validate.recording import MARKS, digest
 from kvsim.against.validate.setup import settings_of
+from kvsim.core.plan import Plan
 from kvsim.cost.profile import Profile, load_profile
 from kvsim.errors import ConfigError
 from kvsim.results.phases import durations_ns
 from kvsim.results.plain import plain
 from kvsim.results.statistics import describe
+from kvsim.run.assembly import Parts, assemble
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import RunConfig, make_config
 from kvsim.version import __version__
@@ -30,6 +32,96 @@ from kvsim.workload import Trace, open_trace
 
 if TYPE_CHECKING:
     from kvsim.run.result import Result
+
+
+KINDS = ("decode", "prefill", "mixed")
+"""Kinds of steps: decodes alone, prompts alone, both."""
+
+Table = dict[str, Any]
+
+
+class Replay:
+    """A cost model and a link that return the recorded times, and note the prices of others."""
+
+    kind = "measured"
+    source = "measured: a recording, replayed"
+
+    def __init__(self, run: Mapping[str, Any], parts: Parts) -> None:
+        self._cost, self._link = parts.cost, parts.link
+        self._steps: Iterator[int] = iter(run["step_ns"])
+        self._swaps: Iterator[int] = iter(run["swap_ns"])
+        self.kinds: list[int] = []
+        """Index into `KINDS` of each step."""
+        self.predicted_ns: list[int] = []
+        self.predicted_swap_ns: list[int] = []
+        self.swapped_blocks: list[int] = []
+
+    def step_ns(self, plan: Plan) -> int:
+        """The recorded time of the next step."""
+        kind = 0 if not plan.chunks else 2 if plan.decode_seqs else 1
+        self.kinds.append(kind)
+        self.predicted_ns.append(self._cost.step_ns(plan))
+        return _next(self._steps)
+
+    def transfer_ns(self, blocks: int) -> int:
+        """The recorded time of the next copy."""
+        self.swapped_blocks.append(blocks)
+        self.predicted_swap_ns.append(self._link.transfer_ns(blocks))
+        return _next(self._swaps)
+
+    @property
+    def extrapolated_steps(self) -> int:
+        """Number of steps outside the profile's tables."""
+        return int(self._cost.describe()["extrapolated_steps"])
+
+    def describe(self) -> Table:
+        """Where the times come from."""
+        return {"kind": self.kind, "source": self.source}
+
+    def finished(self) -> bool:
+        """Whether everything that was recorded has been replayed."""
+        return next(self._steps, None) is None and next(self._swaps, None) is None
+
+
+class Replayed(NamedTuple):
+    """A real run: its result, and the prices of its steps."""
+
+    result: Result
+    replay: Replay
+
+
+def replayed(policy: Mapping[str, Any], name: str, trace: Trace, config: RunConfig) -> Replayed:
+    """Simulate with the times of the run `name` of a policy's recording.
+
+    Raises `ConfigError` if the schedule differs from the recorded one.
+    """
+    run, used = policy[name], []
+
+    def parts_of(settings: RunConfig) -> Parts:
+        parts = assemble(settings)
+        used.append(Replay(run, parts))
+        return parts._replace(cost=used[-1], link=cast("Any", used[-1]))
+
+    result = simulate(trace, config, parts_of=parts_of)
+    same = digest(result.requests[mark].tolist() for mark in MARKS) == run["digest"]
+    if not (same and used[-1].finished()):
+        raise _other_schedule(f"{policy['name']}, {name}")
+    return Replayed(result, used[-1])
+
+
+def _next(times: Iterator[int]) -> int:
+    time_ns = next(times, None)
+    if time_ns is None:
+        raise _other_schedule("it has fewer steps")
+    return time_ns
+
+
+def _other_schedule(what: str) -> ConfigError:
+    return ConfigError(
+        f"the recording does not lead to its own schedule ({what}): it was made by another version"
+        " of kvsim; measure again"
+    )
+
 
 SCHEMA = "kvsim.validation/1"
 KEYS = ("device", "software", "model", "engine", "profile", "trace", "policies")
@@ -48,7 +140,6 @@ COUNTS = {
 }
 """Name here → key of a run's summary."""
 
-Table = dict[str, Any]
 Floats = NDArray[np.float64]
 
 

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.against.validate import verdict
-from kvsim.against.validate.compare import LATENCIES, SIDES
-from kvsim.against.validate.replay import KINDS
+from kvsim.against.validate.compare import KINDS, LATENCIES, SIDES
 from kvsim.cost.profile import distrust
 from kvsim.report.pages.distribution import curve, distribution_figures
 from kvsim.report.pages.document import document, placed

@@ -330,7 +330,7 @@ class CpuTier:
 
     def contents(self) -> tuple[Iterable[int], Iterable[int]]:
         """Returns the places of its chunks, and their states
-        (`kvsim.results.blockmap.snapshot.Tier`)."""
+        (`kvsim.results.blockmap.watch.Tier`)."""
         return self._places.values(), self._state.values()
 
     def copies(self) -> Sequence[Any]:

@@ -8,7 +8,7 @@ Three numbers bound the hits of a run from above, each below the next:
 * *optimum*: the whole pool holds content, in the order in which the run looked prompts up.
 * *ceiling*: nothing is ever evicted.
 
-The differences split `evicted_tokens` of the ledger (`kvsim.results.ledger.parts`): lost to the
+The differences split `evicted_tokens` of the ledger (`kvsim.results.ledger`): lost to the
 policy, to pinning and to capacity. With more hits a run would have had another schedule, so the
 pinned optimum bounds this schedule only. The optimum does not depend on times.
 """
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvsim.core.records import logs as kinds
-from kvsim.explain.cachelab.optimum import next_uses, optimum_blocks
+from kvsim.explain.cachelab.curve import next_uses, optimum_blocks
 from kvsim.workload.reuse import Chain, Counting, Found, Reuse, Walk
 from kvsim.workload.streams import SpannedStream
 

@@ -2,24 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kvsim.errors import ConfigError
-from kvsim.explain.cachelab.breakdown import (
-    WHO,
-    Group,
-    by_prefix,
-    by_session,
-    histogram,
-    who_reuses,
-)
-from kvsim.explain.cachelab.curve import make_curve
-from kvsim.explain.cachelab.optimum import optimum_tokens
+from kvsim.explain.cachelab.curve import Curve, Ramps, make_curve, optimum_tokens
+from kvsim.workload import native
 from kvsim.workload.keys import streams
-from kvsim.workload.reuse import Counting, Reuse, find_reuse
-from kvsim.workload.trace import Trace
+from kvsim.workload.reuse import Chain, Counting, Found, Reuse, Walk, find_reuse
+from kvsim.workload.source import Source, look
+from kvsim.workload.streams import Span
+from kvsim.workload.trace import HashContent, Row, Trace
+
+SAME, OTHER, ROOT = "same session", "another session", "shared root"
+WHO = (SAME, OTHER, ROOT)
+"""Whose content is reused. A shared root is content that at least two sessions had used before. A
+request without a session is a session of its own."""
+
+
+class Group(NamedTuple):
+    """Requests that belong together: those of a session, or those that begin alike."""
+
+    name: str
+    input_tokens: int
+    reuse: Reuse
+    """Of its requests."""
+
+    @property
+    def requests(self) -> int:
+        """How many there are."""
+        return len(self.reuse.found)
+
+    @property
+    def curve(self) -> Curve:
+        """Their hits by capacity, worked out at each access: there may be very many groups."""
+        return make_curve(self.reuse.found, self.reuse.counting.block_size)
+
+
+def who_reuses(rows: Sequence[Row], reuse: Reuse) -> dict[str, Ramps]:
+    """Of each of `WHO`, the tokens that hit by capacity, under LRU."""
+    size = reuse.counting.block_size
+    ramps = {who: Ramps() for who in WHO}
+    shared: list[int] = []
+    """Of each request, how many leading blocks at least two sessions have used."""
+    for row, (_, most_tokens, runs) in zip(rows, reuse.found, strict=True):
+        reached = 0
+        for user, first, last, distance in runs:
+            same = row.session is not None and row.session == rows[user].session
+            reached = max(reached, min(last, shared[user]) if same else last)
+            cut = max(first, min(last, shared[user]))
+            for who, begin, end in ((ROOT, first, cut), (SAME if same else OTHER, cut, last)):
+                end = min(end, most_tokens // size)
+                if begin < end:
+                    since = distance + begin - first
+                    ramps[who].add(since, since + end - begin, size)
+        shared.append(reached)
+    return ramps
+
+
+def by_session(rows: Sequence[Row], reuse: Reuse) -> list[Group]:
+    """The sessions of a trace, those with most prompt tokens first."""
+    names = [row.session for row in rows]
+    return _grouped(rows, reuse, names)
+
+
+def by_prefix(rows: Sequence[Row], reuse: Reuse) -> list[Group]:
+    """Requests by their first block, those with most prompt tokens first. Each group is named after
+    its first request."""
+    names: list[str | None] = []
+    for row, (blocks, _, runs) in zip(rows, reuse.found, strict=True):
+        names.append(names[runs[0].user] if runs else row.id if blocks else None)
+    return _grouped(rows, reuse, names)
+
+
+def _grouped(rows: Sequence[Row], reuse: Reuse, names: Sequence[str | None]) -> list[Group]:
+    members: dict[str, list[tuple[Row, Found]]] = {}
+    for name, row, found in zip(names, rows, reuse.found, strict=True):
+        if name is not None:
+            members.setdefault(name, []).append((row, found))
+    groups = (
+        Group(
+            name,
+            sum(row.input_length for row, _ in each),
+            Reuse(reuse.counting, [found for _, found in each], 0),
+        )
+        for name, each in members.items()
+    )
+    return sorted(groups, key=lambda group: -group.input_tokens)
+
+
+def histogram(ramps: Ramps, edges: Sequence[int]) -> Iterator[int]:
+    """Tokens reused at a distance from each edge up to the next one."""
+    heights = ramps.values(edges)
+    for lower, upper in pairwise(heights):
+        yield upper - lower
+
 
 POINTS = 16
 """Capacities of a curve that are chosen for it, evenly over the logarithm."""
@@ -173,3 +252,68 @@ def sizes_of(distinct: int, asked: Asked) -> list[int]:
     most = max(distinct, 1)
     chosen = {round(most ** (1 - step / asked.points / 1.5)) for step in range(asked.points)}
     return sorted({*chosen, *asked.capacities, *(2 * each for each in asked.capacities)} - {0})
+
+
+_REGION = 1 << 65
+"""Distance of the keys of two namespaces, above all ids."""
+
+
+def open_recording(source: Source) -> tuple[Trace, Iterator[Row]]:
+    """The header and the rows of a native trace of chained hash ids, or without content. Raises
+    `TraceError` for another file."""
+    if native.recognises(look(source)):
+        trace, rows = native.stream(source)
+        if trace.hash_kind == "prefix":
+            return trace, (_known(source, row) for row in rows)
+    what = "no native trace of chained hash ids; use kvsim cache curve, or kvsim trace convert"
+    raise source.error(what, line=0)
+
+
+def study_recording(trace: Trace, rows: Iterable[Row], asked: Asked = PLAIN) -> Study:
+    """Study what `open_recording` returns under LRU alone, in blocks of the ids. Raises
+    `ConfigError` where nothing is left to measure."""
+    size = trace.block_size or 1
+    walk, curve = Walk(1), Curve(size)
+    number = requests = blocks = tokens = 0
+    for number, (row, chain) in enumerate(_chains(rows, size), 1):
+        found = walk.step(chain)
+        if number > asked.warm_up:
+            requests += 1
+            tokens += row.input_length
+            blocks += chain.blocks
+            curve.add(found)
+    if not number:
+        raise ConfigError(f"{trace.path}: no requests after the header; add one per line")
+    refuse_empty(asked.warm_up, number)
+    sizes = sizes_of(walk.distinct, asked)
+    columns = (curve.tokens(sizes), curve.blocks(sizes), curve.requests(sizes))
+    [ceiling] = curve.tokens([walk.distinct])
+    return Study(
+        *(trace.path, Counting(size), requests, tokens, blocks, walk.distinct, ceiling),
+        [Point(at, lru, None, *found) for at, lru, *found in zip(sizes, *columns, strict=True)],
+        asked,
+    )
+
+
+def _known(source: Source, row: Row) -> Row:
+    if row.content is None or isinstance(row.content, HashContent):
+        return row
+    raise source.error("only hash ids are counted row by row; use kvsim cache curve")
+
+
+def _chains(rows: Iterable[Row], size: int) -> Iterator[tuple[Row, Chain]]:
+    """Rows with their chains. The key of a block is its id, in the region of its namespace; a row
+    without ids has a region of its own."""
+    regions: dict[tuple[str | None, str | None], int] = {}
+    for row in rows:
+        spans: list[Span] = []
+        if isinstance(row.content, HashContent):
+            first = regions.setdefault((row.scope, row.salt), len(regions)) * _REGION
+            place = 0
+            for start, count in row.content.prompt:
+                spans.append((place, place + count, first + start - place))
+                place += count
+        else:
+            spans.append((0, row.input_length, -(row.index + 1) * _REGION))
+        most = (row.input_length - 1) // size * size
+        yield row, Chain(spans, row.input_length // size, most)

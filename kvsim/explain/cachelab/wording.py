@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from kvsim.explain.cachelab.audit import Audit
-from kvsim.explain.cachelab.breakdown import Group
 from kvsim.explain.cachelab.ranking import LEVEL, Ranked, Ranking
-from kvsim.explain.cachelab.study import Point, Study
+from kvsim.explain.cachelab.study import Group, Point, Study
 from kvsim.results.numerals import count, percent, plural, signed, size
 
 PARTS = {

@@ -20,7 +20,7 @@ from kvsim.report.pages.document import embedded, placed, text_of
 from kvsim.report.pages.figures import Figure, TimeAxis, line, time_chart, titled
 from kvsim.report.pages.html import Html, element, join, key_of, lead
 from kvsim.report.pages.over_time import View
-from kvsim.results.blockmap.blockmap import (
+from kvsim.results.blockmap import (
     CACHED,
     CPU,
     FREE,

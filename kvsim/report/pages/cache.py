@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kvsim.explain.cachelab.breakdown import WHO
-from kvsim.explain.cachelab.study import Study
+from kvsim.explain.cachelab.study import WHO, Study
 from kvsim.explain.cachelab.wording import (
     CURVE_HEAD,
     GROUP_HEAD,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.explain.certainty.comparison import Comparison, Pair
+from kvsim.explain.certainty.verdicts import Comparison, Pair
 from kvsim.explain.pairing import Pairs, pair
 from kvsim.report import wording
 from kvsim.report.certainty import certain_table, finding_words, method_words, ranking_words

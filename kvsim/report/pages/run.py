@@ -31,8 +31,8 @@ from kvsim.report.pages.over_time import View, limits_words, look_at, time_figur
 from kvsim.report.pages.provenance import memory_panel, provenance_panels
 from kvsim.report.pages.requests import explorer, length_figures
 from kvsim.report.tiers import tier_figures
-from kvsim.results.blockmap.blockmap import BlockMap
-from kvsim.results.ledger.parts import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
+from kvsim.results.blockmap import BlockMap
+from kvsim.results.ledger import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
 from kvsim.results.ledger_summary import SHOWN, bare
 from kvsim.results.metrics import LATENCIES
 from kvsim.results.numerals import count, milliseconds, seconds, show

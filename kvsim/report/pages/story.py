@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from kvsim.explain.story import Story, ledger_rows
 from kvsim.report.pages.document import document
 from kvsim.report.pages.html import Html, key_of, panel, shares, strip, table
-from kvsim.results.ledger import standings
-from kvsim.results.ledger.parts import PROMPT_LABELS, TIME_LABELS
+from kvsim.results.ledger import PROMPT_LABELS, TIME_LABELS, standings
 from kvsim.results.ledger_summary import bare
 from kvsim.results.numerals import seconds
 

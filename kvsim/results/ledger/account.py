@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.core.records.packed import PackedColumns
-from kvsim.results.ledger import kernels, standings, time
-from kvsim.results.ledger.overlap import Slices, slices
-from kvsim.results.ledger.parts import KERNELS, PROMPT_PARTS, TIME_PARTS
+from kvsim.results.ledger import KERNELS, PROMPT_PARTS, TIME_PARTS, kernels, standings, time
 from kvsim.results.ledger.prompts import Rules, split_prompts
+from kvsim.results.ledger.time import Slices, slices
 from kvsim.workload.keys import Streams
 
 Ints = NDArray[np.int64]

@@ -20,7 +20,7 @@ from kvsim.core.records.packed import part_of, rows_in
 from kvsim.core.rows import PIECE_STEPS
 from kvsim.core.schema import STAGE_COLUMNS
 from kvsim.cost.explain import Explains, Work
-from kvsim.results.ledger.parts import KERNELS
+from kvsim.results.ledger import KERNELS
 
 Ints = NDArray[np.int64]
 

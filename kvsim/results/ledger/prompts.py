@@ -3,7 +3,7 @@
 The order of admissions and releases says what had been computed when a request was admitted.
 Streams are compared as pieces of tokens rather than as blocks. Each known piece has an entry that
 says how far it is known. So a prompt costs as many look-ups as it has pieces, and a prefix that
-ends within a block is seen. The meaning of the parts: `kvsim.results.ledger.parts`.
+ends within a block is seen. The meaning of the parts: `kvsim.results.ledger`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.core.records import logs as kinds
-from kvsim.results.ledger.parts import PROMPT_PARTS
+from kvsim.results.ledger import PROMPT_PARTS
 from kvsim.workload.keys import Streams
 from kvsim.workload.streams import Piece, SpannedStream
 

@@ -8,7 +8,7 @@ sums so far    0      12     25       31    ...                 for each kind of
 ```
 Every spell begins and ends at a step boundary; only an arrival may fall within a step. So the time
 of each kind within a spell is the difference of two running sums. No step is read separately for
-each request. The meaning of the parts: `kvsim.results.ledger.parts`.
+each request. The meaning of the parts: `kvsim.results.ledger`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from kvsim.core.records import logs as kinds
 from kvsim.core.schema import BLOCKED, STAGE_COLUMNS
-from kvsim.results.ledger import standings
-from kvsim.results.ledger.parts import TIME_PARTS, WAITING_FOR
+from kvsim.results.ledger import TIME_PARTS, WAITING_FOR, standings
 from kvsim.results.ledger.standings import Spells
 
 Ints = NDArray[np.int64]
@@ -274,3 +273,40 @@ def _own_copies(parts: Ints, copies: Copies, held: Ints) -> None:
 def _add(parts: Ints, request: Ints, name: str, ns: Ints) -> None:
     if ns.any():  # A part that nobody has takes no memory.
         np.add.at(parts[_PLACES[name]], request, ns)
+
+
+class Slices(NamedTuple):
+    """Slices of time between the first step and the end of a run, without a gap."""
+
+    times: StepTimes
+    step: Ints
+    """The step to which each belongs, in order; where none is under way, the next one."""
+    share: NDArray[np.float64]
+    """The part of that step's time, from 0 to 1."""
+
+    def within(self, first: int, last: int) -> tuple[int, int]:
+        """The slices `low .. high - 1` that belong to the steps `first .. last - 1`."""
+        low, high = np.searchsorted(self.step, (first, last))
+        return int(low), int(high)
+
+    def of(self, table: Ints, first: int, low: int, high: int) -> Ints:
+        """The kinds of time of the slices `low .. high - 1`, from those of the steps from `first`
+        on."""
+        whole, share = table[self.step[low:high] - first], self.share[low:high, None]
+        part = np.floor(whole * share).astype(np.int64) - 1  # A product may be rounded up.
+        cut: Ints = np.where(share < 1, np.maximum(part, 0), whole)
+        return cut
+
+
+def slices(times: StepTimes, ends: Ints, run_end_ns: int) -> Slices:
+    """The slices of a run whose steps start at `times.starts` and end at `ends`, both in order."""
+    starts = times.starts
+    instants = np.unique(np.concatenate((starts, ends, [run_end_ns])))
+    begin, until = instants[:-1], instants[1:]
+    last = len(starts) - 1
+    oldest = np.minimum(np.searchsorted(ends, begin, side="right"), last)
+    newest = np.searchsorted(starts, begin, side="right") - 1
+    under_way = (starts[oldest] <= begin) & (begin < ends[oldest])
+    length = np.where(under_way, until - begin, 0)
+    share = length / np.maximum(ends[oldest] - starts[oldest], 1)
+    return Slices(StepTimes(begin, until, times.why[newest]), oldest, share)

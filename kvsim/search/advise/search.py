@@ -16,17 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvsim.errors import ConfigError
-from kvsim.explain.certainty.comparison import Pair
+from kvsim.explain.certainty import MARGIN, matters
 from kvsim.explain.certainty.estimates import paired
-from kvsim.explain.certainty.looks import Look, plan_looks
-from kvsim.explain.certainty.margin import MARGIN, matters
-from kvsim.explain.certainty.verdicts import Finding, Verdict, judge
+from kvsim.explain.certainty.verdicts import Finding, Look, Pair, Verdict, judge, plan_looks
 from kvsim.explain.replayed import compare_replay
 from kvsim.run.result import Result
 from kvsim.search.advise.trials import Change, Changes, Untried, changed
 from kvsim.search.replicates import LEVEL, Load, Progress, redrawn, replicate
-from kvsim.search.sweep.points import figures_of
-from kvsim.search.sweep.records import Record
+from kvsim.search.sweep.points import Record, figures_of
 from kvsim.search.sweep.slo import Objective, Objectives
 from kvsim.settings.config import RunConfig
 

@@ -6,13 +6,20 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from kvsim.explain.certainty.margin import MARGIN
+from kvsim.explain.cachelab.study import Asked, study_trace
+from kvsim.explain.cachelab.wording import sentences as study_sentences
+from kvsim.explain.certainty import MARGIN
+from kvsim.machine.memory import block_bytes
 from kvsim.report.compare import NO_DIFFERENCE
 from kvsim.results.numerals import interval, percent, plural, show, signed
+from kvsim.run.assembly import assemble
 from kvsim.search.advise.search import Advice, Tried
 from kvsim.search.advise.trials import Change
 from kvsim.search.replicates import LEVEL
 from kvsim.search.sweep.choose import value_words
+from kvsim.settings.config import RunConfig
+from kvsim.workload.reuse import Counting
+from kvsim.workload.trace import Trace
 
 NOT_CERTAIN = "not certain"
 
@@ -202,3 +209,18 @@ def _tried(advice: Advice, tried: Tried) -> Mapping[str, Any]:
         "verdict": verdict,
         "finding": _finding(advice, tried) if tried.changes else "",
     }
+
+
+def cache_sentences(trace: Trace, config: RunConfig) -> list[str]:
+    """The hits of a cache as large as the pool, alone; none where nothing can hit."""
+    parts = assemble(config)
+    if not parts.blocks.needs_keys or not any(row.content for row in trace.rows):
+        return []
+    study = study_trace(
+        trace,
+        Counting(parts.blocks.block_size),
+        Asked(
+            [parts.blocks.gpu.size], block_bytes=block_bytes(parts.model, parts.config), points=0
+        ),
+    )
+    return [f"Prefix cache alone: {sentence}" for sentence in study_sentences(study)]

@@ -23,11 +23,18 @@ from kvsim.report.pages.html import Html, element, join, lead, panel, table
 from kvsim.results.metrics import Metric
 from kvsim.results.numerals import count, plural, show
 from kvsim.results.plain import plain
-from kvsim.search.size import routers
-from kvsim.search.size.answer import Answer, Search, neighbourhood
-from kvsim.search.size.cliffs import Cliff, Tried
-from kvsim.search.size.search import Laboratory
-from kvsim.search.size.verdict import HEAD, row, slopes, verdict, written
+from kvsim.search.size.search import Answer, Cliff, Laboratory, Search, Tried, neighbourhood
+from kvsim.search.size.verdict import (
+    HEAD,
+    compared,
+    router_head,
+    router_of,
+    router_rows,
+    row,
+    slopes,
+    verdict,
+    written,
+)
 from kvsim.search.sweep.page import origin_panels, tags
 from kvsim.search.sweep.page_figures import Side, side
 from kvsim.settings.config import to_table
@@ -47,10 +54,10 @@ def build_page(searches: Sequence[Search], price: float | None = None) -> str:
     subject = base.engine, base.model, base.hardware, f"{_name(lab)}, {requests}"
     sections: dict[str, Html | None] = {}
     if several:
-        table_of_all = table(routers.head(searches, price), routers.rows(searches, price))
+        table_of_all = table(router_head(searches, price), router_rows(searches, price))
         sections["Routers"] = panel(None, table_of_all)
     for search in searches:
-        name = routers.router_of(search) if several else ""
+        name = router_of(search) if several else ""
         figures = _curves(*search, name)
         said = verdict(*search, price) if several else []
         leads = [lead(remark.text) for remark in said]
@@ -64,7 +71,7 @@ def build_page(searches: Sequence[Search], price: float | None = None) -> str:
         sections,
         subject=" · ".join(str(each) for each in subject if each is not None),
         about=[tags(each.records for search in searches for each in search.lab.tried.values())],
-        remarks=[routers.compared(searches)] if several else verdict(*first, price),
+        remarks=[compared(searches)] if several else verdict(*first, price),
     )
 
 
@@ -72,7 +79,7 @@ def _answer(search: Search, several: bool) -> str:
     lab, found = search
     met = found.value is not None and found.meets
     value = written(lab.knob, found.value) if met and found.value is not None else "none"
-    return f"{value} behind {routers.router_of(search)}" if several else value
+    return f"{value} behind {router_of(search)}" if several else value
 
 
 def _name(lab: Laboratory) -> str:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from kvsim.fleet.settings import FleetConfig
 from kvsim.report.wording import Remark
 from kvsim.results.load import rates_words
 from kvsim.results.metrics import Metric
 from kvsim.results.numerals import MISSING, count, percent, plural, show
-from kvsim.search.size.answer import LEVEL, Answer
-from kvsim.search.size.cliffs import Cliff, slope
+from kvsim.results.plain import plain
 from kvsim.search.size.knobs import LASTING, Knob
-from kvsim.search.size.search import Laboratory, boundary
+from kvsim.search.size.search import LEVEL, Answer, Cliff, Laboratory, Search, boundary, slope
+from kvsim.settings.config import to_table
+from kvsim.version import __version__
 
 _MOST_NAMED = 6
 SERVED_TOKENS = "total_token_throughput", "output_throughput"
@@ -269,3 +271,101 @@ def _figure(lab: Laboratory, metric: Metric, answer: float | None, value: float)
         return text
     times = figure / own
     return text if 0.67 < times < 1.5 else f"{text} (×{times:.{1 if times < 100 else 0}f})"
+
+
+LOAD = [("request_rate", "requests/s"), ("request_throughput", "requests/s")]
+
+
+def router_of(search: Search) -> str:
+    """The router of a search over replicas."""
+    base = search.lab.base
+    assert isinstance(base, FleetConfig)
+    return base.router
+
+
+def router_head(searches: Sequence[Search], price: float | None) -> list[str]:
+    """The columns of `router_rows`."""
+    lab = searches[0].lab
+    labels = [metric.label for metric in lab.objectives.metrics]
+    cost = [] if price is None else ["$/M tokens"]
+    return ["router", lab.knob.key, *labels, "offered", "served", *cost]
+
+
+def router_rows(searches: Sequence[Search], price: float | None) -> list[list[str]]:
+    """The answer of each search, what its figures are there, and what it costs."""
+    return [_row(search, price) for search in searches]
+
+
+def _row(search: Search, price: float | None) -> list[str]:
+    lab, found = search
+    shown = [(metric.key, metric.unit) for metric in lab.objectives.metrics] + LOAD
+    costs = [] if price is None else [MISSING]
+    if found.value is None or not found.meets:
+        return [router_of(search), "none", *[MISSING] * len(shown), *costs]
+    figures = lab.tried[found.value].figures
+    if price is not None and (cost := cost_of(lab, found, price)) is not None:
+        costs = [f"{cost.per_million_tokens:.3g}"]
+    cells = (show(figures.get(key), unit) for key, unit in shown)
+    return [router_of(search), f"{found.value:,.6g}", *cells, *costs]
+
+
+def compared(searches: Sequence[Search]) -> Remark:
+    """Which routers have the best answer."""
+    knob = searches[0].lab.knob
+    values = {
+        router_of(search): search.found.value
+        for search in searches
+        if search.found.value is not None and search.found.meets
+    }
+    if not values:
+        return Remark(f"No router has a {knob.name} that keeps the objectives.", "bad")
+    best = max(values.values()) if knob.goal == "most" else min(values.values())
+    names = " and ".join(name for name, value in values.items() if value == best)
+    word = "Highest" if knob.goal == "most" else "Least"
+    return Remark(f"{word} {knob.name}: {written(knob, best)}, behind {names}.")
+
+
+NAME = "size.json"
+
+
+def size_record(searches: Sequence[Search], price: float | None = None) -> dict[str, Any]:
+    """Searches as plain values; `price`: of a GPU for an hour. Figures are means over the seeds."""
+    lab = searches[0].lab
+    record: dict[str, Any] = plain(
+        {
+            "kvsim_version": __version__,
+            "find": lab.knob.key,
+            "slo": lab.objectives.text,
+            "seeds": list(lab.seeds),
+            "searches": [_searched(search, price) for search in searches],
+        }
+    )
+    return record
+
+
+def _searched(search: Search, price: float | None) -> dict[str, Any]:
+    lab, found = search
+    base, cost = lab.base, None if price is None else cost_of(lab, found, price)
+    return {
+        "router": base.router if isinstance(base, FleetConfig) else None,
+        "config": to_table(base),
+        "trace": {
+            "name": Path(lab.trace.path).name,
+            "sha256": lab.trace.sha256,
+            "requests": len(lab.trace.rows),
+        },
+        "value": found.value,
+        "meets": found.meets,
+        "longer_requests": found.held or None,
+        "cost": None if cost is None else cost._asdict(),
+        "verdict": [remark.text for remark in verdict(lab, found, price)],
+        "tried": [
+            {
+                "value": value,
+                "outcome": configuration.outcome,
+                "seeds_met": configuration.met,
+                "figures": configuration.figures,
+            }
+            for value, configuration in lab.ascending
+        ],
+    }

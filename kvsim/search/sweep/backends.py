@@ -15,8 +15,7 @@ from typing import Any
 
 from kvsim.errors import ConfigError
 from kvsim.run.workers import in_processes, unpickled
-from kvsim.search.sweep.points import Task, run_point
-from kvsim.search.sweep.records import Record
+from kvsim.search.sweep.points import Record, Task, run_point
 from kvsim.search.sweep.store import Store
 from kvsim.workload.keys import keyed
 from kvsim.workload.trace import Trace

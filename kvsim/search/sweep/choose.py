@@ -8,14 +8,13 @@ from math import inf, prod
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from kvsim.explain.certainty.margin import MARGIN, matters
+from kvsim.explain.certainty import MARGIN, matters
 from kvsim.report.wording import Remark, time_source
 from kvsim.results.load import OVERLOADED, rates_words, state_of
 from kvsim.results.metrics import NAMED, Metric
 from kvsim.results.numerals import count, plural, show
 from kvsim.search.sweep.grid import Settings
-from kvsim.search.sweep.points import REFUSED
-from kvsim.search.sweep.records import Record
+from kvsim.search.sweep.points import REFUSED, Record
 from kvsim.search.sweep.slo import Objectives, parse_slo
 from kvsim.search.sweep.sweep import Outcome, Plan
 from kvsim.search.sweep.table import reason

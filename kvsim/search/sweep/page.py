@@ -15,10 +15,13 @@ from kvsim.results.metrics import Metric
 from kvsim.results.numerals import MISSING, SPACE, count, percent, plural, show
 from kvsim.results.plain import to_toml
 from kvsim.search.sweep.choose import Chosen, Configuration, sources, value_words, words
-from kvsim.search.sweep.page_axes import ordered
-from kvsim.search.sweep.page_figures import effect_figures, tradeoff_figures
-from kvsim.search.sweep.page_parallel import parallel_figure
-from kvsim.search.sweep.records import Record
+from kvsim.search.sweep.page_figures import (
+    effect_figures,
+    ordered,
+    parallel_figure,
+    tradeoff_figures,
+)
+from kvsim.search.sweep.points import Record
 from kvsim.search.sweep.slo import Objective
 from kvsim.search.sweep.sweep import Plan
 

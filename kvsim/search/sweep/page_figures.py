@@ -6,11 +6,14 @@ pointer into it, in all figures at once; `customdata` names the configuration of
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from kvsim.machine.hardware import GIB
 from kvsim.report.pages.figures import (
+    WIDE,
     Axis,
     Figure,
     Trace,
@@ -24,7 +27,7 @@ from kvsim.report.pages.figures import (
     told,
 )
 from kvsim.results.metrics import Metric
-from kvsim.results.numerals import show
+from kvsim.results.numerals import number, show
 from kvsim.search.sweep.choose import (
     MEMORY,
     THROUGHPUT,
@@ -35,7 +38,93 @@ from kvsim.search.sweep.choose import (
     pareto,
     value_words,
 )
-from kvsim.search.sweep.page_axes import is_number, ordered
+
+_MOST_TICKS = 12
+_TICKS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+class Scale(NamedTuple):
+    """An axis of numbers or of words."""
+
+    title: str
+    shares: tuple[float | None, ...]
+    """The place of each configuration from 0 to 1; None if it has none."""
+    texts: tuple[str, ...]
+    """The value of each configuration, in words."""
+    ticks: tuple[tuple[float, str], ...]
+    logarithmic: bool = False
+    limit: float | None = None
+    """Place of an objective's limit, if it is on the axis."""
+
+
+def setting_scale(key: str, configurations: Sequence[Configuration]) -> Scale:
+    """The axis of a setting: its values if they are few or words, else a scale of numbers."""
+    values = [configuration.settings[key] for configuration in configurations]
+    texts = tuple(map(value_words, values))
+    distinct = ordered(values)
+    if len(distinct) > _MOST_TICKS and all(map(is_number, distinct)):
+        return _numbers(key, [float(value) for value in values], texts, number)
+    span = max(len(distinct) - 1, 1)
+    places = {value_words(value): rank / span for rank, value in enumerate(distinct)}
+    ticks = tuple((place, text) for text, place in places.items())
+    return Scale(key, tuple(places[text] for text in texts), texts, ticks)
+
+
+def figure_scale(
+    metric: Metric, configurations: Sequence[Configuration], limit: float | None = None
+) -> Scale:
+    """The axis of a figure."""
+    values = [configuration.figures.get(metric.key) for configuration in configurations]
+    texts = tuple(show(value, metric.unit) for value in values)
+    return _numbers(metric.label, values, texts, lambda v: show(v, metric.unit), limit)
+
+
+def ordered(values: Sequence[Any]) -> list[Any]:
+    """Distinct values: numbers by size, others in order of appearance."""
+    distinct = list({value_words(value): value for value in values}.values())
+    return sorted(distinct) if all(map(is_number, distinct)) else distinct
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _numbers(
+    title: str,
+    values: Sequence[float | None],
+    texts: tuple[str, ...],
+    write: Callable[[float], str],
+    limit: float | None = None,
+) -> Scale:
+    there = [value for value in values if value is not None]
+    if not there:
+        return Scale(title, tuple(None for _ in values), texts, ())
+    low, high = min(there), max(there)
+    logarithmic = low > 0 and high / low >= WIDE
+
+    def share(value: float) -> float:
+        if high == low:
+            return 0.5
+        if logarithmic:
+            return math.log(value / low) / math.log(high / low)
+        return (value - low) / (high - low)
+
+    def value_at(place: float) -> float:
+        return low * (high / low) ** place if logarithmic else low + place * (high - low)
+
+    places = [0.5] if high == low else _TICKS
+    ticks = tuple((place, write(value_at(place))) for place in places)
+    within = limit is not None and low < limit < high
+    return Scale(
+        title,
+        tuple(None if value is None else share(value) for value in values),
+        texts,
+        ticks,
+        logarithmic,
+        share(limit) if within and limit is not None else None,
+    )
+
 
 _IN_SECONDS = 2000
 """Milliseconds from which an axis is in seconds."""
@@ -206,3 +295,104 @@ def _effect(chosen: Chosen, shown: Sequence[Configuration], key: str, metric: Me
         shapes=up.limit_line("y"),
         margin={"l": 62},
     )
+
+
+_MANY = 60
+"""Number of lines from which they are drawn fainter."""
+_SHORT, _AXIS_PX = 13, 104
+"""Letters that fit beside the next axis, and the pixels that they take."""
+
+
+def parallel_figure(chosen: Chosen, axes: Sequence[str]) -> Figure:
+    """An axis for each setting and each of the first figures, a line for each configuration."""
+    shown = [c for c in chosen.configurations if c.figures]
+    scales = [setting_scale(key, shown) for key in axes]
+    scales += [figure_scale(m, shown, limit_of(chosen, m)) for m in chosen.metrics]
+    rank = {configuration.number: i for i, configuration in enumerate(shown)}
+    data = [
+        _lines([(c, rank[c.number]) for c in members], scales, colour, label)
+        for label, colour, members in groups(chosen, shown)
+    ]
+    note = "Each line is a configuration; point at one to see it in every chart of this page."
+    if any(scale.limit is not None for scale in scales):
+        note += " The short red bars are limits."
+    x: Axis = {
+        "range": [-0.5, len(scales) - 0.3],
+        "tickmode": "array",
+        "tickvals": list(range(len(scales))),
+        "ticktext": [_broken(scale.title) for scale in scales],
+        "tickangle": 0,
+        "ticks": "",
+        "showline": False,
+        "fixedrange": True,
+    }
+    return chart(
+        "parallel",
+        "From settings to figures",
+        note,
+        [*data, highlight("lines")],
+        x,
+        {"range": [-0.06, 1.06], "visible": False},
+        height=410,
+        least_width=_AXIS_PX * len(scales),
+        hovermode="closest",
+        margin={"l": 12, "r": 12, "t": 26, "b": 64},
+        shapes=[shape for x, scale in enumerate(scales) for shape in _axis_shapes(x, scale)],
+        annotations=[
+            _tick(x, place, text) for x, scale in enumerate(scales) for place, text in scale.ticks
+        ],
+    )
+
+
+def _broken(title: str) -> str:
+    """A long name broken into lines of about `_SHORT` letters."""
+    lines = [""]
+    for word in re.findall(r"[^_ .]+[_ .]?", title):
+        if lines[-1] and len(lines[-1] + word) > _SHORT:
+            lines.append("")
+        lines[-1] += word
+    return "<br>".join(each.strip() for each in lines)
+
+
+def _lines(
+    members: Sequence[tuple[Configuration, int]], scales: Sequence[Scale], colour: str, label: str
+) -> Trace:
+    """All lines of a group as one trace with gaps; members carry their rank in the scales."""
+    x: list[int | None] = []
+    y: list[float | None] = []
+    owners: list[int] = []
+    texts: list[str] = []
+    for configuration, i in members:
+        shares = (scale.shares[i] for scale in scales)
+        x += [*range(len(scales)), None]
+        y += [*compact(float("nan") if share is None else share for share in shares), None]
+        owners += [configuration.number] * (len(scales) + 1)
+        lines = about(configuration)
+        texts += [*(f"<b>{s.title} {s.texts[i]}</b><br>{lines}" for s in scales), ""]
+    opacity = 0.75 if len(members) <= _MANY else 0.4
+    return told(line(x, y, colour, label, width=1.5, opacity=opacity, customdata=owners), texts)
+
+
+def _axis_shapes(x: int, scale: Scale) -> Iterable[Axis]:
+    yield _bar(x, x, 0, 1, "var(--rule)", 1)
+    if scale.limit is not None:
+        yield _bar(x - 0.09, x + 0.09, scale.limit, scale.limit, "var(--bad)", 2.5)
+
+
+def _bar(x0: float, x1: float, y0: float, y1: float, colour: str, width: float) -> Axis:
+    line = {"color": colour, "width": width}
+    return {"type": "line", "x0": x0, "x1": x1, "y0": y0, "y1": y1, "line": line}
+
+
+def _tick(x: int, place: float, text: str) -> Axis:
+    return {
+        "x": x,
+        "y": place,
+        "text": text,
+        "showarrow": False,
+        "xanchor": "left",
+        "xshift": 4,
+        "font": {"size": 11, "color": "var(--muted)"},
+        "bgcolor": "var(--card)",
+        "opacity": 0.85,
+    }

@@ -21,8 +21,7 @@ from kvsim.errors import ConfigError, OutputError
 from kvsim.results.plain import plain
 from kvsim.search.sweep.backends import Backend, Done, run_local
 from kvsim.search.sweep.grid import Point, Settings
-from kvsim.search.sweep.points import Task
-from kvsim.search.sweep.records import Manifest, Record, Versioned
+from kvsim.search.sweep.points import Manifest, Record, Task, Versioned
 from kvsim.search.sweep.slo import parse_slo
 from kvsim.search.sweep.store import Store, address
 from kvsim.settings.config import RunConfig

@@ -21,10 +21,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from kvsim.results.arrow import optional, texts, truths
+from kvsim.results.tables import optional, texts, truths
 from kvsim.run.simulation import simulate
-from kvsim.search.sweep.points import ENGINE_FACTS, figures_of
-from kvsim.search.sweep.records import Record
+from kvsim.search.sweep.points import ENGINE_FACTS, Record, figures_of
 from kvsim.search.sweep.slo import parse_slo
 from kvsim.search.sweep.sweep import Outcome, Plan
 from kvsim.workload.trace import Row, Trace

@@ -8,8 +8,7 @@ import pytest
 from marks import long
 from shared import SHARED, needs_shared
 
-from kvsim.explain.cachelab.curve import lru_tokens
-from kvsim.explain.cachelab.optimum import optimum_tokens
+from kvsim.explain.cachelab.curve import lru_tokens, optimum_tokens
 from kvsim.workload import open_trace
 from kvsim.workload.keys import Streams, streams
 from kvsim.workload.reuse import Counting, find_reuse

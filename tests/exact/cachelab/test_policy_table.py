@@ -10,8 +10,8 @@ import pytest
 from marks import long
 from shared import SHARED, needs_shared
 
-from kvsim.explain.cachelab.optimum import optimum_tokens
-from kvsim.explain.cachelab.policies import prompts, replay
+from kvsim.explain.cachelab.curve import optimum_tokens
+from kvsim.explain.cachelab.ranking import prompts, replay
 from kvsim.policies.eviction import EVICTIONS
 from kvsim.workload import open_trace
 from kvsim.workload.keys import streams

@@ -11,8 +11,7 @@ from shared import SHARED
 
 from kvsim.against.conform.builders import run_case
 from kvsim.against.conform.cases import PREFIXES, Case, read_cases
-from kvsim.against.conform.compare import first_divergence
-from kvsim.against.conform.record import Record
+from kvsim.against.conform.step_log import Record, first_divergence
 
 CORPUS = SHARED / "conformance"
 WHOLE = bool(os.environ.get("KVSIM_WHOLE"))

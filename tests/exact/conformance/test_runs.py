@@ -11,8 +11,7 @@ import pytest
 from places import DATA
 
 from kvsim.against.conform.cases import Case, read_cases
-from kvsim.against.conform.compare import first_divergence
-from kvsim.against.conform.record import Record, finish_record, step_record
+from kvsim.against.conform.step_log import Record, finish_record, first_divergence, step_record
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
 from kvsim.core.request import ABORTED, Request

@@ -10,7 +10,7 @@ import pytest
 from worlds import MS, config
 
 from kvsim.core.request import Request
-from kvsim.engines import VllmV1, VllmV1Async
+from kvsim.engines.vllm_v1.scheduler import VllmV1, VllmV1Async
 from kvsim.errors import PolicyError
 from kvsim.run.simulation import simulate
 from kvsim.workload.trace import HashContent, Row, Trace

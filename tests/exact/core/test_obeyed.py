@@ -10,9 +10,9 @@ import pytest
 from made import make_trace
 from tiered import AGAIN, SMALL, cost
 
-from kvsim.engines import VllmV1, VllmV1Async
 from kvsim.engines.vllm_v1.groups import Full
 from kvsim.engines.vllm_v1.manager import KVCacheManager
+from kvsim.engines.vllm_v1.scheduler import VllmV1, VllmV1Async
 from kvsim.run.simulation import simulate
 from kvsim.workload.trace import TokenContent, Trace
 

@@ -17,7 +17,7 @@ from kvsim.errors import ConfigError
 from kvsim.fleet.figures import summarise_fleet
 from kvsim.fleet.fleet import FleetResult, simulate_fleet
 from kvsim.fleet.routers import ROUTERS, plain
-from kvsim.results.ledger.parts import PROMPT_PARTS, TIME_PARTS
+from kvsim.results.ledger import PROMPT_PARTS, TIME_PARTS
 from kvsim.workload.trace import Trace
 
 ENGINES = ("vllm-v1", "vllm-0.6.3", "vllm-0.3.3", "nano-vllm", "sglang")

@@ -21,7 +21,7 @@ from kvsim.fleet.fleet import FleetResult, simulate_fleet
 from kvsim.fleet.folder import read_fleet
 from kvsim.fleet.routers import ROUTERS
 from kvsim.fleet.routers.router import TOKEN_CHARACTERS, Asked, Choice, Router, StreamContent
-from kvsim.results.ledger.parts import TIME_PARTS
+from kvsim.results.ledger import TIME_PARTS
 from kvsim.run.simulation import simulate
 from kvsim.workload import open_trace
 from kvsim.workload.keys import streams

@@ -28,7 +28,7 @@ from kvsim.fleet.folder import fleet_run, read_fleet, write_fleet
 from kvsim.fleet.page import build_fleet, build_fleet_comparison
 from kvsim.fleet.routers import ROUTERS
 from kvsim.report.files import write_results
-from kvsim.results.ledger.parts import TIME_PARTS
+from kvsim.results.ledger import TIME_PARTS
 from kvsim.run.simulation import simulate
 from kvsim.workload.trace import Trace
 

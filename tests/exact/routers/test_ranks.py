@@ -19,7 +19,7 @@ from kvsim.engines.vllm_v1.scheduler import VllmV1
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.fleet.figures import summarise_fleet
 from kvsim.fleet.fleet import FleetResult, simulate_fleet
-from kvsim.results.ledger.parts import KERNELS, TIME_PARTS
+from kvsim.results.ledger import KERNELS, TIME_PARTS
 from kvsim.run.simulation import simulate
 from kvsim.workload.trace import Row, Trace
 

@@ -10,8 +10,8 @@ from places import DATA
 from shared import SHARED, needs_shared
 
 from kvsim.against.conform.cases import RouterRun, read_router_runs
-from kvsim.against.conform.compare import first_divergence
 from kvsim.against.conform.routers import REPLAYS, replay
+from kvsim.against.conform.step_log import first_divergence
 from kvsim.errors import TraceError
 from kvsim.fleet.routers.dynamo import Tier
 from kvsim.fleet.routers.sglang import Tree

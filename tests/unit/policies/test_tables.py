@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.core.request import RUNNING, SWAPPED, Request
-from kvsim.engines import Contiguous, Naive, PrefixCaching
+from kvsim.engines.contiguous import Contiguous
+from kvsim.engines.vllm_063.blocks import Naive, PrefixCaching
 from kvsim.errors import ConfigError, EngineStopped
 
 

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import real_run, without_ledger
 
-from kvsim.explain.attribution import LABELS, waterfalls
-from kvsim.explain.carriers import blocks, carriers
+from kvsim.explain.attribution import LABELS, blocks, carriers, waterfalls
 from kvsim.explain.pairing import pair
-from kvsim.results.ledger.parts import TIME_PARTS
+from kvsim.results.ledger import TIME_PARTS
 
 PARTS = st.lists(st.integers(0, 10**12), min_size=len(TIME_PARTS), max_size=len(TIME_PARTS))
 RUN = st.lists(PARTS, min_size=1, max_size=130)

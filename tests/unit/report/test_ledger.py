@@ -17,7 +17,7 @@ from kvsim.report.pages.run import build_page
 from kvsim.report.pages.story import build_story
 from kvsim.report.screen import make_console
 from kvsim.report.terminal import render
-from kvsim.results.ledger.parts import KERNELS, PROMPT_PARTS, TIME_PARTS
+from kvsim.results.ledger import KERNELS, PROMPT_PARTS, TIME_PARTS
 from kvsim.results.ledger_summary import request_at
 from kvsim.results.numerals import SPACE
 from kvsim.results.summary import summarise

@@ -18,7 +18,8 @@ from tiny import tiny_run
 from kvsim.core.records.packed import PackedColumns
 from kvsim.core.schema import STEP_COLUMNS
 from kvsim.report import files
-from kvsim.results import arrow, tables
+from kvsim.report.tracks.events import arrow
+from kvsim.results import tables
 from kvsim.results.summary import summarise
 
 INTS = arrays(np.int64, st.integers(0, 40), elements=st.integers(-3, 2**62))

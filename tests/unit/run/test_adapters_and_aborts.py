@@ -12,7 +12,7 @@ from kvsim.engines.vllm_v1.scheduler import VllmV1
 from kvsim.errors import ConfigError, TraceError
 from kvsim.explain.story import tell
 from kvsim.fleet.fleet import simulate_fleet
-from kvsim.results.ledger.parts import TIME_PARTS
+from kvsim.results.ledger import TIME_PARTS
 from kvsim.run.assembly import assemble
 from kvsim.run.result import Result
 from kvsim.run.simulation import simulate

@@ -14,7 +14,7 @@ import pytest
 import simpy
 from made import make_trace
 
-from kvsim.against.conform.record import finish_record, step_record
+from kvsim.against.conform.step_log import finish_record, step_record
 from kvsim.against.conform.vllm_v1 import replay
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
@@ -24,7 +24,7 @@ from kvsim.cost.stages import Passage, StagedCost
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware
 from kvsim.machine.models import load_model
-from kvsim.results.ledger.parts import KERNELS, TIME_PARTS
+from kvsim.results.ledger import KERNELS, TIME_PARTS
 from kvsim.run.assembly import Parts, assemble
 from kvsim.run.replica.events import Link
 from kvsim.run.replica.inbox import Inbox

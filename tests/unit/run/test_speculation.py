@@ -20,7 +20,7 @@ from kvsim.cost.constant import ConstantCost
 from kvsim.cost.drafting import Passes
 from kvsim.engines.vllm_v1.drafts import Drafts, Rates, Recorded
 from kvsim.errors import ConfigError
-from kvsim.results.ledger.parts import KERNELS, TIME_PARTS
+from kvsim.results.ledger import KERNELS, TIME_PARTS
 from kvsim.run.assembly import assemble
 from kvsim.run.result import Result
 from kvsim.run.simulation import simulate

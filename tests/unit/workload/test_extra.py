@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from made import jsonl
 
-from kvsim.engines import VllmV1Async
+from kvsim.engines.vllm_v1.scheduler import VllmV1Async
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import simulate
 from kvsim.workload import open_trace

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from made import make_trace, traces
 from marks import long
 
-from kvsim.explain.cachelab.curve import lru_tokens
-from kvsim.explain.cachelab.optimum import optimum_tokens
+from kvsim.explain.cachelab.curve import lru_tokens, optimum_tokens
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, ceiling_tokens, find_reuse
 from kvsim.workload.trace import SegmentContent, Trace

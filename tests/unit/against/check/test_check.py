@@ -13,7 +13,7 @@ from shared import SHARED, needs_shared
 
 from kvsim.against.check.beside import beside
 from kvsim.against.check.check import check
-from kvsim.against.check.slowed import Change
+from kvsim.against.check.corrections import Change
 from kvsim.cost.calibrate.llmservingsim import import_profile
 from kvsim.cost.profile import to_json
 from kvsim.errors import ConfigError, TraceError

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import Priced
 
-from kvsim.against.conform.record import Record, finish_record, step_record
-from kvsim.against.validate.loop import serve
+from kvsim.against.conform.step_log import Record, finish_record, step_record
+from kvsim.against.validate.measure import serve
 from kvsim.core.batch import Batch
 from kvsim.core.host import SimulatedTime
 from kvsim.core.loop import Loop

@@ -9,9 +9,8 @@ import pytest
 from marks import long, mostly_long
 from trees import BLOCK, Case, most_hits, random_case
 
-from kvsim.explain.cachelab.breakdown import by_prefix, by_session, who_reuses
-from kvsim.explain.cachelab.curve import lru_tokens, make_curve
-from kvsim.explain.cachelab.optimum import optimum_tokens
+from kvsim.explain.cachelab.curve import lru_tokens, make_curve, optimum_tokens
+from kvsim.explain.cachelab.study import by_prefix, by_session, who_reuses
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, Walk, chains
 from kvsim.workload.trace import HashContent, Row, Trace

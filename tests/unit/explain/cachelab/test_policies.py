@@ -12,10 +12,15 @@ from trees import BLOCK, Case, random_case
 
 from kvsim.engines.sglang.ranks import make_rank
 from kvsim.errors import ConfigError
-from kvsim.explain.cachelab.curve import lru_tokens
-from kvsim.explain.cachelab.optimum import optimum_tokens
-from kvsim.explain.cachelab.policies import prompts, replay, replay_radix
-from kvsim.explain.cachelab.ranking import POLICIES, RADIX, rank_policies
+from kvsim.explain.cachelab.curve import lru_tokens, optimum_tokens
+from kvsim.explain.cachelab.ranking import (
+    POLICIES,
+    RADIX,
+    prompts,
+    rank_policies,
+    replay,
+    replay_radix,
+)
 from kvsim.policies.eviction import EVICTIONS
 from kvsim.policies.replacement.replacement import Replacement
 from kvsim.workload.keys import streams

@@ -6,10 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.explain.certainty import estimates
-from kvsim.explain.certainty.comparison import HEADLINE_SHARE, Pair, judge_pairs
 from kvsim.explain.certainty.estimates import Estimate, paired
-from kvsim.explain.certainty.looks import FEWEST, plan_looks
-from kvsim.explain.certainty.verdicts import judge
+from kvsim.explain.certainty.verdicts import (
+    FEWEST,
+    HEADLINE_SHARE,
+    Pair,
+    judge,
+    judge_pairs,
+    plan_looks,
+)
 
 
 class Known:

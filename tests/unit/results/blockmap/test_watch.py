@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from small_engines import ENGINES, engine, make_trace, rows
 
 import kvsim
-from kvsim.results.blockmap.blockmap import CPU, GPU, KEPT, OWNED, SHARED, STATES, make_groups
+from kvsim.results.blockmap import CPU, GPU, KEPT, OWNED, SHARED, STATES, make_groups
 from kvsim.results.blockmap.watch import FIRST_CELL_NS, BlockMapWatcher
 from kvsim.run.watchers import Watchers
 

@@ -10,9 +10,8 @@ import kvsim
 from kvsim.core.records.logs import TRANSITION_COLUMNS
 from kvsim.core.records.packed import PackedColumns
 from kvsim.core.schema import STEP_COLUMNS
-from kvsim.results.ledger import kernels
+from kvsim.results.ledger import KERNELS, TIME_PARTS, kernels
 from kvsim.results.ledger.account import account_times, check_sums
-from kvsim.results.ledger.parts import KERNELS, TIME_PARTS
 from kvsim.run.assembly import assemble
 from kvsim.settings.config import make_config
 

@@ -12,8 +12,8 @@ from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
 from kvsim.cost.explain import Work
+from kvsim.results.ledger import KERNELS
 from kvsim.results.ledger.kernels import alone_ns, samples_of, split_piece
-from kvsim.results.ledger.parts import KERNELS
 from kvsim.run.assembly import assemble
 from kvsim.settings.config import make_config
 

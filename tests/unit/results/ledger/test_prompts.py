@@ -19,7 +19,7 @@ from kvsim.core.plan import Plan
 from kvsim.core.request import Request
 from kvsim.engines.vllm_063.pool import PrefixPool
 from kvsim.engines.vllm_v1.manager import KVCacheManager
-from kvsim.results.ledger.parts import PROMPT_PARTS
+from kvsim.results.ledger import PROMPT_PARTS
 from kvsim.results.ledger.prompts import Known, Rules, classify, cut_off
 from kvsim.workload.keys import streams
 from kvsim.workload.streams import Piece

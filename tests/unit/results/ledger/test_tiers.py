@@ -13,7 +13,7 @@ from tiered import AGAIN, MS, check, prompts, random_run, run
 from kvsim.explain.attribution import waterfalls
 from kvsim.explain.pairing import pair
 from kvsim.explain.story import tell
-from kvsim.results.ledger.parts import TIME_PARTS
+from kvsim.results.ledger import TIME_PARTS
 from kvsim.run.result import Result
 from kvsim.run.simulation import simulate
 

@@ -10,7 +10,7 @@ from twins.ledger import LedgerTwin, assert_same
 from worlds import MS, config, trace
 
 import kvsim
-from kvsim.results.ledger.parts import KERNELS, TIME_PARTS
+from kvsim.results.ledger import KERNELS, TIME_PARTS
 
 
 def parts(result: kvsim.Result, place: int) -> dict[str, float]:

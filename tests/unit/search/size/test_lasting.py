@@ -12,9 +12,8 @@ from marks import long
 from kvsim.errors import ConfigError
 from kvsim.results.load import state_of
 from kvsim.run.simulation import simulate
-from kvsim.search.size.answer import Answer, lasting_answer
 from kvsim.search.size.knobs import Bounds, make_knob, open_arrivals
-from kvsim.search.size.search import Laboratory
+from kvsim.search.size.search import Answer, Laboratory, lasting_answer
 from kvsim.search.size.verdict import verdict
 from kvsim.search.sweep.slo import parse_slo
 from kvsim.search.sweep.store import Store

@@ -12,12 +12,9 @@ from command import run_here
 
 from kvsim.fleet.settings import FleetConfig, make_settings
 from kvsim.results.load import state_of
-from kvsim.search.size.answer import Search, lasting_answer
 from kvsim.search.size.knobs import Bounds, make_knob
-from kvsim.search.size.record import size_record
-from kvsim.search.size.routers import compared, rows
-from kvsim.search.size.search import Laboratory
-from kvsim.search.size.verdict import cost_of, verdict
+from kvsim.search.size.search import Laboratory, Search, lasting_answer
+from kvsim.search.size.verdict import compared, cost_of, router_rows, size_record, verdict
 from kvsim.search.sweep.points import Task, run_point
 from kvsim.search.sweep.slo import parse_slo
 from kvsim.search.sweep.store import Store, address
@@ -98,7 +95,7 @@ def test_the_verdict_says_what_holds_for_a_short_load_only(found: list[Search]) 
 def test_routers_stand_side_by_side(found: list[Search]) -> None:
     assert found[1].found.value is not None
     assert found[1].found.value > 3, "sessions are not spread evenly"
-    table = rows(found, 2.5)
+    table = router_rows(found, 2.5)
     assert [row[0] for row in table] == ["round-robin", "session-affinity"]
     assert compared(found).text.endswith("replicas, behind round-robin.")
     assert "per GPU hour" not in str(verdict(*found[0]))

@@ -10,17 +10,18 @@ from marks import long
 
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import simulate
-from kvsim.search.size.answer import answer
-from kvsim.search.size.cliffs import find_cliff, slope
 from kvsim.search.size.knobs import Bounds, Knob, make_knob
 from kvsim.search.size.search import (
     CLOSE,
     Laboratory,
+    answer,
     boundary,
     find_beside,
     find_best,
     find_boundary,
+    find_cliff,
     sharpen,
+    slope,
 )
 from kvsim.search.size.verdict import verdict
 from kvsim.search.sweep import backends
