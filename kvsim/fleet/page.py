@@ -176,7 +176,7 @@ def _load(run: FleetRun, axis: TimeAxis) -> Figure:
     ]
     x = axis.of(bins.edges_ns)
     data = [step_line(x, held(y), colour, name) for y, colour, name in lines]
-    note = "Requests that were sent and are not over, of whichever replica has most and fewest."
+    note = "Requests in flight on the busiest and the idlest replica, and on average."
     return time_chart(axis, "load", "Load of the replicas", note, data, titled("requests"))
 
 
