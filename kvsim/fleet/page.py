@@ -170,7 +170,7 @@ def _load(run: FleetRun, axis: TimeAxis) -> Figure:
     )
     mean = np.array(list(bins.mean.values()))
     lines = [
-        (mean.max(axis=0), "peak", "busiest"),
+        (mean.max(axis=0), "waiting", "busiest"),
         (mean.mean(axis=0), "running", "mean"),
         (mean.min(axis=0), "run-0", "idlest"),
     ]
