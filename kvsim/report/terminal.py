@@ -271,7 +271,7 @@ def _ledger(summary: Mapping[str, Any]) -> Iterator[Line]:
         return
     slow = summary["time_ledger_requests"]["p99"]
     yield "mean request", _shares(summary["time_ledger_mean_ms"], TIME_LABELS)
-    yield "p99 E2EL request", [f"id {slow['id']}", *_shares(slow["parts_ms"], TIME_LABELS)]
+    yield "p99 E2EL", [f"id {slow['id']}", *_shares(slow["parts_ms"], TIME_LABELS)]
     for label, key, labels in (
         ("step time", "step_time_s", KERNEL_LABELS),
         ("prompt tokens", "prompt_ledger_tokens", PROMPT_LABELS),

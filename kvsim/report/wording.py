@@ -125,14 +125,14 @@ def outcome_title(summary: Mapping[str, Any]) -> str:
 def diagnosis(summary: Mapping[str, Any]) -> list[Remark]:
     """What a finished run suffers from, why, and what would help: the first sentence everywhere.
     A second one has the load, where the first one says what kept requests in the queue."""
-    if not (finished(summary) and summary["num_requests"] and summary["duration"]):
+    if not (finished(summary) and summary["num_requests"]):
         return []
     state, found, shares = state_of(summary), _bounds(summary), _refused(summary)
     load = load_words(summary) if summary["completed"] else "nothing was completed"
     said = [] if found else [load]
     if state == "rejecting":
-        many = f"{count(summary['rejected'])} of {plural(summary['num_requests'], 'request')}"
-        said.insert(0, f"{many} were rejected")
+        total = plural(summary["num_requests"], "request")
+        said.insert(0, f"{count(summary['rejected'])} of {total} rejected")
     for name, share in found:
         head = "the heads of the queues" if "replicas" in summary else "the head of the queue"
         said.append(f"{head} {BOUNDS[name].head} {percent(share)} of the time")
@@ -142,6 +142,8 @@ def diagnosis(summary: Mapping[str, Any]) -> list[Remark]:
         said.append(f"on average, {number(ran)} of {number(there)} requests ran")
         worst = max(shares, key=lambda name: shares[name])
         said.append(BOUNDS[worst].lever if shares[worst] else _COMPUTE)
+    if cure := _cure(summary):
+        said.append(cure)
     tone = TONES.get(state, "warning" if found else "plain")
     first = Remark(f"{outcome_title(summary)}: {'; '.join(said)}.", tone)
     return [first, Remark(f"{_capital(load)}.", tone)] if found else [first]
@@ -158,7 +160,7 @@ def _names(summary: Mapping[str, Any]) -> list[str]:
 def _refused(summary: Mapping[str, Any]) -> dict[str, float]:
     """For what share of the time the head of the queue was refused, by the names in `BOUNDS`; of
     flat figures, too, as the runs of a search have them."""
-    whole_s = summary["duration"] * len(summary.get("replicas", [summary]))
+    whole_s = summary["duration"] * len(summary.get("replicas", [summary])) or 1
     flat = {cause: summary.get(f"head_blocked_s.{cause}") for cause in BLOCKED[1:]}
     blocked_s = summary.get("head_blocked_s") or flat
     return {
@@ -228,17 +230,35 @@ def remedy_of(summary: Mapping[str, Any], reason: str) -> str:
 
     Where the engine would have stopped, that is what its rule says.
     """
-    errors = summary["meta"].get("engine_errors") or []
+    meta = summary["meta"]
+    fits = (meta.get("assumed") or {}).get("max_model_len", {})
+    if reason == "too-long" and fits.get("source") == "the most that fits":
+        return (
+            f"give the engine more than {plural(meta['num_gpu_blocks'], 'block')}: max_model_len"
+            f" {count(fits['value'])} is the most that fits into them"
+        )
+    errors = meta.get("engine_errors") or []
     own = {str(error["kind"]): str(error.get("remedy") or "") for error in errors}
     return REMEDIES.get(reason) or own.get(reason, "")
 
 
 def remedies(summary: Mapping[str, Any]) -> list[Remark]:
-    """What to do about the requests that were rejected, by reason."""
+    """What to do about the requests that were rejected, by reason, unless the diagnosis says it."""
     found = [(reason, remedy_of(summary, reason)) for reason in summary["rejected_by_reason"]]
+    said = ("", _cure(summary))
     return [
-        Remark(f"Remedy for {reason}: {remedy}.", "warning") for reason, remedy in found if remedy
+        Remark(f"Remedy for {reason}: {remedy}.", "warning")
+        for reason, remedy in found
+        if remedy not in said
     ]
+
+
+def _cure(summary: Mapping[str, Any]) -> str:
+    """What to do about most rejected requests; empty where few were rejected, or why is unknown."""
+    own = {**(summary.get("rejected_by_reason") or {}), "predecessor-rejected": 0}
+    chief = max(own, key=lambda reason: own[reason])
+    rejecting = finished(summary) and state_of(summary) == "rejecting"
+    return remedy_of(summary, chief) if rejecting and own[chief] else ""
 
 
 def _outcome(summary: Mapping[str, Any]) -> list[Remark]:

@@ -16,13 +16,17 @@ from kvsim.results.numerals import SPACE
 from kvsim.results.summary import summarise
 
 
+def sentences_of(summary):
+    return [text.replace(SPACE, " ") for text, _ in wording.verdict(summary)]
+
+
 def sentences(run):
-    return [text.replace(SPACE, " ") for text, _ in wording.verdict(summarise(*run))]
+    return sentences_of(summarise(*run))
 
 
 def test_the_verdict_of_the_tiny_run():
     assert sentences(tiny_run()) == [
-        "Rejecting: 1 of 4 requests were rejected; offered 15.4 req/s (481 tok/s), served 12.0"
+        "Rejecting: 1 of 4 requests rejected; offered 15.4 req/s (481 tok/s), served 12.0"
         " req/s (100 tok/s).",
         "4 requests in 250 ms: 3 completed, 1 rejected (too long).",
         "1 preemption, in 25.0 % of the requests: 1 by recompute, 1 token computed again.",
@@ -132,3 +136,12 @@ def test_steps_priced_outside_the_profile_are_told():
 
 def test_no_requests_are_told():
     assert sentences(no_run())[0] == "No requests."
+
+
+def test_a_remedy_names_what_was_set_and_not_what_followed_from_it() -> None:
+    """Nobody gave max_model_len: it is what fits into the blocks, which somebody did give."""
+    few = {"engine": "vllm-v1", "num_gpu_blocks_override": 5}
+    run = kvsim.simulate(trace((0, 200, 5)), few).summary
+    [first, *_] = sentences_of(run)
+    assert first.startswith("Rejecting: 1 of 1 request rejected; nothing was completed; give")
+    assert "more than 4 blocks: max_model_len 80 is the most that fits" in first
