@@ -15,6 +15,7 @@ from typing import NoReturn
 import typer
 from typer import Option
 
+from kvsim.cli import console, deferred
 from kvsim.cli.deferred import DeferredGroup
 from kvsim.cli.stopping import exit_code, heed_signals
 from kvsim.core import compiled
@@ -28,11 +29,11 @@ _GREETING = f"""\
 kvsim {__version__} replays a request trace through the scheduler and the KV cache of an
 LLM server, and says where memory and time went. Three commands to try:
 
-  kvsim run --trace chat --out runs/first
+  kvsim run chat --out runs/first
   kvsim advise burst --slo "p99_ttft<1s"
-  kvsim size --trace chat --find num_gpu_blocks --slo "p99_ttft<2s"
+  kvsim size chat --find num_gpu_blocks --slo "p99_ttft<2s"
 
-`kvsim -h` lists all commands, `kvsim COMMAND -h` says what each one takes."""
+`kvsim -h` lists commands, `kvsim COMMAND -h` options, `--help-all` settings."""
 
 app = typer.Typer(
     name="kvsim",
@@ -48,6 +49,9 @@ app = typer.Typer(
 def _without_command(
     context: typer.Context,
     version: bool = Option(False, "--version", help="Print the version."),
+    quiet: bool = Option(
+        False, "--quiet", help="With any command: no notes and no progress, results alone."
+    ),
     limits: str = Option(
         None, metavar="X", help="Multiply the limits on the size of traces, as in --limits 10."
     ),
@@ -66,6 +70,9 @@ def _without_command(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit; a user's error is one line and exit code 2."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    deferred.asked["all"] = deferred.SHOW_ALL in given
+    console.asked["quiet"] = "--quiet" in given
+    given = ["--help" if each == deferred.SHOW_ALL else each for each in given if each != "--quiet"]
     # The user's own schedulers are imported from the folder in which the command runs.
     if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109
         sys.path.append("")

@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from kvsim.cli.bundles import takes_bundles
-from kvsim.cli.options import AsJson, ConfigFile, Jobs, Objectives, TraceForm, note_arrivals
-from kvsim.cli.progress import progress_bar
+from kvsim.cli.console import progress_bar
+from kvsim.cli.options import (
+    AsJson,
+    ConfigFile,
+    Jobs,
+    Objectives,
+    TraceForm,
+    note_arrivals,
+    takes_bundles,
+)
 from kvsim.cli.server import ServerOptions, SettingOptions
 from kvsim.report.screen import make_console, make_table
 
@@ -40,13 +47,13 @@ def advise(
 ) -> None:
     """Try the settings that matter, and say which to change for these objectives.
 
-    Every change meets the same seeds. Prints three sentences, a table with intervals, and the
-    command line of the server.
+    Every change meets the same seeds. Prints what limits the server now, three sentences, a table
+    with intervals, and the command line of the server.
     """
     from kvsim.search.advise.search import MOST_COMBINED
     from kvsim.search.advise.search import advise as search
     from kvsim.search.advise.trials import changes_of
-    from kvsim.search.advise.wording import cache_sentences, record
+    from kvsim.search.advise.wording import cache_sentences, record, sentences
     from kvsim.search.replicates import load_of
     from kvsim.search.sweep.slo import parse_slo
     from kvsim.writing import json_text
@@ -65,10 +72,22 @@ def advise(
         )
     line = _line(advice, word, server)
     cache = cache_sentences(opened, advice.best.config)
+    now = _diagnosis(advice)
     if as_json:
-        print(json_text({**record(advice, line), "cache": cache}), end="")
+        print(json_text({"diagnosis": now, **record(advice, line), "cache": cache}), end="")
     else:
-        _show(advice, cache, line)
+        _show(advice, [*now, *sentences(advice), *cache], line)
+
+
+def _diagnosis(advice: Advice) -> list[str]:
+    """What the present settings suffer from on the first seed, and where step times come from."""
+    from kvsim.report.wording import diagnosis, time_source
+    from kvsim.run.assembly import assemble
+
+    first, cost = advice.base.runs[0].record, assemble(advice.base.config).cost
+    source = time_source({"cost": {"kind": cost.kind, "source": cost.source}})
+    figures = {**first["figures"], "meta": {"outcome": first["outcome"]}}
+    return [*(remark.text for remark in diagnosis(figures)), f"{source}."]
 
 
 def _line(advice: Advice, word: ServerWord, server: ServerOptions) -> str:
@@ -99,17 +118,19 @@ def _line(advice: Advice, word: ServerWord, server: ServerOptions) -> str:
     return serve_line(given, {**settings, **advice.best.settings})
 
 
-def _show(advice: Advice, cache: list[str], line: str) -> None:
-    from kvsim.search.advise.wording import method, not_tried, rows, sentences
+def _show(advice: Advice, said: list[str], line: str) -> None:
+    from kvsim.report.certainty import few_seeds
+    from kvsim.search.advise.wording import method, not_tried, rows
 
     console = make_console()
-    for sentence in (*sentences(advice), *cache):
+    for sentence in said:
         console.print(sentence)
     difference = f"{advice.decides.metric.label}: difference"
     table = make_table("setting", difference, "", texts=3)
     for row in rows(advice):
         table.add_row(*row, style=STYLES.get(row.finding, ""))
     console.print(table)
-    for text in (method(advice), *not_tried(advice)):
+    few = few_seeds(advice.planned) if advice.redrawn else []
+    for text in (method(advice), *few, *not_tried(advice)):
         console.print(text, style="dim")
     console.print(f"\n{line}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`cache`: what caches of every size make of a trace, and what a run made of its cache."""
+"""`cache`: hit rates of a trace by cache size, and the audit of a run's cache."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from kvsim.cli.bundles import Bundle, takes_bundles
-from kvsim.cli.deferred import group_of
-from kvsim.cli.options import AsJson, RunDir, TraceForm
+from kvsim.cli.deferred import SectionedCommand, group_of
+from kvsim.cli.options import AsJson, Bundle, RunDir, TraceForm, takes_bundles
 from kvsim.errors import ConfigError
 from kvsim.report.screen import make_console, make_table
 from kvsim.settings.versions import DEFAULT_BLOCK_SIZE
@@ -102,7 +101,7 @@ class Sizes(Bundle):
         return Asked(capacities, self.warm_up, block_bytes)
 
 
-@app.command()
+@app.command(cls=SectionedCommand)
 @takes_bundles
 def curve(*, blocks: Counted, sizes: Sizes, out: Out = None, as_json: AsJson = False) -> None:
     """Hits by capacity: least recently used at every size, the optimum, and no limit."""
@@ -117,7 +116,7 @@ def curve(*, blocks: Counted, sizes: Sizes, out: Out = None, as_json: AsJson = F
         _write(out, build_curve(study))
 
 
-@app.command()
+@app.command(cls=SectionedCommand)
 @takes_bundles
 def stream(
     *,
@@ -156,7 +155,7 @@ def _show(study: Study, *, as_json: bool) -> None:
     )
 
 
-@app.command()
+@app.command(cls=SectionedCommand)
 @takes_bundles
 def sample(
     *,
@@ -186,7 +185,7 @@ def sample(
     _print((), ("blocks", "LRU"), rows, note, texts=0)
 
 
-@app.command()
+@app.command(cls=SectionedCommand)
 @takes_bundles
 def policies(
     *,
@@ -214,7 +213,7 @@ def policies(
     _print(policy_sentences(ranking), POLICY_HEAD, policy_rows(ranking), note, texts=2)
 
 
-@app.command()
+@app.command(cls=SectionedCommand)
 @takes_bundles
 def audit(
     *,
@@ -267,7 +266,7 @@ def _audited(directory: str, evictions: Sequence[str]) -> list[Audited]:
     settings = numeric(run.summary["meta"]["config"])
     args = settings.get("block_manager_args") or {}
     oracles = run.summary["meta"]["oracles"]
-    runs = [Audited(args.get("eviction", "as run"), audit_run(run), bool(oracles))]
+    runs = [Audited(args.get("eviction", "this run"), audit_run(run), bool(oracles))]
     for name in evictions:
         config = make_config({**settings, "block_manager_args": {**args, "eviction": name}})
         again = simulate(trace, config)

@@ -10,8 +10,8 @@ from typing import Annotated
 
 from typer import Option
 
+from kvsim.cli.console import run_module
 from kvsim.cli.options import ProfileOut
-from kvsim.cli.processes import run_module
 from kvsim.errors import ConfigError
 
 KERNELS = "kvsim_kernels.calibrate"

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from kvsim.cli.bundles import takes_bundles
-from kvsim.cli.console import command_line, note, tell_written
+from kvsim.cli.console import command_line, note, spinner, tell_written
 from kvsim.cli.fitting import FIRST, show_fit, with_fitted
-from kvsim.cli.options import AsJson, ConfigFile, MeasuredFile, OutDir, TraceForm
-from kvsim.cli.progress import spinner
+from kvsim.cli.options import AsJson, ConfigFile, MeasuredFile, OutDir, TraceForm, takes_bundles
 from kvsim.cli.server import ServerOptions, SettingOptions
 from kvsim.report.screen import make_console, make_table, print_remarks
 

@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from kvsim.cli.bundles import takes_bundles
-from kvsim.cli.console import note, tell_written
+from kvsim.cli.console import note, simulate_shown, tell_written
 from kvsim.cli.fleet import Fleet, FleetOptions, only
-from kvsim.cli.options import AsJson, ConfigFile, OutDir, RunDir, TraceForm, TracePath
-from kvsim.cli.progress import simulate_shown
+from kvsim.cli.options import (
+    AsJson,
+    ConfigFile,
+    OutDir,
+    RunDir,
+    TraceForm,
+    TracePath,
+    takes_bundles,
+)
 from kvsim.cli.server import ServerOptions, SettingOptions
 from kvsim.core.collector import collect_after
 from kvsim.errors import ConfigError

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from kvsim.cli.bundles import takes_bundles
-from kvsim.cli.console import command_line, tell_written
+from kvsim.cli.console import command_line, progress_bar, simulate_shown, tell_written
 from kvsim.cli.fleet import Fleet, FleetOptions
 from kvsim.cli.kinds import Kind, Named, of_engines, of_fleets
-from kvsim.cli.options import Jobs, OutDir, TraceForm, TracePath, note_arrivals
-from kvsim.cli.progress import progress_bar, simulate_shown
+from kvsim.cli.options import Jobs, OutDir, TraceForm, TracePath, note_arrivals, takes_bundles
 from kvsim.cli.server import ServerOptions, SettingOptions
 from kvsim.errors import ConfigError
 from kvsim.explain.certainty import MARGIN

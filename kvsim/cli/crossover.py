@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from kvsim.cli.options import AsJson
 from kvsim.errors import check_choice
 from kvsim.report.screen import make_console, make_table
 from kvsim.settings.versions import DEFAULT_HARDWARE, DEFAULT_MODEL
@@ -65,9 +66,11 @@ def crossover(
     cost_model: CostModel = None,
     profile: PricedBy = None,
     out: Out = None,
+    as_json: AsJson = False,
 ) -> None:
     """Compare swapping a request out and in with computing it again, by length and link."""
     from kvsim.cost.crossover import LAYOUTS
+    from kvsim.writing import json_text, write_text
 
     if layout is not None:
         check_choice("--layout", layout, LAYOUTS)
@@ -80,14 +83,19 @@ def crossover(
     }
     lengths = sorted(set(tokens or TOKENS))
     names, layouts = model or [DEFAULT_MODEL], [layout] if layout else list(LAYOUTS)
-    _print(_crossings(names, settings, lengths, layouts))
+    found = _crossings(names, settings, lengths, layouts)
+    if as_json:
+        record = [{**m._asdict(), "crossings": [c._asdict() for c in m.crossings]} for m in found]
+        print(json_text(record), end="")
+    else:
+        _print(found)
     if out is not None:
         from kvsim.report.pages.crossover import build_crossover
-        from kvsim.writing import write_text
 
         drawn = _crossings(names, settings, sorted({*_curve(lengths[-1]), *lengths}), layouts)
         write_text(out, build_crossover(drawn, hardware, lengths))
-        print(f"written to {out}")
+        if not as_json:
+            print(f"written to {out}")
 
 
 def _given(**settings: Any) -> dict[str, Any]:

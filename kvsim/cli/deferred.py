@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command, get_group
 
 COMMANDS = {
@@ -34,7 +34,7 @@ COMMANDS = {
     "crossover": "Compare swapping a request out and in with computing it again, by length and"
     " link.",
     "trace": "Look at a trace, check it, convert it, or make one.",
-    "cache": "What caches of every size make of a trace, and what a run made of its cache.",
+    "cache": "Hit rate of a trace by cache size; audit of a run's cache.",
     "profile": "Make a profile from measured kernel times, look at it, compare two.",
 }
 """Name → the first line of its help. Its module has its name, or is `commands`."""
@@ -45,27 +45,61 @@ _TOGETHER, _GROUPS = ("run", "report", "policies"), ("trace", "cache", "profile"
 _NAME, _NO_BREAK = re.compile(r"--[\w-]+"), "\u2011"
 """An option in a text, and a hyphen at which no line ends."""
 
+SHOW_ALL = "--help-all"
+asked = {"all": False}
+"""Whether help lists settings, too."""
 _WITH_TORCH = ("calibrate", "validate")
 
 
 class SectionedCommand(TyperCommand):
     """A command whose plain help lists the options section by section.
 
-    Names are never cut: one that is too long for its column has a line of its own.
+    Names are never cut: one that is too long for its column has a line of its own. Settings are
+    listed by `--help-all` alone. A command of one trace takes it as `--trace X` and as X.
     """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = {each.name: each for each in self.params}
+        trace = named.get("trace") or named.get("file")
+        if isinstance(trace, TyperArgument):
+            for place, each in enumerate(args):
+                if each == "--trace" or each.startswith("--trace="):
+                    given = each.partition("=")[2:] if "=" in each else args[place + 1 : place + 2]
+                    args = [*args[:place], *args[place + 1 + ("=" not in each) :], *given]
+                    break
+            return super().parse_args(ctx, args)
+        if trace is None or any(isinstance(each, TyperArgument) for each in self.params):
+            return super().parse_args(ctx, args)
+        ctx.allow_extra_args = True
+        rest = super().parse_args(ctx, args)
+        if len(rest) == 1 and ctx.params["trace"] is None:
+            ctx.params["trace"], ctx.args = rest.pop(), []
+        if rest:
+            ctx.fail(f"Got unexpected extra argument(s) ({' '.join(rest)})")
+        return rest
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
+        left_out: dict[str, int] = {}
         for each in self.get_params(ctx):
             record = each.get_help_record(ctx)
             if record is not None:
                 section = each.rich_help_panel if isinstance(each, TyperOption) else "Arguments"
+                if isinstance(each, TyperOption) and section and not asked["all"]:
+                    left_out[section] = left_out.get(section, 0) + 1
+                    continue
                 name, text = record
                 unbroken = _NAME.sub(lambda match: match[0].replace("-", _NO_BREAK), text)
                 sections.setdefault(section or "Options", []).append((name, unbroken))
         for title, records in sections.items():
             with formatter.section(title):
                 formatter.write_dl(records)
+        if left_out:
+            listed = ", ".join(f"{section} ({number})" for section, number in left_out.items())
+            formatter.write_text("")
+            formatter.write_text(
+                f"{SHOW_ALL} also lists settings: {listed}.".replace("-", _NO_BREAK)
+            )
         formatter.buffer = [text.replace(_NO_BREAK, "-") for text in formatter.buffer]
 
 

@@ -75,7 +75,7 @@ def _render(explanation: Explanation, console: Console, replicas: Table | None) 
         return
     console.print(_parts(explanation.waterfalls))
     if share.changed:
-        text = f"{share.half} of {share.total} requests carry half of all change in E2EL:"
+        text = f"{share.half} of {share.total} requests make up half of all change in E2EL:"
         console.print(text, style="bold")
         for each in explanation.carriers[:5]:
             console.print(f"  {_carried(each)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvsim.cli.progress import spinner
+from kvsim.cli.console import spinner
 from kvsim.errors import ConfigError
 from kvsim.report.screen import make_console, make_table
 

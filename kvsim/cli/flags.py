@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 from typer import Option
 
-from kvsim.cli.bundles import Bundle
+from kvsim.cli.options import Bundle
 from kvsim.errors import ConfigError, check_choice
 from kvsim.settings.config import GOODPUT_METRICS, JSON_TABLES, SIZES, RunConfig, read_size
 from kvsim.settings.parsing import parse_json, typed

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Option
 
-from kvsim.cli.bundles import Bundle
+from kvsim.cli.options import Bundle
 from kvsim.cli.server import SettingOptions, config_path
 from kvsim.errors import ConfigError
 from kvsim.settings.config import RunConfig, merged, read_toml

@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from kvsim.cli.bundles import takes_bundles
+from kvsim.cli.console import run_module
 from kvsim.cli.deferred import group_of
 from kvsim.cli.fitting import FIRST, fit_profile, show_fit
-from kvsim.cli.options import ConfigFile, MeasuredFile, ProfileOut, TraceForm
-from kvsim.cli.processes import run_module
+from kvsim.cli.options import ConfigFile, MeasuredFile, ProfileOut, TraceForm, takes_bundles
 from kvsim.cli.server import ServerOptions, SettingOptions
 from kvsim.errors import ConfigError
 from kvsim.report.screen import make_console, make_table

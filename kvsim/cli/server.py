@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from kvsim.cli.bundles import Bundle
 from kvsim.cli.console import note
 from kvsim.cli.flags import Flags
+from kvsim.cli.options import Bundle
 from kvsim.settings.config import RunConfig, layered, read_toml
 
 if TYPE_CHECKING:

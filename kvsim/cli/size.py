@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from kvsim.cli.bundles import takes_bundles
-from kvsim.cli.console import note, tell_written
+from kvsim.cli.console import note, spinner, tell_written
 from kvsim.cli.fleet import FleetOptions
-from kvsim.cli.options import ConfigFile, Objectives, OutDir, TraceForm, TracePath, Workers
-from kvsim.cli.progress import spinner
+from kvsim.cli.options import (
+    ConfigFile,
+    Objectives,
+    OutDir,
+    TraceForm,
+    TracePath,
+    Workers,
+    takes_bundles,
+)
 from kvsim.cli.server import ServerOptions, SettingOptions
 from kvsim.errors import ConfigError
 from kvsim.report.screen import make_console, make_table, print_remarks
@@ -33,7 +39,7 @@ Find = Annotated[
     str,
     Option(
         metavar="KNOB",
-        help="num_gpu_blocks, gpu_memory_utilization, kv_offloading_size (or cpu_offload_gib),"
+        help="num_gpu_blocks, gpu_memory_utilization, kv_offloading_size,"
         " replicas, request_rate, watermark, max_num_batched_tokens or max_num_seqs.",
     ),
 ]

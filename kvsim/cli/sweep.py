@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from kvsim.cli.bundles import takes_bundles
-from kvsim.cli.console import note, tell_written
+from kvsim.cli.console import note, progress_bar, tell_written
 from kvsim.cli.fleet import FleetOptions
-from kvsim.cli.options import ConfigFile, TraceForm, TracePath, Workers, note_arrivals
-from kvsim.cli.progress import progress_bar
+from kvsim.cli.options import (
+    ConfigFile,
+    TraceForm,
+    TracePath,
+    Workers,
+    note_arrivals,
+    takes_bundles,
+)
 from kvsim.cli.server import ServerOptions, SettingOptions
 from kvsim.errors import ConfigError
 from kvsim.report.screen import make_console, make_table

@@ -7,26 +7,29 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.console import note
-from kvsim.cli.deferred import group_of
-from kvsim.cli.options import TraceForm
+from kvsim.cli.deferred import SectionedCommand, group_of
+from kvsim.cli.options import AsJson, TraceForm, takes_bundles
 from kvsim.errors import TraceError
 
 app = group_of("trace")
 
 
-@app.command()
+@app.command(cls=SectionedCommand)
 @takes_bundles
-def info(*, file: Annotated[str, Argument(metavar="FILE")], form: TraceForm) -> None:
+def info(
+    *, file: Annotated[str, Argument(metavar="FILE")], form: TraceForm, as_json: AsJson = False
+) -> None:
     """Counts, lengths, rates, and how much of the input a prefix cache could save at most."""
     from kvsim.explain.info import render, trace_info
     from kvsim.workload import open_trace
+    from kvsim.writing import json_text
 
-    print(render(trace_info(open_trace(file, form.trace_format, form.columns))))
+    found = trace_info(open_trace(file, form.trace_format, form.columns))
+    print(json_text(found) if as_json else f"{render(found)}\n", end="")
 
 
-@app.command()
+@app.command(cls=SectionedCommand)
 @takes_bundles
 def check(*, file: Annotated[str, Argument(metavar="FILE")], form: TraceForm) -> None:
     """Say whether a trace can be read, and if not, why: file, line and field of each fault."""
@@ -41,7 +44,7 @@ def check(*, file: Annotated[str, Argument(metavar="FILE")], form: TraceForm) ->
     print(f"{file}: {trace.format}, {len(trace.rows):,} requests, no faults")
 
 
-@app.command()
+@app.command(cls=SectionedCommand)
 @takes_bundles
 def convert(
     *,

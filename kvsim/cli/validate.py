@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from kvsim.cli.bundles import takes_bundles
-from kvsim.cli.options import ConfigFile, TraceForm, TracePath
-from kvsim.cli.processes import run_module
+from kvsim.cli.console import run_module
+from kvsim.cli.options import ConfigFile, TraceForm, TracePath, takes_bundles
 from kvsim.cli.server import SettingOptions, config_path
 from kvsim.errors import ConfigError, check_choice
 from kvsim.report.screen import make_console, make_table

@@ -41,7 +41,7 @@ def _divergence_words(first: NamedFleet, other: NamedFleet) -> list[str]:
     place = int(elsewhere[np.argmin(times_ns)])
     return [
         f"{count(len(elsewhere))} of {plural(number, 'request')} went to another replica."
-        f" The first one was {first[1].requests['id'][place]}.",
+        f" Request {first[1].requests['id'][place]} was the first of them.",
         *(f"{name}: {_decision_words(run, place)}" for name, run in (first, other)),
     ]
 
@@ -53,9 +53,9 @@ def _decision_words(run: FleetRun, place: int) -> str:
         return "it was sent to nobody."
     return (
         f"at {seconds(noted['time_ns'] / 1e9)} to replica {noted['replica']} with"
-        f" {plural(noted['in_flight'], 'request')} in flight, where the idlest one had"
-        f" {noted['least_in_flight']}, and with {plural(noted['cached_tokens'], 'token')} of its"
-        f" prompt, where replica {noted['best_replica']} had {count(noted['best_tokens'])}."
+        f" {plural(noted['in_flight'], 'request')} in flight (idlest replica:"
+        f" {noted['least_in_flight']}) and {plural(noted['cached_tokens'], 'token')} of its"
+        f" prompt cached (most: replica {noted['best_replica']}, {count(noted['best_tokens'])})."
     )
 
 

@@ -180,13 +180,13 @@ def _load(run: FleetRun, axis: TimeAxis) -> Figure:
     )
     mean = np.array(list(bins.mean.values()))
     lines = [
-        (mean.max(axis=0), "peak", "busiest"),
+        (mean.max(axis=0), "waiting", "busiest"),
         (mean.mean(axis=0), "running", "mean"),
         (mean.min(axis=0), "run-0", "idlest"),
     ]
     x = axis.of(bins.edges_ns)
     data = [step_line(x, held(y), colour, name) for y, colour, name in lines]
-    note = "Requests that were sent and are not over, of whichever replica has most and fewest."
+    note = "Requests in flight on the busiest and the idlest replica, and on average."
     return time_chart(axis, "load", "Load of the replicas", note, data, titled("requests"))
 
 

@@ -12,6 +12,14 @@ from kvsim.report.compare import INSIGNIFICANT, NO_DIFFERENCE, Row
 from kvsim.results.metrics import HEADLINES, NAMED, Metric
 from kvsim.results.numerals import interval, percent, plural, signed
 
+_FEW = 5
+"""Seeds below which intervals say little."""
+
+
+def few_seeds(planned: int) -> list[str]:
+    """A warning, if no more seeds than that were asked for."""
+    return [f"Fewer than {_FEW} seeds: intervals are wide; give more."] * (planned < _FEW)
+
 
 def certain_table(comparison: Comparison) -> list[Row]:
     """Means over the seeds, their deviations and the verdicts, figure by figure."""
@@ -42,6 +50,7 @@ def method_words(comparison: Comparison) -> list[str]:
     drawn = " and ".join(comparison.redrawn)
     number = plural(len(comparison.seeds), "seed")
     words = [f"{number}, the same for every run. Seeds differ in {drawn}."]
+    words += few_seeds(comparison.planned)
     if len(comparison.seeds) < comparison.planned:
         words.append(
             f"Stopped before the planned {comparison.planned}: no further seed was needed to settle"

@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple
 from kvsim.explain.certainty import MARGIN, matters
 from kvsim.explain.certainty.verdicts import Verdict
 from kvsim.report import wording
-from kvsim.results.load import load_words, state_of
 from kvsim.results.metrics import METRICS, Metric, value
 from kvsim.results.numerals import interval, percent, show, signed, signed_percent
 from kvsim.results.plain import flat
@@ -146,9 +145,6 @@ def cautions(runs: Sequence[tuple[str, Mapping[str, Any]]], seeds: int = 1) -> l
     """What a reader must know before comparing these runs, which have `seeds` seeds each."""
     metas = [summary["meta"] for _, summary in runs]
     found = same_configurations(runs)
-    for name, summary in runs:
-        if state_of(summary) in wording.UNSTEADY:
-            found.append(f"{name}: {load_words(summary)}")
     for name, summary in runs:
         if not wording.finished(summary):
             found.append(f"{name} did not finish: {wording.outcome_title(summary).lower()}.")

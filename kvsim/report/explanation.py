@@ -38,7 +38,7 @@ _MANY_PREEMPTIONS, _MANY_HITS = 0.1, 0.05
 """Relative changes from which preemptions, or prompt tokens found in the cache, count as the
 reason."""
 _NAMED = 3
-"""Parts that a sentence names; it sums the others up as the rest."""
+"""Parts that a sentence names; it sums the others up where they matter."""
 
 
 class Explanation(NamedTuple):
@@ -163,12 +163,12 @@ def _result(fall: Waterfall) -> str:
 
 
 def fall_words(fall: Waterfall) -> str:
-    """`Mean E2EL −14.4 s: −12.1 s waiting for free blocks; +0.2 s own decode; −0.1 s the rest.`"""
+    """`Mean E2EL −14.4 s: −12.1 s waiting for free blocks; −0.1 s other parts.`"""
     changes = sorted(fall.changes(), key=lambda change: -abs(change[1]))
     named = [f"{_seconds(ns)} {LABELS[part]}" for part, ns in changes[:_NAMED]]
     rest = sum((ns for _, ns in changes[_NAMED:]), changes[0][1] * 0)
-    if rest:
-        named.append(f"{_seconds(rest)} the rest")
+    if matters(float(rest), float(fall.difference)):
+        named.append(f"{_seconds(rest)} other parts")
     return f"{title_of(fall)} {_seconds(fall.difference)}: {'; '.join(named)}."
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from kvsim.core.schema import LEG_LABELS, LEGS
 from kvsim.core.sums import added
-from kvsim.report.wording import UNSTEADY, Remark, bound, fate, finished, outcome_title, remedies
-from kvsim.results.load import load_words, state_of
+from kvsim.report.wording import Remark, diagnosis, fate, finished, outcome_title, remedies
 from kvsim.results.numerals import (
     MISSING,
     count,
@@ -23,7 +22,7 @@ from kvsim.results.numerals import (
 from kvsim.results.statistics import ratio
 
 CAUSE_WORDS = {
-    "load": ("load forced it", "its index knew the better replica; load or another rule decided"),
+    "load": ("load", "the better replica was known, and busier, or another rule decided"),
     "stale_index": ("stale index", "its index took the chosen replica to have as much, or more"),
     "index_cap": ("index cap", "its index, four characters a token, ends before prompts differ"),
     "tie": ("tie", "the better replica was in the draw, and was not drawn"),
@@ -34,9 +33,9 @@ CAUSE_WORDS = {
 BOUND_WORDS = {
     "as_sent_tokens": "as sent: each replica its own cache",
     "by_session_tokens": "each session whole on one replica",
-    "pooled_tokens": "one cache as large as all together",
-    "pooled_optimum_tokens": "the same, and it knew the future",
-    "unlimited_tokens": "one cache that forgets nothing",
+    "pooled_tokens": "pooled cache: one as large as all together",
+    "pooled_optimum_tokens": "pooled cache, optimal eviction",
+    "unlimited_tokens": "unlimited cache",
 }
 """Figure of `kvsim.fleet.routing` → what it is."""
 
@@ -118,9 +117,7 @@ def _handover_remarks(figures: Mapping[str, Any]) -> list[Remark]:
 
 def fleet_verdict(summary: Mapping[str, Any]) -> list[Remark]:
     """What became of the requests, what the router lost, and how even the load was."""
-    remarks = [*bound(summary), fate(summary), *remedies(summary)]
-    if state_of(summary) in UNSTEADY:
-        remarks.insert(0, Remark(load_words(summary), "warning"))
+    remarks = [*diagnosis(summary), fate(summary), *remedies(summary)]
     if not finished(summary):
         remarks.insert(0, Remark(f"A replica stopped. {outcome_title(summary)}.", "bad"))
     routing = summary["routing"]
@@ -150,7 +147,8 @@ def _regret_words(routing: Mapping[str, Any]) -> str:
         return f"{said}, and no other replica ever had more."
     worst = max(lost, key=lost.__getitem__)
     whole = sum(lost.values())
-    reason = f"Of the loss, {percent(lost[worst] / whole)}: {CAUSE_WORDS[worst][0]}."
+    part = "All" if lost[worst] == whole else percent(lost[worst] / whole)
+    reason = f"{part} of the loss: {CAUSE_WORDS[worst][1]}."
     return f"{said}; the best replica each time had {best}. {reason}"
 
 
@@ -201,7 +199,7 @@ def regret_rows(routing: Mapping[str, Any]) -> Rows:
 
 _HITS = (
     ("hit_tokens", "hit", False),
-    ("luck_tokens", "by luck: cached in a replica drawn at random", False),
+    ("luck_tokens", "by chance: cached in a replica drawn at random", False),
     ("affinity_tokens", "by affinity: more of them in the chosen one", True),
     ("waiting_tokens", "gained or lost while requests waited", True),
     ("best_tokens", "cached in the best replica each time", False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import IO, TYPE_CHECKING, Any
 
@@ -45,9 +46,30 @@ def make_table(
     from rich import box
     from rich.table import Table
 
+    class Whole(Table):
+        """Its columns shrink to their longest words, or numbers with units, before one breaks."""
+
+        def _calculate_column_widths(self, console: Any, options: Any) -> list[int]:
+            widths = super()._calculate_column_widths(console, options)
+            least = [
+                max(len(word) for cell in (each.header, *each._cells) for word in words(cell))
+                + self._get_padding_width(place)
+                for place, each in enumerate(self.columns)
+            ]
+            room = sum(widths) - sum(least)
+            if room < 0 or not any(map(int.__lt__, widths, least)):
+                return widths
+            for place in sorted(range(len(widths)), key=lambda i: least[i] - widths[i]):
+                more = min(max(widths[place] - least[place], 0), room)
+                widths[place], room = least[place] + more, room - more
+            return widths
+
+    def words(cell: RenderableType) -> list[str]:
+        return re.split(r"[ \n]", str(cell))
+
     styles = {"title_style": "bold", "header_style": "dim"}
     common = {"title_justify": "left", "box": box.SIMPLE_HEAD, **styles}
-    table = Table(title=title, **{**common, **look})
+    table = Whole(title=title, **{**common, **look})
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i < texts else "right", overflow="fold")
     for row in rows:

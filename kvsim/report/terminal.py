@@ -12,7 +12,6 @@ from rich.text import Text
 from kvsim.core.sums import added
 from kvsim.report import routing, wording
 from kvsim.report.screen import make_table, print_remarks
-from kvsim.report.tiers import tier_figures
 from kvsim.results.ledger import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
 from kvsim.results.ledger_summary import bare
 from kvsim.results.metrics import BLOCKED_BY, LATENCIES, NAMED
@@ -52,7 +51,7 @@ def render(summary: Mapping[str, Any], console: Console) -> None:
     grid.add_column()
     for label, parts in (
         *_figures(summary),
-        *((f"tiers: {label}", parts) for label, parts in tier_figures(summary)),
+        *((f"tiers: {label}", parts) for label, parts in wording.tier_figures(summary)),
         *_ledger(summary),
         *_head_waits(summary),
     ):
@@ -128,6 +127,7 @@ def _render_subjects(runs: Summaries, console: Console, seeds: int) -> None:
         console.print(f"{name}: {wording.subject(summary['meta'])}")
         if i == len(runs) - 1 or len(set(sources)) > 1:
             console.print(f"  {sources[i]}", style="dim")
+        print_remarks(console, ((f"  {text}", tone) for text, tone in wording.diagnosis(summary)))
     for key, texts in config_differences(runs):
         words = " → ".join(texts)
         if runs[2:]:
@@ -271,7 +271,7 @@ def _ledger(summary: Mapping[str, Any]) -> Iterator[Line]:
         return
     slow = summary["time_ledger_requests"]["p99"]
     yield "mean request", _shares(summary["time_ledger_mean_ms"], TIME_LABELS)
-    yield "p99 request", [f"id {slow['id']}", *_shares(slow["parts_ms"], TIME_LABELS)]
+    yield "p99 E2EL", [f"id {slow['id']}", *_shares(slow["parts_ms"], TIME_LABELS)]
     for label, key, labels in (
         ("step time", "step_time_s", KERNEL_LABELS),
         ("prompt tokens", "prompt_ledger_tokens", PROMPT_LABELS),

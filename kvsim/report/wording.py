@@ -5,25 +5,47 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+from kvsim.core.schema import BLOCKED
 from kvsim.core.sums import added
 from kvsim.results.load import State, load_words, state_of
-from kvsim.results.numerals import count, number, percent, plural, seconds
+from kvsim.results.numerals import count, number, percent, plural, seconds, size
 
 Tone = Literal["plain", "warning", "bad"]
 
 
-UNSTEADY: dict[State, Tone] = {"overloaded": "bad", "never steady": "warning"}
-"""What a run that did not keep up is called, and how alarming it is."""
+TONES: dict[State, Tone] = {"overloaded": "bad", "rejecting": "bad", "backlogged": "warning"}
+TONES["never steady"] = "warning"
+"""How alarming the load was; steady and unknown loads are not."""
+
+
+class Bound(NamedTuple):
+    """What keeps requests in the queue."""
+
+    head: str
+    """What the head of the queue did."""
+    causes: tuple[str, ...]
+    """The values of `BLOCKED` that mean it."""
+    lever: str
 
 
 BOUNDS = {
-    "memory-bound": ("lacked blocks", ("blocks", "watermark", "swapped", "preempted")),
-    "bound by max_num_seqs": ("lacked a slot", ("slots",)),
-    "bound by max_num_batched_tokens": ("waited behind prefills of others", ("tokens",)),
-    "bound by max_loras": ("waited for running adapters", ("loras",)),
+    "memory-bound": Bound(
+        "lacked blocks", ("blocks", "watermark", "swapped", "preempted"), "more blocks would help"
+    ),
+    "bound by max_num_seqs": Bound(
+        "lacked a slot", ("slots",), "a higher --max-num-seqs would help"
+    ),
+    "bound by max_num_batched_tokens": Bound(
+        "waited behind prefills of others",
+        ("tokens",),
+        "faster prefill, or more of it found in the cache, would help",
+    ),
+    "bound by max_loras": Bound(
+        "waited for running adapters", ("loras",), "a higher --max-loras would help"
+    ),
 }
-"""What a run is called if the head of the queue was refused most of the time → what the head did,
-and the values of `BLOCKED` that mean it."""
+"""What a run is called if the head of the queue was refused most of the time → what that means."""
+_COMPUTE = "faster or more GPUs would help"
 REMEDIES = {
     "too-long": "raise --max-model-len, or choose a --model with longer sequences; without chunked"
     " prefill, raise --max-num-batched-tokens, too",
@@ -47,13 +69,8 @@ class Remark(NamedTuple):
 
 
 def verdict(summary: Mapping[str, Any]) -> list[Remark]:
-    """What happened to the requests, how the run ended, its load, and what preemption cost.
-
-    The load comes first if the engine did not keep up, then what bound the run, if anything did.
-    """
-    ending = [*bound(summary), fate(summary), *remedies(summary), *_outcome(summary)]
-    load = _load(summary)
-    remarks = [*load, *ending] if state_of(summary) in UNSTEADY else [*ending, *load]
+    """What is wrong, what happened to the requests, how the run ended, what preemption cost."""
+    remarks = [*diagnosis(summary), fate(summary), *remedies(summary), *_outcome(summary)]
     remarks += [*_engine_errors(summary), _preemption(summary)]
     waits = summary["watermark_wait_s"]
     if waits:
@@ -97,37 +114,70 @@ def setting_words(value: object) -> str:
 
 
 def outcome_title(summary: Mapping[str, Any]) -> str:
-    """The outcome in few words: `Finished`, `Finished, memory-bound`, `Deadlock`, `Engine stopped:
-    KIND`."""
+    """The outcome in few words: `Steady`, `Memory-bound, backlogged`, `Deadlock`, `Engine stopped:
+    KIND`; `Finished` where there is no more to say."""
     kind = str(_outcome_of(summary).get("kind") or "unknown").replace("-", " ")
-    named = kind if kind in ("finished", "deadlock") else f"engine stopped: {kind}"
-    return ", ".join((named[0].upper() + named[1:], *(name for name, _ in _bounds(summary))))
+    if kind == "finished":
+        return _capital(", ".join(_names(summary)) or kind)
+    return _capital(kind if kind == "deadlock" else f"engine stopped: {kind}")
 
 
-def bound(summary: Mapping[str, Any]) -> list[Remark]:
-    """For what the head of the queue was refused most of the time, if it was, in a finished run."""
-    head = "the heads of the queues" if "replicas" in summary else "the head of the queue"
-    return [
-        Remark(
-            f"{name[0].upper()}{name[1:]}: {head} {BOUNDS[name][0]} {percent(share)} of the time;"
-            f" on average, {number(summary['running_mean'])} requests ran and"
-            f" {number(summary['waiting_mean'])} waited.",
-            "warning",
-        )
-        for name, share in _bounds(summary)
-    ]
+def diagnosis(summary: Mapping[str, Any]) -> list[Remark]:
+    """What a finished run suffers from, why, and what would help: the first sentence everywhere.
+    A second one has the load, where the first one says what kept requests in the queue."""
+    if not (finished(summary) and summary["num_requests"]):
+        return []
+    state, found, shares = state_of(summary), _bounds(summary), _refused(summary)
+    load = load_words(summary) if summary["completed"] else "nothing was completed"
+    said = [] if found else [load]
+    if state == "rejecting":
+        total = plural(summary["num_requests"], "request")
+        said.insert(0, f"{count(summary['rejected'])} of {total} rejected")
+    for name, share in found:
+        head = "the heads of the queues" if "replicas" in summary else "the head of the queue"
+        said.append(f"{head} {BOUNDS[name].head} {percent(share)} of the time")
+    if found or state in ("overloaded", "backlogged"):
+        ran = summary["running_mean"] or 0.0
+        there = ran + added(summary[f"{each}_mean"] or 0.0 for each in ("waiting", "swapped"))
+        said.append(f"on average, {number(ran)} of {number(there)} requests ran")
+        worst = max(shares, key=lambda name: shares[name])
+        said.append(BOUNDS[worst].lever if shares[worst] else _COMPUTE)
+    if cure := _cure(summary):
+        said.append(cure)
+    tone = TONES.get(state, "warning" if found else "plain")
+    first = Remark(f"{outcome_title(summary)}: {'; '.join(said)}.", tone)
+    return [first, Remark(f"{_capital(load)}.", tone)] if found else [first]
+
+
+def _names(summary: Mapping[str, Any]) -> list[str]:
+    """What a finished run is called: by what bound it, then by its load."""
+    state = state_of(summary)
+    names = [name for name, _ in _bounds(summary)]
+    load = {"unknown": [], "steady": [] if names else [state]}.get(state, [state])
+    return [*load, *names] if TONES.get(state) == "bad" else [*names, *load]
+
+
+def _refused(summary: Mapping[str, Any]) -> dict[str, float]:
+    """For what share of the time the head of the queue was refused, by the names in `BOUNDS`; of
+    flat figures, too, as the runs of a search have them."""
+    whole_s = summary["duration"] * len(summary.get("replicas", [summary])) or 1
+    flat = {cause: summary.get(f"head_blocked_s.{cause}") for cause in BLOCKED[1:]}
+    blocked_s = summary.get("head_blocked_s") or flat
+    return {
+        name: added(blocked_s[cause] for cause in bound.causes) / whole_s
+        for name, bound in BOUNDS.items()
+    }
 
 
 def _bounds(summary: Mapping[str, Any]) -> list[tuple[str, float]]:
     """The name in `BOUNDS` that the run has, and for what share of the time; at most one."""
     if not (finished(summary) and summary["duration"]):
         return []
-    whole_s = summary["duration"] * len(summary.get("replicas", [summary]))
-    shares = {
-        name: added(summary["head_blocked_s"][cause] for cause in causes) / whole_s
-        for name, (_, causes) in BOUNDS.items()
-    }
-    return [(name, share) for name, share in shares.items() if share > _MOST]
+    return [(name, share) for name, share in _refused(summary).items() if share > _MOST]
+
+
+def _capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def finished(summary: Mapping[str, Any]) -> bool:
@@ -151,13 +201,6 @@ def subject(meta: Mapping[str, Any]) -> str:
 
 def _outcome_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     return summary["meta"].get("outcome") or {}
-
-
-def _load(summary: Mapping[str, Any]) -> list[Remark]:
-    """Offered and served rates."""
-    if not (summary["completed"] and finished(summary)):
-        return []
-    return [Remark(load_words(summary), UNSTEADY.get(state_of(summary), "plain"))]
 
 
 def fate(summary: Mapping[str, Any]) -> Remark:
@@ -187,17 +230,35 @@ def remedy_of(summary: Mapping[str, Any], reason: str) -> str:
 
     Where the engine would have stopped, that is what its rule says.
     """
-    errors = summary["meta"].get("engine_errors") or []
+    meta = summary["meta"]
+    fits = (meta.get("assumed") or {}).get("max_model_len", {})
+    if reason == "too-long" and fits.get("source") == "the most that fits":
+        return (
+            f"give the engine more than {plural(meta['num_gpu_blocks'], 'block')}: max_model_len"
+            f" {count(fits['value'])} is the most that fits into them"
+        )
+    errors = meta.get("engine_errors") or []
     own = {str(error["kind"]): str(error.get("remedy") or "") for error in errors}
     return REMEDIES.get(reason) or own.get(reason, "")
 
 
 def remedies(summary: Mapping[str, Any]) -> list[Remark]:
-    """What to do about the requests that were rejected, by reason."""
+    """What to do about the requests that were rejected, by reason, unless the diagnosis says it."""
     found = [(reason, remedy_of(summary, reason)) for reason in summary["rejected_by_reason"]]
+    said = ("", _cure(summary))
     return [
-        Remark(f"Remedy for {reason}: {remedy}.", "warning") for reason, remedy in found if remedy
+        Remark(f"Remedy for {reason}: {remedy}.", "warning")
+        for reason, remedy in found
+        if remedy not in said
     ]
+
+
+def _cure(summary: Mapping[str, Any]) -> str:
+    """What to do about most rejected requests; empty where few were rejected, or why is unknown."""
+    own = {**(summary.get("rejected_by_reason") or {}), "predecessor-rejected": 0}
+    chief = max(own, key=lambda reason: own[reason])
+    rejecting = finished(summary) and state_of(summary) == "rejecting"
+    return remedy_of(summary, chief) if rejecting and own[chief] else ""
 
 
 def _outcome(summary: Mapping[str, Any]) -> list[Remark]:
@@ -213,7 +274,7 @@ def _outcome(summary: Mapping[str, Any]) -> list[Remark]:
     if outcome.get("request") and str(outcome["request"]) not in explanation.split():
         where.append(f"on request {outcome['request']}")
     what = f"{outcome_title(summary)} {' '.join(where)}".strip()
-    remarks = [Remark(f"{what}. {explanation[0].upper()}{explanation[1:]}", "bad")]
+    remarks = [Remark(f"{what}. {_capital(explanation)}", "bad")]
     if outcome.get("remedy"):
         remarks.append(Remark(f"Remedy: {_sentence(outcome['remedy'])}", "bad"))
     if outcome.get("rule"):
@@ -262,9 +323,46 @@ def _extrapolation(cost: Mapping[str, Any]) -> list[Remark]:
     if not outside:
         return []
     share = percent(outside / cost["priced_ns"])
-    return [Remark(f"{share} of the step time was priced outside the profile.", "warning")]
+    return [
+        Remark(f"{share} of the step time is extrapolated beyond measured kernel times.", "warning")
+    ]
 
 
 def _sentence(text: Any) -> str:
     words = str(text or "no explanation").strip()
     return words if words.endswith((".", "!", "?")) else f"{words}."
+
+
+def tier_figures(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """What a run copied to and from the tiers below the GPU: label and parts of each line. None
+    without a KV connector."""
+    moved = summary["meta"].get("kv_offload")
+    if not moved:
+        return []
+    lines = [
+        (
+            way,
+            [
+                plural(moved[f"{way}_blocks"], "block"),
+                size(moved[f"{way}_bytes"]),
+                f"{seconds(moved[f'{way}_copy_s'])} of copies",
+            ],
+        )
+        for way in ("stored", "loaded")
+    ]
+    below = summary["tier2_hit_tokens"]
+    hits = [f"{count(summary['tier1_hit_tokens'])} prompt tokens loaded from CPU memory"]
+    hits += [f"{count(below)} from {moved.get('storage', 'the tier below')}"] * bool(below)
+    waits = [
+        text.format(count(moved[key]))
+        for key, text in (
+            ("waited_for_stores", "{} requests for a store"),
+            ("waited_for_loads_of_others", "{} for the load of another"),
+            ("flushed_jobs", "{} stores held up a step"),
+            ("refused_stores", "{} stores refused for lack of room"),
+        )
+        if moved.get(key)
+    ]
+    flushed = summary["flush_s"]
+    waits += [f"steps waited {seconds(flushed)}"] * bool(flushed)
+    return [*lines, ("hits", hits), *([("waits", waits)] if waits else [])]

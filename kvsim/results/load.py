@@ -12,16 +12,21 @@ still come in, from the middle of the releases to the last one. The queue holds 
 never yet scheduled; the backlog, all released and not yet over.
 
 * *overloaded*: the queue grew by more than chance explains;
-* *never steady*: the backlog did, the queue did not: what the run measures would go on to change.
+* *rejecting*: more than 1 % of the requests were rejected;
+* *backlogged*: requests waited for longer than they were served, or would have come more than 10 %
+  faster if none had waited;
+* *never steady*: the backlog grew, the queue did not: what the run measures would go on to change.
 
 Chance explains twice the square root of the late requests: two standard deviations of the number
-that arrives in such a time, if arrivals are random.
+that arrives in such a time, if arrivals are random. Clients whose turns wait for replies throttle
+themselves, so that no queue of theirs grows. Their *demand* is the offered rate if each turn came
+earlier by all the time that turns of its session before it waited.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import sqrt
+from math import inf, sqrt
 from typing import Any, Literal
 
 import numpy as np
@@ -29,10 +34,12 @@ import numpy as np
 from kvsim.results.numerals import count, show
 from kvsim.results.phases import Ints, ints
 
-State = Literal["steady", "overloaded", "never steady", "unknown"]
+State = Literal["steady", "overloaded", "rejecting", "backlogged", "never steady", "unknown"]
 OVERLOADED: State = "overloaded"
 _CHANCE = 2.0
 """Standard deviations that chance explains."""
+_FEW, _HELD_BACK = 0.01, 1.1
+"""The share of requests that may be rejected, and the demand over the offered rate."""
 
 
 def load_figures(requests: Mapping[str, Any]) -> dict[str, float | int | None]:
@@ -51,6 +58,7 @@ def load_figures(requests: Mapping[str, Any]) -> dict[str, float | int | None]:
     served = came & np.array([status != "rejected" for status in requests["status"]], dtype=bool)
     return {
         "request_rate": rate,
+        "demand_rate": _demand(requests, released, came) or rate,
         "output_token_rate": tokens_per_second(outputs),
         "total_token_rate": tokens_per_second(ints(requests["input_length"]) + outputs),
         "late_requests": int((released > middle).sum()),
@@ -61,12 +69,22 @@ def load_figures(requests: Mapping[str, Any]) -> dict[str, float | int | None]:
 
 def state_of(figures: Mapping[str, Any]) -> State:
     """Whether the run with these figures kept up; unknown if all requests came at once."""
-    if figures.get("request_rate") is None:
-        return "unknown"
-    chance = _CHANCE * sqrt(figures["late_requests"])
-    if figures["queue_growth"] > chance:
+    rate, chance = figures.get("request_rate"), _CHANCE * sqrt(figures.get("late_requests") or 0)
+    if rate is not None and figures["queue_growth"] > chance:
         return "overloaded"
+    if figures.get("rejected", 0) > _FEW * figures.get("num_requests", 0):
+        return "rejecting"
+    if rate is None:
+        return "unknown"
+    waiting, running = (figures.get(f"{each}_mean") or 0 for each in ("waiting", "running"))
+    if waiting > running or held_back(figures):
+        return "backlogged"
     return "never steady" if figures["backlog_growth"] > chance else "steady"
+
+
+def held_back(figures: Mapping[str, Any]) -> bool:
+    """Whether waiting slows the clients down, because they wait for replies."""
+    return bool((figures.get("demand_rate") or 0) > _HELD_BACK * (figures["request_rate"] or inf))
 
 
 def rates_words(figures: Mapping[str, Any]) -> str:
@@ -78,20 +96,24 @@ def rates_words(figures: Mapping[str, Any]) -> str:
 
 
 def load_words(figures: Mapping[str, Any]) -> str:
-    """One sentence on offered and served load, which begins with what is wrong."""
+    """One sentence on offered and served load."""
     rates = rates_words(figures)
-    state = state_of(figures)
-    late = count(figures.get("late_requests") or 0)
+    state, late = state_of(figures), count(figures.get("late_requests") or 0)
     if state == "overloaded":
         grew = count(figures["queue_growth"])
-        return f"Overloaded: {rates}. Of the last {late} requests, {grew} piled up in the queue."
+        return f"{rates}; of the last {late} requests, {grew} piled up in the queue"
     if state == "never steady":
         grew = count(figures["backlog_growth"])
         return (
-            f"Never reached a steady state: {rates}. With the last {late} requests, those in"
-            f" progress rose by {grew}; give it a longer trace."
+            f"{rates}; with the last {late} requests, those in progress rose by {grew}: give it a"
+            " longer trace"
         )
-    return f"{rates[0].upper()}{rates[1:]}."
+    if state == "backlogged" and held_back(figures):
+        demand = show(figures["demand_rate"], "requests/s")
+        return f"{rates}; clients would send {demand} if none waited"
+    if state == "backlogged":
+        return f"{rates}; requests waited for longer than they were served"
+    return rates
 
 
 def _growth(requests: Mapping[str, Any], which: Any, leave: str, middle: int, last: int) -> int:
@@ -102,6 +124,26 @@ def _growth(requests: Mapping[str, Any], which: Any, leave: str, middle: int, la
         return int((released <= now_ns).sum() - ((left >= 0) & (left <= now_ns)).sum())
 
     return there(last) - there(middle)
+
+
+def _demand(requests: Mapping[str, Any], released: Ints, came: Any) -> float | None:
+    """The rate of releases if no turn had waited for those before it to wait; None where sessions
+    do not wait for replies, or all would come at once."""
+    if "session" not in requests or not any(requests["session"]):
+        return None
+    ended = ints(requests["finish_ns"]).tolist()
+    waited = (ints(requests["first_scheduled_ns"]) - released).tolist()
+    before: dict[str, tuple[int, int]] = {}
+    would = []
+    for i in np.flatnonzero(came).tolist():
+        session, sent_ns = requests["session"][i], int(released[i])
+        end_ns, held_ns = before.get(session, (0, 0)) if session else (0, 0)
+        if sent_ns < end_ns:
+            return None
+        would.append(sent_ns - held_ns)
+        before[session] = ended[i], held_ns + max(waited[i], 0)
+    span_ns = max(would) - min(would) if would else 0
+    return (len(would) - 1) * 1e9 / span_ns if span_ns else None
 
 
 def _pair(figures: Mapping[str, Any], requests: str, tokens: str) -> str:

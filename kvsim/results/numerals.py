@@ -9,6 +9,8 @@ MISSING = "–"
 SPACE = "\u00a0"
 """The space between a number and its unit, where no line breaks."""
 
+_LEAST = 0.001
+"""Numbers nearer to 0 are not told from each other."""
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -18,7 +20,10 @@ def count(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """A number with three figures or more and no exponent: `0.0123`, `1.71`, `215`, `12,031`."""
+    """A number with three figures or more and no exponent: `0.0123`, `1.71`, `215`, `12,031`; one
+    that is nearly none is `<0.001`."""
+    if 0 < abs(value) < _LEAST:
+        return f"{'−' if value < 0 else ''}<{_LEAST}"
     if isinstance(value, int) or abs(value) >= 100 or value == 0:
         return count(value)
     if abs(value) >= 1:
@@ -27,7 +32,7 @@ def number(value: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """`23.3 ms`, `1.41 s`, `69.6 s`, `2 min 4 s`, `3 h 25 min`."""
+    """`<1 µs`, `23.3 ms`, `1.41 s`, `69.6 s`, `2 min 4 s`, `3 h 25 min`."""
     size = abs(value)
     if size >= 7200:
         return f"{int(value / 3600)}{SPACE}h{SPACE}{int(size / 60) % 60}{SPACE}min"
@@ -41,7 +46,7 @@ def seconds(value: float) -> str:
         return f"{_three(value * 1e3)}{SPACE}ms"
     if size >= 1e-6:
         return f"{_three(value * 1e6)}{SPACE}µs"
-    return f"{_three(value * 1e9)}{SPACE}ns"
+    return f"{'−' if value < 0 else ''}<1{SPACE}µs"
 
 
 def milliseconds(value: float) -> str:

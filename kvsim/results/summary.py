@@ -278,19 +278,20 @@ def _link(steps: Columns, end_ns: int) -> dict[str, Any]:
 
 
 def draft_figures(engines: Sequence[Columns]) -> dict[str, Any]:
-    """Figures of speculative decoding from the steps of engines, as `vllm bench serve` counts them:
-    the rate in percent, the length with the token that every step yields. Nothing without it."""
+    """Figures of speculative decoding from the steps of engines, as `vllm bench serve` counts them,
+    which has the share as a percentage, `spec_decode_acceptance_rate`. The length has the token
+    that every step yields. Nothing without drafts."""
     drafting = [steps for steps in engines if "draft_tokens" in steps]
     if not drafting:
         return {}
     names = ("verified_seqs", "draft_tokens", "accepted_tokens")
     drafts, tokens, accepted = (sum(int(np.sum(s[name])) for s in drafting) for name in names)
-    rate, further = ratio(100 * accepted, tokens), ratio(accepted, drafts)
+    rate, further = ratio(accepted, tokens), ratio(accepted, drafts)
     return {
         "spec_decode_num_drafts": drafts,
         "spec_decode_draft_tokens": tokens,
         "spec_decode_accepted_tokens": accepted,
-        "spec_decode_acceptance_rate": rate,
+        "spec_decode_accepted_share": rate,
         "spec_decode_acceptance_length": None if further is None else 1 + further,
     }
 

@@ -104,7 +104,7 @@ def _farthest(record: Record) -> Remark:
         f"{show(figure['predicted'], unit)} predicted, {show(figure['measured'], unit)} measured"
     )
     error = share_off(figure["error"])
-    return Remark(f"Farthest off of {len(record['figures'])} figures: {name}, {sides} ({error}).")
+    return Remark(f"Largest error of {len(record['figures'])} metrics: {name}, {sides} ({error}).")
 
 
 def _judged(record: Record) -> Iterator[Remark]:
@@ -148,7 +148,7 @@ def _correction(record: Record) -> Iterator[Remark]:
         if share - other < _AS_GOOD
     ]
     if others:
-        yield Remark(f"This run cannot tell it from: {'; '.join(others)}.", "warning")
+        yield Remark(f"Equally likely: {'; '.join(others)}.", "warning")
 
 
 def _guessed(record: Record) -> Iterator[Remark]:

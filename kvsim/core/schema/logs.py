@@ -126,7 +126,7 @@ HANDOVERS = Table(
         _part("handshake_ns", "handshake", "the two engines meet for the first time"),
         _part("network_queue_ns", "queue of the network", "behind transfers of others"),
         _part("transfer_ns", "transfer", "of its KV"),
-        _part("resume_ns", "until it goes on", "the rest of the step that hears of it, and a slot"),
+        _part("resume_ns", "resume delay", "end of the current step, and a wait for a slot"),
         _part("last_token_ns", "last prompt token again", "until its first token"),
         _part("decode_ns", "decode", "until its last token"),
     ),

@@ -74,7 +74,7 @@ REQUESTS = Table(
         _instant("finish_ns", meaning="it ended"),
         _time(
             "waiting_step_ns",
-            "waiting for the step under way",
+            "waiting for the current step",
             "composed before it arrived, or in flight before its own step",
         ),
         _time(
@@ -193,7 +193,7 @@ REQUESTS = Table(
         ),
         _prompt(
             "evicted_tokens",
-            "evicted for capacity",
+            "evicted before reuse",
             "computed before; they, or a block before them, were evicted since",
         ),
         _prompt(

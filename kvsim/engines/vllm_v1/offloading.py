@@ -650,8 +650,8 @@ def _written(request: Request) -> int:
 def _remarks(happened: Mapping[str, int]) -> list[str]:
     """Returns a line for each surprise. `happened`: event → how often it happened in a run."""
     texts = {
-        ANSWERS: "{} prompts go on from an answer of which the tier keeps nothing: by default it"
-        " stores prompts only; with offload_prompt_only = false it stores answers, too",
+        ANSWERS: "{} follow-up prompts found no stored answer: by default the tier stores prompts"
+        " only; with offload_prompt_only = false it stores answers, too",
         REFUSED: "{} stores found no room and stored nothing: a step stores all new chunks of a"
         " request or none, and tries again in the next step; raise --kv-offloading-size",
         STORING: "{} requests waited for a hit that was still on its way to CPU memory, even where"

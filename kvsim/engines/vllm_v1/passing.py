@@ -1,5 +1,5 @@
 """Why waiting requests are passed over, so that those behind them may be admitted: their adapter
-has no place, or it is not a step for prompts (vLLM 0.33.0 `v1/core/sched/scheduler.py`, `max_loras`,
+has no place, or it is not a step for prompts (vLLM 0.33.0 `v1/core/sched/scheduler.py`: `max_loras`
 and `prefill_schedule_interval` of an engine by itself).
 
 ```

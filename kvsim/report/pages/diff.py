@@ -52,8 +52,8 @@ def diff_page(
     sections = {
         "Where the difference comes from": _falls(explanation),
         "First divergent decision": _divergence(explanation),
-        "Requests that carry it": _carriers(explanation),
-        "Blocks that carry it": _blocks(explanation),
+        "Requests that changed most": _carriers(explanation),
+        "Blocks that changed most": _blocks(explanation),
         "All parts": _parts(explanation),
     }
     remarks = [(text, "plain") for text in explanation.headline]
@@ -248,7 +248,7 @@ def _made_of(names: tuple[str, str], fall: Waterfall) -> str:
         for places in fall.places
     )
     texts = (f"in {name} {each}" for name, each in zip(names, weights, strict=True))
-    return f"The percentile lies between requests: {'; '.join(texts)}."
+    return f"The percentile interpolates these requests: {'; '.join(texts)}."
 
 
 def _three(first: Fraction | int, other: Fraction | int) -> list[str]:

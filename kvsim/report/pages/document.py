@@ -28,6 +28,8 @@ POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 )
 
+GLOSSARY = "docs/explanations/glossary.md"
+
 
 def document(
     command: str,
@@ -63,7 +65,7 @@ def document(
             element("header", element("div", *head)),
             element("nav", element("div", *links)),
             element("main", *parts),
-            element("footer", f"kvsim {__version__}"),
+            element("footer", f"kvsim {__version__} · what words mean: {GLOSSARY}"),
         )
     )
     meta = (
@@ -139,7 +141,8 @@ def _place(figure: Figure) -> Html:
     size = f"height: {figure.height}px"
     if figure.least_width:
         size += f"; min-width: {figure.least_width}px"
-    plot = element("div", id=figure.id, class_="plot", style=size)
+    label = ". ".join(filter(None, (figure.title, figure.note)))
+    plot = element("div", id=figure.id, class_="plot", style=size, role="img", aria_label=label)
     save = element(
         "button", "Save", type="button", title="Save this chart as an SVG", data_figure=figure.id
     )

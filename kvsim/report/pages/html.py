@@ -114,17 +114,13 @@ def tags(named: Iterable[tuple[str, str]]) -> Html:
 
 def strip(parts: Iterable[tuple[str, float, str]]) -> Html:
     """A bar of parts side by side: (colour, share of the width, label), without empty parts."""
-    return element(
-        "div",
-        *(
-            element(
-                "span", style=f"--colour: var(--{colour}); width: {100 * share:.2f}%", title=words
-            )
-            for colour, share, words in parts
-            if share > 0
-        ),
-        class_="strip",
+    shown = [part for part in parts if part[1] > 0]
+    spans = (
+        element("span", style=f"--colour: var(--{colour}); width: {100 * share:.2f}%", title=words)
+        for colour, share, words in shown
     )
+    label = "; ".join(words for _, _, words in shown)
+    return element("div", *spans, class_="strip", role="img", aria_label=label)
 
 
 def shares(

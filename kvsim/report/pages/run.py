@@ -30,7 +30,6 @@ from kvsim.report.pages.html import tags as tags_of
 from kvsim.report.pages.over_time import View, limits_words, look_at, time_figures
 from kvsim.report.pages.provenance import memory_panel, provenance_panels
 from kvsim.report.pages.requests import explorer, length_figures
-from kvsim.report.tiers import tier_figures
 from kvsim.results.blockmap import BlockMap
 from kvsim.results.ledger import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
 from kvsim.results.ledger_summary import SHOWN, bare
@@ -72,7 +71,7 @@ def build_page(
     )
     rates = [[*words, show(summary[key], "share")] for key, words in HIT_RATES.items()]
     rates = rates if meta.get("prefix_caching") else []
-    tiers = [[label, ", ".join(parts)] for label, parts in tier_figures(summary)]
+    tiers = [[label, ", ".join(parts)] for label, parts in wording.tier_figures(summary)]
     sections = {
         "Key figures": cards(figure_cards(summary)),
         "Latency": _latency(summary, spread),
@@ -112,7 +111,8 @@ def _words(rows: list[list[str]], *head: str) -> Html | None:
 
 def tags(summary: Mapping[str, Any]) -> Html:
     """Labels for how the run ended and where its step times come from."""
-    fine = "warning" if wording.bound(summary) else "good"
+    tones = [remark.tone for remark in wording.diagnosis(summary)]
+    fine = "good" if tones in ([], ["plain"]) else tones[0]
     ended = fine if wording.finished(summary) else "bad"
     timed = "good" if wording.measured(summary["meta"]) else "warning"
     return tags_of(

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from kvsim.core import schema
 from kvsim.core.rows import PIECE_STEPS
 from kvsim.core.schema import BLOCKED, Source
-from kvsim.report.tracks.events import FIRST_TRACK, Track, counter, process, span, thread
-from kvsim.report.tracks.window import Window
+from kvsim.report.tracks.events import FIRST_TRACK, Track, Window, counter, process, span, thread
 from kvsim.results.timeline import States
 
 Ints = NDArray[np.int64]

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from kvsim.errors import OutputError
 from kvsim.report.tracks.engine import counter_events, engine_names, step_events
+from kvsim.report.tracks.events import Window
 from kvsim.report.tracks.requests import request_events, stays_of
-from kvsim.report.tracks.window import Window
 from kvsim.results.ledger import standings
 from kvsim.results.numerals import seconds
 from kvsim.results.timeline import run_end_ns

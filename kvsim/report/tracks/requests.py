@@ -10,12 +10,11 @@ A request keeps its lane as long as it stays, so there are no more lanes than re
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
-from kvsim.report.tracks.events import FIRST_TRACK, Track, arrow, process, span, thread
-from kvsim.report.tracks.lanes import pack
-from kvsim.report.tracks.window import Window
+from kvsim.report.tracks.events import FIRST_TRACK, Track, Window, arrow, process, span, thread
 from kvsim.results.ledger import standings
 from kvsim.results.ledger.standings import Spells
 
@@ -145,3 +144,21 @@ def _args(requests: Mapping[str, Any], index: int) -> dict[str, Any]:
         if requests[name][index]:
             args[name] = str(requests[name][index])
     return args
+
+
+def pack(intervals: Iterable[tuple[int, int]]) -> list[int]:
+    """The lane of each interval (begin, end), numbered from 0; intervals come by rising begin.
+
+    Each interval takes the lowest free lane. A lane is free again at the instant where its interval
+    ends. The number of lanes is the largest number of intervals that overlap.
+    """
+    free: list[int] = []
+    taken: list[tuple[int, int]] = []
+    lanes: list[int] = []
+    for begin, end in intervals:
+        while taken and taken[0][0] <= begin:
+            heappush(free, heappop(taken)[1])
+        lane = heappop(free) if free else len(taken)
+        heappush(taken, (end, lane))
+        lanes.append(lane)
+    return lanes

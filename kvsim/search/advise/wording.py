@@ -119,7 +119,7 @@ def _change(advice: Advice) -> str:
     if best is advice.base:
         number = plural(len(advice.singles), "change")
         kept = (
-            f"Keep them: of {number} tried, none makes {decides.metric.label} better for certain."
+            f"No tested change helps: of {number}, none is sure to improve {decides.metric.label}."
         )
         if best.met(advice.objectives) == len(best.runs):
             return kept

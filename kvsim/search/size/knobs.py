@@ -209,7 +209,6 @@ KNOBS: dict[str, Callable[[Trace, Mapping[str, Any], Bounds], Knob]] = {
     "num_gpu_blocks": _blocks,
     "gpu_memory_utilization": _utilization,
     "kv_offloading_size": _offload,
-    "cpu_offload_gib": _offload,
     "request_rate": _rate,
     "replicas": _replicas,
     "watermark": _watermark,

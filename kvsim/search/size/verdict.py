@@ -21,7 +21,7 @@ from kvsim.version import __version__
 _MOST_NAMED = 6
 SERVED_TOKENS = "total_token_throughput", "output_throughput"
 
-HEAD = ("from the answer", "seeds that keep all")
+HEAD = ("vs. answer", "seeds passing")
 """Columns of `row` between the knob and the figures."""
 
 
@@ -150,7 +150,7 @@ def _boundary(lab: Laboratory, found: Answer, value: float) -> list[Remark]:
     lucky = [v for v, each in lab.ascending if each.meets and (v > bad if most else v < bad)]
     if lucky:
         values = ", ".join(f"{v:g}" for v in lucky[:_MOST_NAMED])
-        text = f"By luck they hold at {values}, too, but not at all values between."
+        text = f"By chance they hold at {values}, too, but not at all values between."
         remarks.append(Remark(text, "warning"))
     return remarks + _lasting(lab, found)
 

@@ -91,7 +91,8 @@ def test_diff_names_the_first_request_that_went_elsewhere(folders: Path) -> None
     elsewhere = np.flatnonzero(one.requests["replica"] != other.requests["replica"])
     first = elsewhere[np.argmin(one.decisions["time_ns"][elsewhere])]
     said = (
-        f"{len(elsewhere)} of 60\u00a0requests went to another replica. The first one was {first}."
+        f"{len(elsewhere)} of 60\u00a0requests went to another replica."
+        f" Request {first} was the first of them."
     )
     assert said in told.stdout
     assert "router: round-robin → session-affinity" in told.stdout

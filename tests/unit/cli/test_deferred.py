@@ -1,5 +1,6 @@
 """Commands are listed without being imported, and are what the list says."""
 
+import json
 import os
 import re
 import shlex
@@ -108,7 +109,7 @@ def test_help_fits_80_columns_and_cuts_no_name(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as stop:
-        main([name, "-h"])
+        main([name, "--help-all"])
     assert stop.value.code == 0
     shown = capsys.readouterr().out
     pair = re.compile(r"  --\S+ / --no-\S+$")  # of a flag whose two names are longer than a line
@@ -117,6 +118,45 @@ def test_help_fits_80_columns_and_cuts_no_name(
     assert not re.search(r"--[\w-]+-$", shown, re.MULTILINE), "a name goes on in the next line"
     flags = {flag for each in load(name).params for flag in (*each.opts, *each.secondary_opts)}
     assert {flag for flag in flags if flag.startswith("-")} <= set(re.split(r"[\s,]+", shown))
+
+
+def test_short_help_says_where_the_settings_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "-h"])
+    shown = capsys.readouterr().out
+    assert "--trace" in shown and "--max-num-seqs" not in shown and shown.count("\n") < 50
+    assert "--help-all also lists settings: Load (" in shown
+
+
+@pytest.mark.parametrize("command", [["run", "--num-prompts", "2"], ["trace", "info"]])
+@pytest.mark.parametrize("trace", [["api"], ["--trace", "api"], ["--trace=api"]])
+def test_a_trace_is_given_by_itself_or_by_its_option(
+    command: list[str], trace: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*command, *trace, "--json"])
+    assert not stop.value.code
+    assert json.loads(capsys.readouterr().out)
+
+
+def test_two_traces_are_one_too_many(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["api", "chat"], ["--trace", "api", "chat"]):
+        with pytest.raises(SystemExit) as stop:
+            main(["run", *words])
+        assert stop.value.code == 2
+        assert "unexpected extra argument" in capsys.readouterr().err
+
+
+def test_quiet_leaves_results_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "untimed.jsonl"
+    trace.write_text('{"kvsim_trace":1}\n{"input_length":20,"output_length":5}\n')
+    said = []
+    for more in ([], ["--quiet"]):
+        with pytest.raises(SystemExit):
+            main(["run", str(trace), "--out", str(tmp_path / "run"), *more])
+        said.append(capsys.readouterr())
+    assert "note: " in said[0].err and not said[1].err
+    assert "written to" in said[0].out and "written to" not in said[1].out
 
 
 @pytest.mark.parametrize(

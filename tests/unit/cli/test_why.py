@@ -7,6 +7,10 @@ import pytest
 from command import run_here
 from places import ROOT
 
+from kvsim.explain.tail import tail_words
+from kvsim.report.files import read_results
+from kvsim.results.phases import durations_ns
+
 
 def kvsim(*arguments: str) -> CompletedProcess[str]:
     return run_here(arguments, columns=150)
@@ -34,11 +38,27 @@ def test_a_story_is_told_in_words_and_written_as_a_page(run: str, tmp_path: Path
     assert page.read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.parametrize("latency", ["ttft", "tpot", "e2el", "queue"])
+def test_a_tail_is_explained_by_what_its_requests_wait_for(run: str, latency: str) -> None:
+    """120 requests: two are at p99 or above it, and no other request is slower."""
+    told = kvsim("why", run, "--p99", latency)
+    assert told.returncode == 0, told.stderr
+    text = " ".join(told.stdout.replace("\u00a0", " ").split())
+    assert f"{latency.upper() if latency != 'queue' else 'Queue'} p99: " in text
+    assert "2 requests of 120 take that long; request " in text
+    requests = read_results(run)[1]
+    id, _ = tail_words(requests, latency)
+    values = durations_ns(requests)[latency]
+    assert (values > values[list(requests["id"]).index(id)]).sum() == 1
+    assert ("waiting for free blocks" in text.partition("They arrived")[0]) == (latency != "tpot")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--request", "5777"], "no '5777' among 120"),
-        ([], "Missing option '--request'"),
+        ([], "give --request ID, or --p99 ttft"),
+        (["--p99", "itl"], "ttft, tpot, e2el, queue"),
         (["--request", "57", "--html", "/proc/none/why.html"], "cannot be written"),
     ],
 )

@@ -98,6 +98,8 @@ def test_the_method_is_said():
     replayed = " ".join(method_words(REPLAY))
     assert "Nothing in these runs is random" in replayed
     drawn = SEEDS._replace(redrawn=("kernel times, within the errors of their profile",))
+    assert "Fewer than 5 seeds" not in said
+    assert "Fewer than 5 seeds" in " ".join(method_words(SEEDS._replace(planned=4)))
     assert "does not average out" in " ".join(method_words(drawn))
 
 

@@ -128,7 +128,7 @@ def test_the_page_holds_everything(runs):
     assert page == build_diff(*runs)
     assert re.findall(r"<h2>(.*?)</h2>", page) == [
         *("Where the difference comes from", "First divergent decision"),
-        *("Requests that carry it", "Blocks that carry it", "All parts", "Settings"),
+        *("Requests that changed most", "Blocks that changed most", "All parts", "Settings"),
     ]
     [figures] = re.findall(r'<script type="application/json" id="figures">(.*?)</script>', page)
     drawn = json.loads(figures)

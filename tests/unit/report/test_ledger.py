@@ -128,7 +128,7 @@ def test_the_story_of_a_preemption(preempted):
 def test_the_story_of_a_wait_names_who_ran_and_who_made_room():
     result = kvsim.simulate(trace((0, 8, 3), (1, 4, 1)), config(max_num_seqs=1))
     assert told(result, 1)[1:4] == [
-        (1, "waited 17.0 ms for the step under way"),
+        (1, "waited 17.0 ms for the current step"),
         (18, "waited 20.0 ms for a slot (max_num_seqs), while r0 ran"),
         (38, "r0 ended; first step; the step computes 4 prompt tokens of 1 request and 0 decodes"),
     ]

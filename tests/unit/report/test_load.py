@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import kvsim
 from kvsim.report.wording import verdict
 from kvsim.results.load import load_words, state_of
 from kvsim.run.simulation import simulate
@@ -31,7 +34,8 @@ def test_a_run_that_keeps_up() -> None:
     assert figures["request_throughput"] == pytest.approx(8.0, rel=0.01)
     assert figures["queue_growth"] in (0, 1)
     assert state_of(figures) == "steady"
-    assert verdict(figures)[1].text.startswith("Offered 8.00")
+    assert figures["demand_rate"] == figures["request_rate"]
+    assert verdict(figures)[0].text.startswith("Steady: offered 8.00")
 
 
 def test_an_overloaded_run_says_so_first() -> None:
@@ -43,8 +47,10 @@ def test_an_overloaded_run_says_so_first() -> None:
     assert state_of(figures) == "overloaded"
     first = verdict(figures)[0]
     assert first.tone == "bad"
-    assert first.text.startswith("Overloaded: offered 20.0")
-    assert "served 9.99" in first.text
+    assert first.text.startswith("Overloaded, bound by max_num_seqs: the head of the queue lacked")
+    assert first.text.endswith("a higher --max-num-seqs would help.")
+    second = verdict(figures)[1].text
+    assert second.startswith("Offered 20.0") and "served 9.99" in second
 
 
 def test_requests_at_the_gate_of_the_client_count() -> None:
@@ -58,7 +64,35 @@ def test_a_run_that_ends_while_it_still_fills_up() -> None:
     figures = summary(request_rate=4000.0, max_num_seqs=400, max_num_batched_tokens=8192)
     assert figures["queue_growth"] < figures["backlog_growth"]
     assert state_of(figures) == "never steady"
-    assert verdict(figures)[0].text.startswith("Never reached a steady state")
+    assert verdict(figures)[0].text.startswith("Never steady: offered")
+
+
+@pytest.mark.parametrize(("clients", "state"), [(5, "steady"), (30, "backlogged")])
+def test_clients_that_wait_for_replies_hide_no_overload(
+    clients: int, state: str, tmp_path: Path
+) -> None:
+    """Each thinks for a second after each of ten answers, so one sends 0.9 requests/s at most.
+    Thirty would send 27; 10 are served, and they send no more, so that no queue grows."""
+    lines: list[dict[str, Any]] = [{"kvsim_trace": 1}]
+    for turn in range(10):
+        for client in range(clients):
+            row = {"id": f"{client}/{turn}", "session": str(client), "arrival_s": 0.2 * client / 6}
+            row |= {"input_length": 20, "output_length": 10}
+            lines.append(row | ({"after": f"{client}/{turn - 1}", "delay_s": 1} if turn else {}))
+            lines[-1]["arrival_s"] += 2.0 * turn
+    path = tmp_path / "closed.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    cost = {"model": "constant", "step_us": 10_000, "prefill_token_us": 0}
+    cost |= {"decode_seq_us": 0, "context_token_ns": 0}
+    fixed = {"max_num_seqs": 1, "async_scheduling": False, "max_model_len": 64, "cost": cost}
+    figures = simulate(kvsim.open_trace(str(path)), fixed).summary
+    assert figures["queue_growth"] <= 5
+    assert figures["demand_rate"] == pytest.approx(clients / 1.1, rel=0.15)
+    assert state_of(figures) == state
+    first, second = verdict(figures)[:2]
+    if state == "backlogged":
+        assert first.text.startswith("Bound by max_num_seqs, backlogged: the head of the queue")
+        assert "clients would send 2" in second.text
 
 
 @pytest.mark.parametrize("requests", [1, 50])
@@ -66,4 +100,4 @@ def test_all_at_once_has_no_offered_rate(requests: int) -> None:
     figures = summary(requests, request_rate=inf)
     assert figures["request_rate"] is None
     assert state_of(figures) == "unknown"
-    assert load_words(figures).startswith("Served 10.0")
+    assert load_words(figures).startswith("served 10.0")

@@ -10,6 +10,8 @@ from kvsim.results.numerals import MISSING, UNITS, show, signed, signed_percent
     [
         (12031, "requests", "12,031"),
         (0.00123456, "", "0.00123"),
+        (0.0000541, "requests/s", "<0.001 req/s"),
+        (7.87e-9, "s", "<1 µs"),
         (0.5, "", "0.500"),
         (1.709, "", "1.71"),
         (21.46, "", "21.5"),
@@ -48,6 +50,8 @@ def test_numbers_are_written_for_people(value, unit, text):
         (0.206, "s", "+206 ms"),
         (-4.55, "tokens/s", "−4.55 tok/s"),
         (-0.0158, "share", "−1.58 points"),
+        (-5e-5, "requests/s", "−<0.001 req/s"),
+        (-7.87e-9, "s", "−<1 µs"),
         (0, "s", "0 s"),
     ],
 )

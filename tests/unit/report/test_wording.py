@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from runs import real_run
 from tiny import no_run, tiny_run
@@ -14,14 +16,19 @@ from kvsim.results.numerals import SPACE
 from kvsim.results.summary import summarise
 
 
+def sentences_of(summary):
+    return [text.replace(SPACE, " ") for text, _ in wording.verdict(summary)]
+
+
 def sentences(run):
-    return [text.replace(SPACE, " ") for text, _ in wording.verdict(summarise(*run))]
+    return sentences_of(summarise(*run))
 
 
 def test_the_verdict_of_the_tiny_run():
     assert sentences(tiny_run()) == [
+        "Rejecting: 1 of 4 requests rejected; offered 15.4 req/s (481 tok/s), served 12.0"
+        " req/s (100 tok/s).",
         "4 requests in 250 ms: 3 completed, 1 rejected (too long).",
-        "Offered 15.4 req/s (481 tok/s), served 12.0 req/s (100 tok/s).",
         "1 preemption, in 25.0 % of the requests: 1 by recompute, 1 token computed again.",
         "For 10.0 ms only the watermark held the head of the queue back (1 step).",
     ]
@@ -29,8 +36,9 @@ def test_the_verdict_of_the_tiny_run():
 
 def test_a_run_without_trouble_says_so():
     run = real_run(4, rate=0.1)
+    assert sentences(run)[0].startswith("Steady: offered ")
+    assert sentences(run)[1].endswith("none rejected.")
     assert sentences(run)[2:] == ["No preemptions."]
-    assert sentences(run)[0].endswith("none rejected.")
 
 
 @pytest.mark.parametrize(
@@ -53,18 +61,19 @@ def test_a_run_is_called_by_what_its_queue_lacked_most_of_the_time(
         text = told[0].text.replace(SPACE, " ")
         assert text.lower().startswith(f"{name}: the head")
         assert words in text and told[0].tone == "warning"
-        assert f'<span class="tag warning">Finished, {name}<' in tags(summary)
+        assert re.search(r"on average, (1.00 of 3|2.00 of 6).00 requests ran", text)
+        assert f'<span class="tag warning">{name[0].upper()}{name[1:]}<' in tags(summary)
 
 
 def test_a_run_whose_queue_waits_for_little_has_just_finished() -> None:
     run = kvsim.simulate(trace(*[(0, 40, 21)] * 5), config()).summary
     assert 0 < run["head_blocked_s"]["tokens"] < run["duration"] / 2
     assert '<span class="tag good">Finished<' in tags(run)
-    assert wording.verdict(run)[0].text.endswith("none rejected.")
+    assert wording.verdict(run)[0].text.startswith("Finished: served ")
 
 
 def test_every_reason_of_a_refusal_has_a_name():
-    causes = [cause for _, each in wording.BOUNDS.values() for cause in each]
+    causes = [cause for each in wording.BOUNDS.values() for cause in each.causes]
     assert sorted(causes) == sorted(BLOCKED[1:])
 
 
@@ -73,7 +82,7 @@ def test_several_reasons_are_counted():
     requests["status"] = ["completed", "rejected", "unfinished", "rejected"]
     requests["reason"] = ["", "cannot fit", "", "too long"]
     expected = "1 completed, 2 rejected (1 cannot fit, 1 too long), 1 unfinished."
-    assert sentences((steps, requests, gaps, meta))[0].endswith(expected)
+    assert sentences((steps, requests, gaps, meta))[1].endswith(expected)
 
 
 def test_swapping_says_what_was_moved():
@@ -120,10 +129,19 @@ def test_times_are_estimated_unless_measured_or_scaled():
 def test_steps_priced_outside_the_profile_are_told():
     steps, requests, gaps, meta = tiny_run()
     meta["cost"] = {"kind": "measured", "priced_ns": 200, "extrapolated_ns": 50}
-    assert "25.0 % of the step time was priced outside the profile." in sentences(
+    assert "25.0 % of the step time is extrapolated beyond measured kernel times." in sentences(
         (steps, requests, gaps, meta)
     )
 
 
 def test_no_requests_are_told():
     assert sentences(no_run())[0] == "No requests."
+
+
+def test_a_remedy_names_what_was_set_and_not_what_followed_from_it() -> None:
+    """Nobody gave max_model_len: it is what fits into the blocks, which somebody did give."""
+    few = {"engine": "vllm-v1", "num_gpu_blocks_override": 5}
+    run = kvsim.simulate(trace((0, 200, 5)), few).summary
+    [first, *_] = sentences_of(run)
+    assert first.startswith("Rejecting: 1 of 1 request rejected; nothing was completed; give")
+    assert "more than 4 blocks: max_model_len 80 is the most that fits" in first

@@ -193,7 +193,7 @@ def test_the_command_line_takes_vllms_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        ({}, "1 prompts go on from an answer"),
+        ({}, "1 follow-up prompts found no stored answer"),
         ({"offload_prompt_only": False}, ""),
     ],
 )
@@ -208,7 +208,7 @@ def test_a_prompt_that_goes_on_from_an_answer_is_remarked_upon(
     )
     trace = replace(AGAIN, rows=[first, rows[1], other])
     notes = " ".join(run(trace, kv_connector_extra_config=extra).meta["notes"])
-    assert (words in notes) if words else ("go on from an answer" not in notes)
+    assert (words in notes) if words else ("found no stored answer" not in notes)
 
 
 def test_an_offer_without_room_is_remarked_upon() -> None:
@@ -222,7 +222,7 @@ def test_a_search_for_the_size_goes_by_two_names(tmp_path: Path) -> None:
     words = ["size", "--trace", str(ROOT / "traces/agents.jsonl"), "--num-prompts", "8"]
     words += ["--model", "llama-3.1-8b", "--hardware", "h100", "--num-gpu-blocks-override", "2000"]
     words += ["--max-model-len", "30000", "--slo", "p99_ttft<60s", "--seeds", "1", "--jobs", "1"]
-    words += ["--from", "1", "--to", "4", "--find", "cpu_offload_gib"]
+    words += ["--from", "1", "--to", "4", "--find", "kv_offloading_size"]
     done = run_here(words, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "kv_offloading_size" in done.stdout and "1 GiB" in done.stdout.replace("\xa0", " ")

@@ -70,7 +70,7 @@ def test_a_step_yields_a_token_and_the_drafts_that_are_accepted() -> None:
     assert summary["spec_decode_num_drafts"] == 2
     assert summary["spec_decode_draft_tokens"] == summary["spec_decode_accepted_tokens"] == 6
     assert summary["spec_decode_acceptance_length"] == 4
-    assert summary["spec_decode_acceptance_rate"] == 100
+    assert summary["spec_decode_accepted_share"] == 1
     assert list(result.steps["draft_tokens"]) == [0, 3, 3]
     assert list(result.steps["prefill_tokens"]) == [10, 0, 0]
 

@@ -13,9 +13,9 @@ from small_engines import ENGINES, engine, make_trace
 import kvsim
 from kvsim.errors import OutputError
 from kvsim.report.tracks.engine import COUNTERS, ENGINE, LINK, STEPS
+from kvsim.report.tracks.events import Window
 from kvsim.report.tracks.export import events, run_window, write_tracks
 from kvsim.report.tracks.requests import INSIDE, OUTSIDE, request_events, stays_of
-from kvsim.report.tracks.window import Window
 from kvsim.results.ledger import standings
 from kvsim.results.timeline import run_end_ns
 

@@ -122,7 +122,7 @@ def test_an_exact_replay_is_run_once_and_keeps_good_settings(trace):
     assert {len(each.runs) for each in advice.singles} == {1}
     assert advice.best is advice.base
     kept = sentences(advice)[1]
-    assert kept.startswith("Keep them: of ") and "kvsim size" not in kept
+    assert kept.startswith("No tested change helps: of ") and "kvsim size" not in kept
     missed = advice._replace(objectives=parse_slo("p99_ttft<0.000001s"))
     assert sentences(missed)[1].endswith("the replicas or the rate that would do.")
 
