@@ -1,7 +1,7 @@
 """Malformed files and flags: each is refused in one line, or taken as it says; never half of it.
 
 What is taken has to be right, by a judge of its own for each kind: the plain values of the file,
-the exact twin of the run, or the result that the folder held before it was damaged.
+the run done again, or the result that the folder held before it was damaged.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def check_description(seed: int, limit_s: float = LIMIT_S) -> str:
 
 
 def check_profile(seed: int, limit_s: float = LIMIT_S) -> str:
-    """A spoilt profile of kernels: what is taken prices steps as the exact twin does."""
+    """A spoilt profile of kernels: what is taken prices steps, each time the same."""
     rng = random.Random(f"profiles {seed}")
     with _room(rng.choice(_profiles()), rng, "profile.json") as path:
         if rng.random() < 0.1:

@@ -30,7 +30,7 @@ def _run(settings: dict[str, object], path: str, folder: str) -> Parts:
     laps = _Laps()
     from kvsim.workload import open_trace
 
-    opened = open_trace(path, "mooncake")
+    opened = open_trace(path)
     laps.lap("trace: read and check")
     from kvsim.run.simulation import simulate
 

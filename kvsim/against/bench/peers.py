@@ -17,6 +17,8 @@ from kvsim.workload.formats.mooncake import DEFAULT_BLOCK_SIZE
 PEERS = {"aisimulate": ("dynamo._core", "ai-dynamo-runtime==1.6.1")}
 """Name → what has to be importable, and the package that brings it."""
 
+_BACKENDS = {"sglang": "sglang"}
+"""An engine of kvsim's → the peer's nearest; `vllm` for all others."""
 _LIMITS = ("block_size", "max_num_seqs", "max_num_batched_tokens")
 
 
@@ -54,5 +56,9 @@ def measure_peer(name: str, python: str, case: Case, path: str) -> Peer:
 
 def _engine_args(settings: dict[str, Any]) -> dict[str, Any]:
     limits = {key: settings[key] for key in _LIMITS}
-    blocks = settings["num_gpu_blocks_override"]
-    return {**limits, "num_gpu_blocks": blocks, "enable_prefix_caching": True}
+    return {
+        **limits,
+        "backend": _BACKENDS.get(settings["engine"], "vllm"),
+        "num_gpu_blocks": settings["num_gpu_blocks_override"],
+        "enable_prefix_caching": True,
+    }

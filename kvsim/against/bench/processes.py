@@ -58,15 +58,17 @@ def kvsim_run(case: Case, path: str) -> Whole:
     settings = [word for text in _assignments(case.table) for word in ("--set", text)]
     with tempfile.TemporaryDirectory() as folder:
         out = str(Path(folder) / "out")
-        command = ("run", "--trace", path, "--trace-format", "mooncake", "--out", out)
+        command = ("run", "--trace", path, "--out", out)
         return spent(sys.executable, "-m", "kvsim", *command, *settings)[0]
 
 
 def write_requests(workload: str, trace: str | None, path: str) -> None:
-    """Write the requests of a workload as Mooncake rows of 512-token ids."""
-    from kvsim.workload.export import write_mooncake
+    """Write the requests of a workload as Mooncake rows of 512-token ids; natively if these cannot
+    hold what the requests say."""
+    from kvsim.workload.export import convert
 
-    write_mooncake(WORKLOADS[workload].make(trace), path)
+    made = WORKLOADS[workload].make(trace)
+    convert(made, path, "native" if any(row.lora for row in made.rows) else "mooncake")
 
 
 def _assignments(table: dict[str, Any], prefix: str = "") -> list[str]:

@@ -55,18 +55,22 @@ def run(
     cases: Iterable[Case],
     repeats: int,
     trace: str | None,
-    done: Callable[[Row], None],
+    done: Callable[[Case], None],
     peer: tuple[str, str] | None = None,
 ) -> Bench:
-    """Measure each case `repeats` times; `done` is called after each case.
+    """Measure all cases in turns, `repeats` times; `done` is called after each measurement.
 
-    `peer`: the name of another simulator, and the Python that runs it, in turns with kvsim.
+    `peer`: the name of another simulator, and the Python that runs it.
     """
-    rows: list[Row] = []
+    rows = [Row(workload=case.workload, settings=case.settings, runs=[]) for case in cases]
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    for case in cases:
-        rows.append(_measure_row(case, repeats, trace, peer))
-        done(rows[-1])
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {row.workload: str(Path(folder) / f"{row.workload}.jsonl") for row in rows}
+        for workload, path in paths.items():
+            in_fresh_process(write_requests, workload, trace, path)
+        for row in rows * repeats:
+            _measure(row, paths[row.workload], peer)
+            done(row.case)
     return Bench(
         kvsim_version=__version__,
         python=platform.python_version(),
@@ -77,20 +81,34 @@ def run(
     )
 
 
-def _measure_row(case: Case, repeats: int, trace: str | None, peer: tuple[str, str] | None) -> Row:
-    row = Row(workload=case.workload, settings=case.settings, runs=[], whole=[], peer=[])
-    is_whole = WORKLOADS[case.workload].whole or peer is not None
-    with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder) / "trace.jsonl")
-        if is_whole:
-            in_fresh_process(write_requests, case.workload, trace, path)
-        for _ in range(repeats):
-            row.runs.append(in_fresh_process(measure, case, trace))
-            if is_whole:
-                row.whole.append(in_fresh_process(kvsim_run, case, path))
-            if peer is not None:
-                row.peer.append(in_fresh_process(measure_peer, *peer, case, path))
-    return row
+def _measure(row: Row, path: str, peer: tuple[str, str] | None) -> None:
+    """Add one measurement of each kind to a row."""
+    row.runs.append(in_fresh_process(measure, row.case, path))
+    if WORKLOADS[row.workload].replicas > 1:
+        return
+    if WORKLOADS[row.workload].whole or peer is not None:
+        row.whole.append(in_fresh_process(kvsim_run, row.case, path))
+    if peer is not None:
+        row.peer.append(in_fresh_process(measure_peer, *peer, row.case, path))
+
+
+def over_base(bench: Bench) -> dict[Case, float]:
+    """CPU time of each case over that of its `Case.base`, in `bench` as well: a feature's and a
+    policy's per step, a fleet's per request."""
+    rows = {row.case: row for row in bench.rows}
+    found = {}
+    for case, row in rows.items():
+        if case.base in rows:
+            base = rows[case.base]
+            is_fleet = WORKLOADS[case.workload].replicas > 1
+            found[case] = _share_s(row, is_fleet) / _share_s(base, is_fleet)
+    return found
+
+
+def _share_s(row: Row, is_fleet: bool) -> float:
+    """CPU time of a request in a fleet, of a step elsewhere."""
+    one = row.runs[0]
+    return least(row.runs, lambda m: m.cpu_s) / (one.requests if is_fleet else one.steps)
 
 
 def least(found: Iterable[T], figure: Callable[[T], float]) -> float:
@@ -121,14 +139,11 @@ def load(path: str) -> Bench:
         ) from None
 
 
-def ratios(now: Bench, then: Bench) -> dict[Case, tuple[float, float]]:
-    """CPU time and pings of each case in both benches: the least of now over the least of then."""
+def ratios(now: Bench, then: Bench) -> dict[Case, float]:
+    """CPU time of each case in both benches: the least of now over the least of then."""
     before = {row.case: row.runs for row in then.rows}
     return {
-        row.case: (
-            least(row.runs, lambda m: m.cpu_s) / least(before[row.case], lambda m: m.cpu_s),
-            least(row.runs, lambda m: m.pings) / least(before[row.case], lambda m: m.pings),
-        )
+        row.case: least(row.runs, lambda m: m.cpu_s) / least(before[row.case], lambda m: m.cpu_s)
         for row in now.rows
         if before.get(row.case)
     }

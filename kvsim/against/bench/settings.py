@@ -1,54 +1,59 @@
-"""The engines that `kvsim bench` measures, and on which workloads: the default comes first."""
+"""What `kvsim bench` measures: engines, features and policies, each on its usual workloads."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvsim.against.bench.workloads import DEFAULT, SYNC, WORKLOADS, Checks, named
+from kvsim.against.bench.workloads import WORKLOADS
 from kvsim.errors import ConfigError
 from kvsim.settings.config import nearest, read_toml
 
-_LONGEST_TOKENS = {"max_num_batched_tokens": 131_072}
-"""A prompt has to fit into one step where it is not cut into chunks."""
-_SYNC = {"engine": "vllm-0.6.3", "disable_async_output_proc": True, "max_model_len": 8_192}
+DEFAULT = "vllm-v1"
+"""The name of what a run with nothing but a GPU simulates."""
+CONSTANT = "constant"
+
+_H100 = {"hardware": "h100-sxm", "cost": {"model": "table"}}
+_V1 = {"engine": "vllm-v1", **_H100}
+_DRAFTS = {
+    "method": "eagle3",
+    "num_speculative_tokens": 3,
+    "synthetic_acceptance_length": 2.4,
+}
+_OWN = "kvsim.against.bench.own"
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    DEFAULT: {"engine": "vllm-v1"},
-    "vllm-v1-table": {
-        "engine": "vllm-v1",
-        "hardware": "h200-sxm",
-        "cost": {
-            "model": "table",
-            "profile": "h200-sxm-llama-3-8b-public",
-            "link": {"block_us": 30},
-        },
-    },
-    "vllm-0.6.3": {"engine": "vllm-0.6.3"},
-    "vllm-0.6.3-cache": {
-        "engine": "vllm-0.6.3",
-        "enable_prefix_caching": True,
-        **_LONGEST_TOKENS,
-    },
-    SYNC: _SYNC,
-    "vllm-0.3.3": {"engine": "vllm-0.3.3"},
-    "nano-vllm": {"engine": "nano-vllm"},
+    DEFAULT: _V1,
+    "sglang": {"engine": "sglang", **_H100},
+    "vllm-0.6.3": {"engine": "vllm-0.6.3", **_H100},
+    "vllm-0.3.3": {"engine": "vllm-0.3.3", **_H100},
+    "nano-vllm": {"engine": "nano-vllm", **_H100},
+    "feature-window": {"engine": "vllm-v1", "model": "gpt-oss-20b"},
+    "feature-windows": {"engine": "vllm-v1", "model": "gemma-3-27b-it"},
+    "feature-states": {"engine": "vllm-v1", "model": "qwen3-next-80b-a3b-instruct"},
+    "feature-drafts": {**_V1, "speculative_config": _DRAFTS},
+    "feature-lora": {**_V1, "enable_lora": True, "max_loras": 4},
+    "feature-priority": {**_V1, "scheduling_policy": "priority"},
+    "feature-watermark": {**_V1, "watermark": 0.05},
+    "feature-stages": {**_V1, "pipeline_parallel_size": 4},
+    "feature-offload": {**_V1, "kv_offloading_size": 16},
+    "own-scheduler": {**_V1, "engine": f"{_OWN}:Scheduler"},
+    "own-victim": {**_V1, "victim": f"{_OWN}:victim"},
+    CONSTANT: {"engine": "vllm-v1"},
+    "own-price": {"engine": "vllm-v1", "cost": {"model": f"{_OWN}:Price"}},
 }
-"""Names of `--settings`: an engine and what it does otherwise than by default."""
+"""Names of `--settings`: an engine, and what it does otherwise than by default."""
 
-USUAL: dict[str, tuple[str, ...]] = {
-    DEFAULT: (
-        *("W1", "W2", "W2x", "W3", "W4", "W4-300k"),
-        *("requests", "blocks", "block-size", "prompt", "decode", "fleet"),
-    ),
-    "vllm-v1-table": ("W1", "W2x"),
-    "vllm-0.6.3": ("W1", "W2x"),
-    "vllm-0.6.3-cache": ("W1", "W4"),
-    SYNC: ("W1", "W1lo", "W2", "W2x", "W3", "chunked-W1", "decode"),
-    "vllm-0.3.3": ("W1",),
-    "nano-vllm": ("W1",),
+_LOADS = ("W1", "W2", "conversation")
+_USUAL: dict[str, tuple[str, ...]] = {
+    DEFAULT: (*_LOADS, "W2x", "W3", "marked", "blocks", "block-size", "prompt", "decode", "fleet"),
+    "sglang": _LOADS,
+    **{name: ("marked",) for name in SETTINGS if name.startswith("feature-")},
+    **{name: ("W2x",) for name in SETTINGS if name.startswith("own-")},
+    CONSTANT: ("marked", "W2x"),
 }
-"""The workloads that each is measured on where none is named."""
+"""The workloads that settings are measured on where none is named, if not only on W1."""
 
 
 class Case(NamedTuple):
@@ -66,31 +71,31 @@ class Case(NamedTuple):
         return WORKLOADS[self.workload].settings | chosen
 
     @property
-    def checks(self) -> Checks | None:
-        """The known results of a run, if there are any."""
-        return WORKLOADS[self.workload].checks.get(self.settings)
+    def base(self) -> Case | None:
+        """What it is compared with: the default at the same prices for a feature or a policy, one
+        replica for a fleet."""
+        if WORKLOADS[self.workload].replicas > 1:
+            return Case(self.workload.rpartition("-")[0] + "-1", self.settings)
+        if not self.settings.startswith(("feature-", "own-")):
+            return None
+        return Case(self.workload, DEFAULT if "hardware" in SETTINGS[self.settings] else CONSTANT)
 
     def __str__(self) -> str:
         return f"{self.workload} {self.settings}"
 
 
 def choose(workloads: list[str], settings: list[str], trace: str | None) -> list[Case]:
-    """The cases with these names, or the usual ones where none are given.
+    """The cases with these names and what they are compared with, or the usual ones.
 
     Workloads alone run with `DEFAULT`, settings alone on their usual workloads. Raises
     `ConfigError` for unknown names, and for a named workload that needs `trace`.
     """
-    for name in settings:
-        if name not in SETTINGS and not Path(name).is_file():
-            raise ConfigError(
-                f"--settings: unknown {name!r};{nearest(name, SETTINGS)} choose from"
-                f" {', '.join(SETTINGS)}, or give a TOML file"
-            )
     cases = [
         Case(workload, name)
-        for name in settings or ([DEFAULT] if workloads else SETTINGS)
-        for word in workloads or USUAL.get(name, USUAL[DEFAULT])
-        for workload in named(word)
+        for given in settings or ([DEFAULT] if workloads else SETTINGS)
+        for name in ([given] if Path(given).is_file() else named("--settings", given, SETTINGS))
+        for word in workloads or _USUAL.get(name, ("W1",))
+        for workload in named("--workload", word, WORKLOADS)
         if workloads or trace or WORKLOADS[workload].own
     ]
     for case in cases:
@@ -99,4 +104,19 @@ def choose(workloads: list[str], settings: list[str], trace: str | None) -> list
                 f"bench: {case.workload} needs Mooncake's conversation_trace.jsonl;"
                 " give --trace FILE"
             )
-    return list(dict.fromkeys(cases))
+    bases = [case.base for case in cases if case.base is not None]
+    return list(dict.fromkeys([*cases, *bases]))
+
+
+def named(option: str, word: str, names: Iterable[str]) -> list[str]:
+    """The name that is this word, or all of `WORD-...` for a word such as `decode`.
+
+    Raises `ConfigError` with the nearest name.
+    """
+    found = [word] if word in names else [name for name in names if name.startswith(f"{word}-")]
+    if not found:
+        raise ConfigError(
+            f"{option}: unknown {word!r};{nearest(word, names)} choose from {', '.join(names)}"
+            + (", or give a TOML file" if option == "--settings" else "")
+        )
+    return found

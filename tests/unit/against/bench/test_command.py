@@ -2,20 +2,23 @@
 
 import json
 import sys
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+import msgspec
 import pytest
 from marks import long
 
 from kvsim.against.bench import repeat
-from kvsim.against.bench.workloads import SYNC, WORKLOADS, Checks
+from kvsim.against.bench.settings import DEFAULT, SETTINGS, named
+from kvsim.against.bench.workloads import WORKLOADS, Lengths, poisson
 from kvsim.cli import main
 from kvsim.cli.bench import _columns
 from kvsim.errors import ConfigError
 
 NAME = "decode-1"
-CASE = "--workload", NAME, "--settings", SYNC
+CASE = "--workload", NAME, "--settings", "constant"
 
 
 def kvsim(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -31,27 +34,38 @@ def test_a_stored_run_can_be_compared_with(
     code, out, _ = kvsim(capsys, *CASE, "--repeats", "2", "--json")
     assert code == 0
     row, *others = json.loads(out)["rows"]
-    assert (row["workload"], row["settings"], len(row["runs"]), others) == (NAME, SYNC, 2, [])
-    digest = WORKLOADS[NAME].checks[SYNC].digest
-    assert {each["digest"] for each in row["runs"]} == {digest}
+    assert (row["workload"], row["settings"], len(row["runs"]), others) == (NAME, "constant", 2, [])
     path = tmp_path / "then.json"
     path.write_text(out)
     code, out, _ = kvsim(capsys, *CASE, "--repeats", "1", "--compare", str(path))
     assert code == 0
-    for words in ("pings/step", "CPU now / then", digest, "yes"):
+    for words in ("us/step", "CPU now / then"):
         assert words in out
 
 
-@long
-def test_a_run_that_comes_to_something_else_is_marked(
+def test_features_policies_and_fleets_are_compared_with_the_default(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = WORKLOADS[NAME]._replace(checks={SYNC: Checks(1, 2, 3, 4, "5")})
-    monkeypatch.setitem(WORKLOADS, NAME, other)
-    code, out, errors = kvsim(capsys, *CASE, "--repeats", "1")
-    assert code == 1
-    assert "NO" in out
-    assert errors == f"kvsim: wrong results: {NAME} {SYNC}\n"
+    """Each shipped case of the tables, on loads of a few requests and in this process."""
+    monkeypatch.setattr(repeat, "in_fresh_process", lambda function, *args: function(*args))
+    for name in ("W1", "W2x", "fleet-1", "fleet-64"):
+        make = partial(poisson, 30, 100, Lengths(50), Lengths(60))
+        small = WORKLOADS[name]._replace(make=make, whole=False)
+        monkeypatch.setitem(WORKLOADS, name, small._replace(replicas=min(small.replicas, 2)))
+    asked = ("--settings", "feature", "--settings", "own", "--settings", "sglang")
+    code, out, _ = kvsim(capsys, *asked, "--repeats", "1", "--json")
+    assert code == 0
+    measured = msgspec.json.decode(out, type=repeat.Bench)
+    steps = {(row.workload, row.settings): row.runs[0].steps for row in measured.rows}
+    assert {case.settings for case in repeat.over_base(measured)} == {
+        *named("--settings", "feature", SETTINGS),
+        *named("--settings", "own", SETTINGS),
+    }
+    assert steps["W2x", "own-scheduler"] == steps["W2x", "own-victim"] == steps["W2x", DEFAULT]
+    assert steps["W2x", "own-price"] == steps["W2x", "constant"]
+    code, out, _ = kvsim(capsys, "--workload", "fleet-64", "--repeats", "1")
+    assert code == 0
+    assert "over base" in out and "fleet-1" in out
 
 
 @long
@@ -66,7 +80,10 @@ def test_the_parts_around_a_run_are_listed(capsys: pytest.CaptureFixture[str]) -
     ("arguments", "line"),
     [
         (["--workload", "W22"], "--workload: unknown 'W22'; did you mean 'W2'? choose from "),
-        (["--workload", "W4"], "bench: W4 needs Mooncake's conversation_trace.jsonl; give --trace"),
+        (
+            ["--workload", "conversation"],
+            "bench: conversation-30000 needs Mooncake's conversation_trace.jsonl; give --trace",
+        ),
         (
             ["--settings", "vlm-v1"],
             "--settings: unknown 'vlm-v1'; did you mean 'vllm-v1'? choose from",

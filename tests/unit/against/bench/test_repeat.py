@@ -15,23 +15,17 @@ from kvsim.against.bench.processes import (
     store_bytecode,
     write_requests,
 )
-from kvsim.against.bench.settings import Case
+from kvsim.against.bench.settings import CONSTANT, Case
 from kvsim.against.bench.workloads import WORKLOADS
 from kvsim.errors import ConfigError
 
 ONE = Measurement(
     cpu_s=2.0,
-    ping_ns=500.0,
     requests=10,
     steps=100,
     seq_steps=1000,
     preemptions=0,
-    end_ns=5,
-    digest="0",
-    events=7,
     rss_mb=50.0,
-    idle_rss_mb=40.0,
-    outcome="finished",
 )
 
 
@@ -75,34 +69,62 @@ def test_anything_else_is_refused_in_one_line(tmp_path: Path, text: str) -> None
 
 
 def test_ratios_compare_the_least_of_each() -> None:
-    now = bench(replace(ONE, cpu_s=1.5), replace(ONE, cpu_s=1.0, ping_ns=1000.0))
+    now = bench(replace(ONE, cpu_s=1.5), replace(ONE, cpu_s=1.0))
     then = bench(ONE, replace(ONE, cpu_s=4.0))
-    assert repeat.ratios(now, then) == {CASE: (0.5, 0.25)}
+    assert repeat.ratios(now, then) == {CASE: 0.5}
     assert repeat.ratios(now, bench(ONE, settings="vllm-0.6.3")) == {}
 
 
-def test_a_measurement_counts_events_and_leaves_simpy_as_it_was() -> None:
-    import simpy
+def test_a_feature_is_compared_by_the_step_and_a_fleet_by_the_request() -> None:
+    rows = [
+        repeat.Row(workload=workload, settings=settings, runs=[replace(ONE, **more)])
+        for workload, settings, more in (
+            ("W1", "vllm-v1", {}),
+            ("W1", "own-scheduler", {"cpu_s": 6.0, "steps": 200}),
+            ("fleet-1", "vllm-v1", {}),
+            ("fleet-64", "vllm-v1", {"cpu_s": 256.0, "requests": 640}),
+            ("fleet-64", "sglang", {}),
+        )
+    ]
+    assert repeat.over_base(replace(bench(), rows=rows)) == {
+        Case("W1", "own-scheduler"): 1.5,
+        Case("fleet-64", "vllm-v1"): 2.0,
+    }
 
-    before = simpy.Environment.__init__
-    measured = measure(Case("decode-1", "vllm-v1"))
-    assert simpy.Environment.__init__ is before
-    assert measured.events >= 1
-    assert measured.requests == len(WORKLOADS["decode-1"].make(None).rows)
-    assert measured.cpu_s > 0 and measured.pings > 0
-    assert measured.rss_mb >= measured.idle_rss_mb > 0
-    assert measured.decode_step_us is not None
+
+def test_a_measurement_counts_what_was_simulated(tmp_path: Path) -> None:
+    path = str(tmp_path / "trace.jsonl")
+    write_requests("decode-1", None, path)
+    measured = measure(Case("decode-1", CONSTANT), path)
+    assert (measured.requests, measured.steps, measured.seq_steps) == (1, 4_331, 4_330)
+    assert measured.cpu_s > 0 and measured.rss_mb > 0
 
 
-def test_an_error_in_a_process_of_its_own_is_raised_here() -> None:
+def test_a_run_that_fails_is_no_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "trace.jsonl")
+    write_requests("decode-1", None, path)
+    own = WORKLOADS["decode-1"]
+    small = {"num_gpu_blocks_override": 2, "block_size": 256, "max_model_len": 512}
+    monkeypatch.setitem(WORKLOADS, "decode-1", own._replace(settings=own.settings | small))
+    with pytest.raises(
+        ConfigError, match="decode-1 nano-vllm: the run ended as nothing-schedulable"
+    ):
+        measure(Case("decode-1", "nano-vllm"), path)
+
+
+def test_an_error_in_a_process_of_its_own_is_raised_here(tmp_path: Path) -> None:
+    settings = tmp_path / "swap.toml"
+    settings.write_text('engine = "vllm-v1"\npreemption_mode = "swap"\n')
     with pytest.raises(ConfigError, match="no such setting"):
-        in_fresh_process(measure, Case("W2s", "vllm-v1"))
+        in_fresh_process(measure, Case("W2", str(settings)), "chat")
 
 
 def test_a_whole_process_is_that_of_the_command_line(tmp_path: Path) -> None:
     path = str(tmp_path / "trace.jsonl")
     write_requests("decode-1", None, path)
-    whole = kvsim_run(Case("decode-1", "vllm-v1-table"), path)
+    whole = kvsim_run(Case("decode-1", "vllm-v1"), path)
     assert whole.cpu_s > 0 and whole.rss_mb > 0
 
 
