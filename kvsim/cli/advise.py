@@ -48,7 +48,7 @@ def advise(
     from kvsim.search.advise.trials import changes_of
     from kvsim.search.advise.wording import cache_sentences, record
     from kvsim.search.replicates import load_of
-    from kvsim.search.sweep.slo import parse_slo
+    from kvsim.search.slo import parse_slo
     from kvsim.writing import json_text
 
     objectives = parse_slo(slo)

@@ -1,4 +1,4 @@
-"""Runs a sweep in a folder: expands it, runs what is missing, and collects the results.
+"""A sweep in a folder: what was to be run, the parts of it, and its results.
 
 ```
 DIR/sweep.json      what was to be run: trace, settings, points with their keys
@@ -19,12 +19,10 @@ import msgspec
 
 from kvsim.errors import ConfigError, OutputError
 from kvsim.results.plain import plain
-from kvsim.search.sweep.backends import Backend, Done, run_local
+from kvsim.search.points import Manifest, Record, Versioned
+from kvsim.search.slo import parse_slo
+from kvsim.search.store import Store, address
 from kvsim.search.sweep.grid import Point, Settings
-from kvsim.search.sweep.points import Manifest, Record, Task, Versioned
-from kvsim.search.sweep.slo import parse_slo
-from kvsim.search.sweep.store import Store, address
-from kvsim.settings.config import RunConfig
 from kvsim.settings.parsing import is_flat, parse_json
 from kvsim.version import __version__
 from kvsim.workload.trace import Trace
@@ -101,26 +99,6 @@ def make_plan(
     keys = (address(point.config, trace, ledger=ledger) for point in points)
     planned = [Planned(p.settings, p.config.seed, k) for p, k in zip(points, keys, strict=True)]
     return Plan(facts, base, planned, slo, ledger)
-
-
-def run_missing(
-    store: Store,
-    trace: Trace,
-    configs: Mapping[str, RunConfig],
-    *,
-    ledger: bool = False,
-    backend: Backend = run_local,
-    jobs: int | None = None,
-    done: Done = lambda number: None,
-) -> int:
-    """Run every key (`address`) that is not in the store, once; returns the number of runs."""
-    store.make()
-    missing = [(key, config) for key, config in configs.items() if store.load(key) is None]
-    tasks = [Task(key, config, ledger) for key, config in missing]
-    done(len(configs) - len(tasks))
-    if tasks:
-        backend(store, trace, tasks, jobs, done)
-    return len(tasks)
 
 
 def gather(store: Store, plan: Plan, folder: str | Path) -> list[Outcome]:

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.results.tables import optional, texts, truths
 from kvsim.run.simulation import simulate
-from kvsim.search.sweep.points import ENGINE_FACTS, Record, figures_of
-from kvsim.search.sweep.slo import parse_slo
+from kvsim.search.points import ENGINE_FACTS, Record, figures_of
+from kvsim.search.slo import parse_slo
 from kvsim.search.sweep.sweep import Outcome, Plan
 from kvsim.workload.trace import Row, Trace
 from kvsim.writing import encoded

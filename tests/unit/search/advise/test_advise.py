@@ -18,7 +18,7 @@ from kvsim.search.advise.search import Tried, advise
 from kvsim.search.advise.trials import TRIALS, changed, changes_of
 from kvsim.search.advise.wording import not_tried, record, rows, sentences
 from kvsim.search.replicates import Load, load_of
-from kvsim.search.sweep.slo import parse_slo
+from kvsim.search.slo import parse_slo
 from kvsim.settings.config import RunConfig, make_config
 from kvsim.settings.server.arguments import Used
 from kvsim.settings.server.command_settings import arguments, settings_of_text

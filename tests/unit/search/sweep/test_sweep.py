@@ -14,16 +14,16 @@ import pytest
 from marks import long
 
 from kvsim.run.simulation import simulate
+from kvsim.search.points import figures_of, run_point
+from kvsim.search.runner import run_missing
+from kvsim.search.store import address
 from kvsim.search.sweep.grid import expand, parse_space
-from kvsim.search.sweep.points import figures_of, run_point
-from kvsim.search.sweep.store import address
 from kvsim.search.sweep.sweep import (
     Store,
     Task,
     gather,
     make_plan,
     read_plan,
-    run_missing,
     write_plan,
 )
 from kvsim.search.sweep.table import figure_kinds, sweep_table
