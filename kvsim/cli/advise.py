@@ -45,8 +45,8 @@ def advise(
     """
     from kvsim.search.advise.search import MOST_COMBINED
     from kvsim.search.advise.search import advise as search
+    from kvsim.search.advise.statement import cache_sentences, record
     from kvsim.search.advise.trials import changes_of
-    from kvsim.search.advise.wording import cache_sentences, record
     from kvsim.search.replicates import load_of
     from kvsim.search.slo import parse_slo
     from kvsim.writing import json_text
@@ -100,7 +100,7 @@ def _line(advice: Advice, word: ServerWord, server: ServerOptions) -> str:
 
 
 def _show(advice: Advice, cache: list[str], line: str) -> None:
-    from kvsim.search.advise.wording import method, not_tried, rows, sentences
+    from kvsim.search.advise.statement import method, not_tried, rows, sentences
 
     console = make_console()
     for sentence in (*sentences(advice), *cache):

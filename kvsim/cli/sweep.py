@@ -88,8 +88,7 @@ def sweep(
     from kvsim.search.slo import parse_slo
     from kvsim.search.sweep.grid import expand, parse_space
     from kvsim.search.sweep.page import PAGE
-    from kvsim.search.sweep.sweep import make_plan, read_plan, shard_of, write_plan
-    from kvsim.search.sweep.table import TABLE
+    from kvsim.search.sweep.sweep import TABLE, make_plan, read_plan, shard_of, write_plan
 
     if merge:
         _merge(out, folders, trace, grid, rows, random)
@@ -154,8 +153,7 @@ def _finish(out: str, plan: Plan) -> None:
     from kvsim.search.store import Store
     from kvsim.search.sweep.choose import choose
     from kvsim.search.sweep.page import PAGE, build_page
-    from kvsim.search.sweep.sweep import MANIFEST, gather, manifest
-    from kvsim.search.sweep.table import TABLE, table_bytes
+    from kvsim.search.sweep.sweep import MANIFEST, TABLE, gather, manifest, table_bytes
     from kvsim.writing import write_together
 
     outcomes = gather(Store(out), plan, out)

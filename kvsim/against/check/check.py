@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvsim.against.check.corrections import corrections, misfit
-from kvsim.against.check.wording import verdict
+from kvsim.against.check.remarks import verdict
 from kvsim.against.matched import KINDS, STATISTICS, Matched, matched, require_measured
 from kvsim.errors import ConfigError
 from kvsim.fleet.ranks import EngineResult, figures_of, simulate_engine

@@ -16,8 +16,7 @@ from kvsim.results.numerals import count, plural, show
 from kvsim.search.points import REFUSED, Record
 from kvsim.search.slo import Objectives, parse_slo
 from kvsim.search.sweep.grid import Settings
-from kvsim.search.sweep.sweep import Outcome, Plan
-from kvsim.search.sweep.table import reason
+from kvsim.search.sweep.sweep import Outcome, Plan, reason
 
 MEMORY = Metric("kv_cache_bytes", "KV memory", "bytes", "lower", "Memory")
 """What a configuration costs: bytes of all GPUs that hold KV blocks."""
