@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from kvsim.against.fit.constants import fit_run, with_constants
-from kvsim.against.fit.observed import errors_percent, observed, replayed, worst
+from kvsim.against.fit import fit_run, with_constants
+from kvsim.against.matched import errors_percent, observed, replayed, worst
 from kvsim.cost.calibrate.llmservingsim import import_profile
 from kvsim.cost.profile import Profile, Tail, to_json
 from kvsim.cost.table import profile_for

@@ -52,10 +52,10 @@ def advise(
     """
     from kvsim.search.advise.search import MOST_COMBINED
     from kvsim.search.advise.search import advise as search
+    from kvsim.search.advise.statement import cache_sentences, record, sentences
     from kvsim.search.advise.trials import changes_of
-    from kvsim.search.advise.wording import cache_sentences, record, sentences
     from kvsim.search.replicates import load_of
-    from kvsim.search.sweep.slo import parse_slo
+    from kvsim.search.slo import parse_slo
     from kvsim.writing import json_text
 
     objectives = parse_slo(slo)
@@ -120,7 +120,7 @@ def _line(advice: Advice, word: ServerWord, server: ServerOptions) -> str:
 
 def _show(advice: Advice, said: list[str], line: str) -> None:
     from kvsim.report.certainty import few_seeds
-    from kvsim.search.advise.wording import method, not_tried, rows
+    from kvsim.search.advise.statement import method, not_tried, rows
 
     console = make_console()
     for sentence in said:

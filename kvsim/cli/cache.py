@@ -17,8 +17,8 @@ from kvsim.settings.versions import DEFAULT_BLOCK_SIZE
 
 if TYPE_CHECKING:
     from kvsim.explain.cachelab.audit import Recorded
+    from kvsim.explain.cachelab.sentences import Audited
     from kvsim.explain.cachelab.study import Asked, Study
-    from kvsim.explain.cachelab.wording import Audited
     from kvsim.workload.reuse import Counting
     from kvsim.workload.trace import Trace
 
@@ -138,7 +138,7 @@ def stream(
 
 
 def _show(study: Study, *, as_json: bool) -> None:
-    from kvsim.explain.cachelab.wording import CURVE_HEAD, curve_rows, definitions, sentences
+    from kvsim.explain.cachelab.sentences import CURVE_HEAD, curve_rows, definitions, sentences
     from kvsim.writing import json_text
 
     if as_json:
@@ -198,7 +198,7 @@ def policies(
 ) -> None:
     """Compare eviction policies with the optimum, in a cache alone."""
     from kvsim.explain.cachelab.ranking import POLICIES, rank_policies
-    from kvsim.explain.cachelab.wording import POLICY_HEAD, policy_rows, policy_sentences
+    from kvsim.explain.cachelab.sentences import POLICY_HEAD, policy_rows, policy_sentences
     from kvsim.writing import json_text
 
     opened, counting = blocks.counted()
@@ -229,7 +229,7 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Split a run's prompt tokens: hit, lost to policy, pinning, capacity or timing, cold."""
-    from kvsim.explain.cachelab.wording import audit_rows, audit_sentences
+    from kvsim.explain.cachelab.sentences import audit_rows, audit_sentences
     from kvsim.writing import json_text
 
     runs = _audited(directory, eviction or ())
@@ -251,7 +251,7 @@ def _audited(directory: str, evictions: Sequence[str]) -> list[Audited]:
     fleet."""
     from kvsim.explain.cachelab.audit import Recorded
     from kvsim.explain.cachelab.audit import audit as audit_run
-    from kvsim.explain.cachelab.wording import Audited
+    from kvsim.explain.cachelab.sentences import Audited
     from kvsim.report.files import FLEET
     from kvsim.results.plain import numeric
     from kvsim.run.simulation import simulate

@@ -109,7 +109,7 @@ def _with_model(word: ServerWord, trace: Trace) -> ServerWord:
 
 
 def _show(record: dict[str, Any]) -> None:
-    from kvsim.against.check.wording import correction_rows, figure_rows, part_rows
+    from kvsim.against.check.remarks import correction_rows, figure_rows, part_rows
 
     console = make_console()
     print_remarks(console, ((each["text"], each["tone"]) for each in record["verdict"]))
@@ -123,7 +123,7 @@ def _show(record: dict[str, Any]) -> None:
 
 
 def _write(out: str, record: dict[str, Any], text: str) -> None:
-    from kvsim.against.check.wording import correction_rows, figure_rows, part_rows
+    from kvsim.against.check.remarks import correction_rows, figure_rows, part_rows
     from kvsim.report.pages.check import build_check
     from kvsim.writing import write_together
 

@@ -75,13 +75,12 @@ def _check_release(release: str, engine: str | None) -> None:
 
 def _replay(paths: list[str], engine: str, release: str | None, out: str | None) -> int:
     from kvsim.against.conform.cases import read_cases
-    from kvsim.against.conform.step_log import first_divergence
     from kvsim.settings.versions import release as version_of
 
+    given = {} if release is None else {"vllm_version": release}
     counts: dict[str | None, Counter[str]] = {}
     alone = 0
     for read in (case for path in paths for case in read_cases(_there(path), engine)):
-        given = {} if release is None else {"vllm_version": release}
         case = read._replace(config=read.config | given)
         if case.recorded is not None or out is not None:
             log = _log_of(case, engine)
@@ -90,9 +89,8 @@ def _replay(paths: list[str], engine: str, release: str | None, out: str | None)
         if case.recorded is None:
             alone += 1
             continue
-        same = _same(case.name, first_divergence(case.recorded, log))
-        found = {"compared": 1, "identical": int(same), "records": len(log)}
-        counts.setdefault(case.config.get("vllm_version"), Counter()).update(found)
+        count = counts.setdefault(case.config.get("vllm_version"), Counter())
+        count += _compared(case.name, case.recorded, log)
     total = sum(counts.values(), Counter[str]())
     if not counts and out is None:
         raise TraceError(
@@ -105,7 +103,7 @@ def _replay(paths: list[str], engine: str, release: str | None, out: str | None)
         if version is not None:
             print(f"vLLM {version}: {_counted(counts[version])}")
     print(_counted(total))
-    return 0 if total["identical"] == total["compared"] else 1
+    return int(total["identical"] != total["compared"])
 
 
 def _log_of(case: Case, engine: str) -> list[Record]:
@@ -123,16 +121,11 @@ def _replay_named(paths: list[str]) -> int:
     """Cases and runs whose lines say which engine or router they are of; counts by file."""
     from kvsim.against.conform.builders import RECORDED
     from kvsim.against.conform.cases import files_in, stem
-    from kvsim.against.conform.step_log import first_divergence
 
     total = Counter[str]()
     for path in map(_there, paths):
         for file in files_in(path) if path.is_dir() else [path]:
-            count = Counter[str]()
-            for name, recorded, log in _named(file):
-                decided = sum(record.get("op", "route") == "route" for record in log)
-                same = _same(name, first_divergence(recorded, log))
-                count.update(compared=1, identical=int(same), records=decided)
+            count = sum((_compared(*each) for each in _named(file)), Counter[str]())
             if count:
                 print(f"{stem(file)}: {_counted(count)}")
             total += count
@@ -142,7 +135,7 @@ def _replay_named(paths: list[str]) -> int:
             f" {', '.join(RECORDED)}, or --router"
         )
     print(f"in all: {_counted(total)}")
-    return 0 if total["identical"] == total["compared"] else 1
+    return int(total["identical"] != total["compared"])
 
 
 def _named(file: Path) -> Iterator[tuple[str, list[Record], list[Record]]]:
@@ -166,34 +159,36 @@ def _counted(count: Counter[str]) -> str:
     return f"{count['compared']} cases, {count['identical']} identical, {count['records']} records"
 
 
+def _compared(name: str, recorded: list[Record], log: list[Record]) -> Counter[str]:
+    """Counts one log, the same or not, and its decisions; prints where it parts."""
+    from kvsim.against.conform.step_log import first_divergence
+
+    divergence = first_divergence(recorded, log)
+    if divergence is not None:
+        print(f"{name}: recorded | kvsim: {divergence}")
+    decided = sum(record.get("op", "route") == "route" for record in log)
+    return Counter(compared=1, identical=int(divergence is None), records=decided)
+
+
 def _replay_router(paths: list[str], router: str) -> int:
     from kvsim.against.conform.cases import read_router_runs
     from kvsim.against.conform.routers import REPLAYS, replay
-    from kvsim.against.conform.step_log import first_divergence
 
     check_choice("--router", router, REPLAYS)
-    runs = identical = decisions = 0
-    for run in (run for path in paths for run in read_router_runs(_there(path), router)):
-        runs += 1
-        decisions += sum(record["op"] == "route" for record in run.records)
-        identical += _same(run.name, first_divergence(run.records, replay(router, run)))
-    if not runs:
+    runs = (run for path in paths for run in read_router_runs(_there(path), router))
+    total = sum(
+        (_compared(run.name, run.records, replay(router, run)) for run in runs), Counter[str]()
+    )
+    if not total:
         raise TraceError(f"{' '.join(paths)}: no runs in it; give the records of a router")
-    print(f"{runs} runs, {identical} identical, {decisions} decisions")
-    return 0 if identical == runs else 1
+    print(f"{total['compared']} runs, {total['identical']} identical, {total['records']} decisions")
+    return int(total["identical"] != total["compared"])
 
 
 def _there(path: str) -> Path:
     if not Path(path).exists():
         raise ConfigError(f"{path}: no such file or folder")
     return Path(path)
-
-
-def _same(name: str, divergence: object) -> bool:
-    """Whether there is no divergence; prints one that there is."""
-    if divergence is not None:
-        print(f"{name}: recorded | kvsim: {divergence}")
-    return divergence is None
 
 
 def _compare_logs(paths: list[str]) -> int:

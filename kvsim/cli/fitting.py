@@ -25,12 +25,12 @@ class Table(NamedTuple):
 
 def fit_profile(name: str, trace: Trace, config: RunConfig, first: int, out: str) -> list[Table]:
     """Fits the profile of that name and writes it to `out`. Returns its constants and errors."""
-    from kvsim.against.fit import constants
+    from kvsim.against.fit import fit_run
     from kvsim.cost.profile import load_profile, to_json
     from kvsim.writing import write_text
 
     with spinner("fitting") as done:
-        profile = constants.fit_run(load_profile(name), trace, config, first, done)
+        profile = fit_run(load_profile(name), trace, config, first, done)
     write_text(out, to_json(profile))
     found = profile.fitted
     spread, before = found["standard_errors"], found["error_percent_before"]

@@ -22,7 +22,7 @@ from kvsim.cli.console import note
 from kvsim.errors import ConfigError, check_choice
 
 if TYPE_CHECKING:
-    from kvsim.search.sweep.backends import Backend
+    from kvsim.search.runner import Backend
     from kvsim.settings.config import RunConfig
     from kvsim.workload.trace import Trace
 
@@ -167,7 +167,7 @@ class Workers(Bundle):
 
     def chosen(self) -> Backend:
         """The backend with this name. Raises `ConfigError`."""
-        from kvsim.search.sweep.backends import run_local, run_on_ray
+        from kvsim.search.runner import run_local, run_on_ray
 
         check_choice("--backend", self.backend, BACKENDS)
         if self.backend == "ray":

@@ -92,8 +92,8 @@ def size(
     from kvsim.search.size.page import PAGE, build_page
     from kvsim.search.size.search import Laboratory, searched
     from kvsim.search.size.verdict import NAME, size_record
-    from kvsim.search.sweep.slo import parse_slo
-    from kvsim.search.sweep.store import Store
+    from kvsim.search.slo import parse_slo
+    from kvsim.search.store import Store
     from kvsim.writing import json_text, write_together
 
     objectives = parse_slo(slo)

@@ -25,7 +25,7 @@ from kvsim.settings.config import to_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from kvsim.search.sweep.backends import Backend
+    from kvsim.search.runner import Backend
     from kvsim.search.sweep.choose import Chosen
     from kvsim.search.sweep.sweep import Plan
     from kvsim.settings.config import RunConfig
@@ -90,11 +90,10 @@ def sweep(
 
     A sweep may be stopped at any moment; the same command continues it.
     """
+    from kvsim.search.slo import parse_slo
     from kvsim.search.sweep.grid import expand, parse_space
     from kvsim.search.sweep.page import PAGE
-    from kvsim.search.sweep.slo import parse_slo
-    from kvsim.search.sweep.sweep import make_plan, read_plan, shard_of, write_plan
-    from kvsim.search.sweep.table import TABLE
+    from kvsim.search.sweep.sweep import TABLE, make_plan, read_plan, shard_of, write_plan
 
     if merge:
         _merge(out, folders, trace, grid, rows, random)
@@ -131,8 +130,8 @@ def _run(
     jobs: int | None,
 ) -> None:
     """Run what is missing, and report how much that was."""
-    from kvsim.search.sweep.store import Store
-    from kvsim.search.sweep.sweep import run_missing
+    from kvsim.search.runner import run_missing
+    from kvsim.search.store import Store
 
     with progress_bar(len(configs), "sweeping", quiet_below=2) as progress:
         done, store = progress or (lambda number: None), Store(out)
@@ -156,11 +155,10 @@ def _merge(out: str, folders: list[str] | None, *others: object) -> None:
 
 def _finish(out: str, plan: Plan) -> None:
     """Table, page and the verdict on the terminal."""
+    from kvsim.search.store import Store
     from kvsim.search.sweep.choose import choose
     from kvsim.search.sweep.page import PAGE, build_page
-    from kvsim.search.sweep.store import Store
-    from kvsim.search.sweep.sweep import MANIFEST, gather, manifest
-    from kvsim.search.sweep.table import TABLE, table_bytes
+    from kvsim.search.sweep.sweep import MANIFEST, TABLE, gather, manifest, table_bytes
     from kvsim.writing import write_together
 
     outcomes = gather(Store(out), plan, out)

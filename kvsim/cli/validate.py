@@ -105,7 +105,7 @@ def _go_on(
     source: str, trust: Sequence[str], profile: str | None, out: Path, html: str | None
 ) -> None:
     """Continue from a recording to a result, or from a result to its page."""
-    from kvsim.against.validate.compare import KEYS, SCHEMA
+    from kvsim.against.validate.errors import KEYS, SCHEMA
     from kvsim.against.validate.recording import SCHEMA as RECORDED
     from kvsim.against.validate.recording import read_json, require
 
@@ -143,10 +143,9 @@ def _settings(trace: Trace, made: Table, config: str | None, settings: SettingOp
 def _compare(
     recording: Path, trust: Sequence[str], profile: str, out: Path, html: str | None
 ) -> None:
-    from kvsim.against.validate.compare import compare
+    from kvsim.against.validate.errors import compare, count_rows, error_rows
     from kvsim.against.validate.recording import KEYS, SCHEMA, read_json, require, write_json
     from kvsim.against.validate.setup import refuse_foreign
-    from kvsim.against.validate.verdict import count_rows, error_rows
 
     table = read_json(recording, SCHEMA)
     require(table, KEYS, recording)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvsim.core.schema import BLOCKED
-from kvsim.explain.pairing import Pairs
+from kvsim.explain.attribution import Pairs
 from kvsim.results.metrics import BLOCKED_BY
 from kvsim.results.numerals import count, plural, seconds
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from kvsim.explain.attribution import Pairs, pair
 from kvsim.explain.certainty.estimates import Estimate, Floats
 from kvsim.explain.certainty.stretches import Figure, together
 from kvsim.explain.certainty.verdicts import Comparison, Pair, judge_pairs
-from kvsim.explain.pairing import Pairs, pair
 from kvsim.results.metrics import HEADLINES, METRICS, value
 
 Runs = Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]]

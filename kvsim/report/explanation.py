@@ -10,11 +10,13 @@ from kvsim.explain.attribution import (
     LABELS,
     Blocks,
     Carrier,
+    Pairs,
     Share,
     Waterfall,
     blocks,
     carriers,
     has_ledger,
+    pair,
     waterfalls,
 )
 from kvsim.explain.certainty import matters
@@ -25,7 +27,6 @@ from kvsim.explain.divergence import (
     first_concerned,
     first_divergence,
 )
-from kvsim.explain.pairing import Pairs, pair
 from kvsim.report.compare import NO_DIFFERENCE, config_differences
 from kvsim.results.metrics import LATENCIES
 from kvsim.results.numerals import count, plural, signed, signed_percent

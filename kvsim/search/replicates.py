@@ -25,7 +25,7 @@ from kvsim.explain.certainty.verdicts import Comparison, Pair, Values, judge_pai
 from kvsim.results.metrics import HEADLINES, METRICS, NAMED, Metric, value
 from kvsim.run.features.speculation import draws_acceptance
 from kvsim.run.simulation import simulate
-from kvsim.run.workers import in_processes
+from kvsim.search.runner import processes, run_all
 from kvsim.settings.config import RunConfig
 from kvsim.settings.library import look_up, takes
 from kvsim.workload.spec import Workload, load_workload, made_from, make_trace
@@ -128,7 +128,8 @@ def replicate(
     """
     tasks = [(load, msgspec.structs.replace(c, seed=s)) for s in seeds for c in configs]
     done: list[T] = []
-    for each in _run_all(partial(_run, simulate, reduce, command), tasks, jobs):
+    run = partial(_run, simulate, reduce, command)
+    for each in run_all(run, tasks, processes(jobs, tasks)):
         done.append(each)
         if progress is not None:
             progress(1)
@@ -206,7 +207,7 @@ def _judged(
     estimates = {}
     for pair in pairs_of(values, len(names)):
         rows = values[pair.key]
-        estimate = _estimate(NAMED[pair.key], rows[pair.first], rows[pair.other], pick)
+        estimate = estimate_of(NAMED[pair.key], rows[pair.first], rows[pair.other], pick)
         if estimate is not None:
             estimates[pair] = estimate
     verdicts = judge_pairs(estimates, values, HEADLINES, level=level, margin=margin)
@@ -229,9 +230,13 @@ def pairs_of(values: Mapping[str, Any], number: int) -> list[Pair]:
     ]
 
 
-def _estimate(
-    metric: Metric, first: Values, other: Values, pick: Callable[..., Estimate] | None
+def estimate_of(
+    metric: Metric, first: Values, other: Values, pick: Callable[..., Estimate] | None = None
 ) -> Estimate | None:
+    """The difference in a figure, of the same seeds; None if a run lacks it, or of one seed alone.
+
+    `pick`: how to estimate it, if not as the mean of the pairs.
+    """
     import numpy as np
 
     if len(first) < 2 or None in first or None in other:
@@ -279,16 +284,3 @@ def _run(
     simulate: Simulate, reduce: Callable[[Any], T], command: str, load: Load, config: RunConfig
 ) -> T:
     return reduce(simulate(load.of(config.seed), config, command=command))
-
-
-def _run_all(
-    run: Callable[[Load, RunConfig], T], tasks: Sequence[tuple[Load, RunConfig]], jobs: int | None
-) -> Iterator[T]:
-    """Results in the order of the tasks, whichever ends first."""
-    from joblib import cpu_count
-
-    number = min(jobs or cpu_count(), len(tasks))
-    if number <= 1:
-        yield from (run(*task) for task in tasks)
-    else:
-        yield from in_processes(run, tasks, number)

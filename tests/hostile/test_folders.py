@@ -14,7 +14,7 @@ from places import ROOT
 
 from kvsim.errors import OutputError
 from kvsim.report.files import read_block_map, read_results, read_transitions
-from kvsim.search.sweep.store import Store
+from kvsim.search.store import Store
 from kvsim.search.sweep.sweep import read_plan
 
 TRACE = ["--trace", str(ROOT / "traces" / "chat.jsonl"), "--num-prompts"]

@@ -6,7 +6,7 @@ import pytest
 from places import ROOT
 
 from kvsim.core.schema import BLOCKED, CAUSES
-from kvsim.explain.cachelab.wording import PARTS
+from kvsim.explain.cachelab.sentences import PARTS
 from kvsim.fleet.page import CAUSE_COLOURS
 from kvsim.report.pages.cache import PART_COLOURS
 from kvsim.report.pages.compare import COLOURS, run_colour

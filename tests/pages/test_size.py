@@ -6,8 +6,8 @@ from browsers import eventually
 from kvsim.search.size.knobs import Bounds, make_knob
 from kvsim.search.size.page import build_page
 from kvsim.search.size.search import Laboratory, Search, answer
-from kvsim.search.sweep.slo import parse_slo
-from kvsim.search.sweep.store import Store
+from kvsim.search.slo import parse_slo
+from kvsim.search.store import Store
 from kvsim.settings.config import make_config, to_table
 from kvsim.workload.spec import Lengths, synthesise_lengths
 

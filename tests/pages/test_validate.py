@@ -9,9 +9,8 @@ from browsers import eventually
 from marks import long
 from small import recording, write_profile, write_trace
 
-from kvsim.against.validate.compare import compare
+from kvsim.against.validate.errors import compare, error_rows, sentence, share, signed_share
 from kvsim.against.validate.page import build_page, latency_figures, step_figures
-from kvsim.against.validate.verdict import error_rows, sentence, share, signed_share
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from kvsim.against.validate.compare import with_profile
+from kvsim.against.validate.errors import with_profile
 from kvsim.against.validate.measure import Pairs, Times, record
 from kvsim.against.validate.recording import SCHEMA
 from kvsim.against.validate.setup import THREE, prepare

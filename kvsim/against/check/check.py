@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvsim.against.check.beside import KINDS, Beside, beside, require_measured
 from kvsim.against.check.corrections import corrections, misfit
-from kvsim.against.check.wording import verdict
+from kvsim.against.check.remarks import verdict
+from kvsim.against.matched import KINDS, STATISTICS, Matched, matched, require_measured
 from kvsim.errors import ConfigError
 from kvsim.fleet.ranks import EngineResult, figures_of, simulate_engine
 from kvsim.results.phases import Floats
@@ -51,7 +51,7 @@ class Residual(NamedTuple):
         return max(self.parts, key=lambda part: abs(part.difference_ms))
 
 
-def residual(pairs: Beside, requests: dict[str, Any]) -> Residual | None:
+def residual(pairs: Matched, requests: dict[str, Any]) -> Residual | None:
     """The split over the requests whose TTFT and E2EL were measured; None if there are none.
 
     `requests`: the columns of the replay.
@@ -91,7 +91,7 @@ def _queue(
     )
 
 
-def _unhindered(requests: dict[str, Any], pairs: Beside) -> np.ndarray:
+def _unhindered(requests: dict[str, Any], pairs: Matched) -> np.ndarray:
     """Which requests wait for nothing but the step under way in the replay."""
     waited = requests["first_scheduled_ns"] - requests["arrival_ns"]
     step: np.ndarray = (waited == requests["waiting_step_ns"])[pairs.places]
@@ -103,7 +103,6 @@ def _part(name: str, measured_s: Floats, predicted_s: Floats) -> Part:
 
 
 SCHEMA = "kvsim.against.check/1"
-STATISTICS = ("mean", "p50", "p90", "p99")
 NEAR = 0.01
 """If no figure is farther off than this, nothing needs a correction."""
 
@@ -131,7 +130,7 @@ def check(
     require_measured(trace)
     result = simulate_engine(trace, config, command=command)
     done(1)
-    pairs = beside(trace, result)
+    pairs = matched(trace, result)
     figures = {**_latencies(pairs, result), **_whole(trace, result, pairs)}
     if not figures:
         raise ConfigError(f"{trace.path}: all measured times are 0; give times in seconds")
@@ -162,7 +161,7 @@ def check(
     return checked
 
 
-def _latencies(pairs: Beside, result: EngineResult) -> dict[str, Table]:
+def _latencies(pairs: Matched, result: EngineResult) -> dict[str, Table]:
     """`mean_ttft_ms` and so on, of the requests that have both."""
     sides = {
         kind: tuple(describe(1e3 * seconds) for seconds in pairs.pairs(kind))
@@ -182,7 +181,7 @@ def _latencies(pairs: Beside, result: EngineResult) -> dict[str, Table]:
     return {key: figure for key, figure in found.items() if figure["error"] is not None}
 
 
-def _whole(trace: Trace, result: EngineResult, pairs: Beside) -> dict[str, Table]:
+def _whole(trace: Trace, result: EngineResult, pairs: Matched) -> dict[str, Table]:
     """Duration and throughput, from the first arrival to the last token of these requests."""
     rows = [trace.rows[i] for i in pairs.rows]
     ends = pairs.measured_s["e2el"]
@@ -218,7 +217,7 @@ def _figure(measured: float | None, predicted: float | None) -> Table:
     return {"measured": measured, "predicted": predicted, "error": error}
 
 
-def _spread(pairs: Beside, kind: str) -> Table:
+def _spread(pairs: Matched, kind: str) -> Table:
     """How far single requests are off: the median and p90 of their relative errors' sizes."""
     measured, predicted = pairs.pairs(kind)
     there = measured >= 1e-9  # No clock shows less.
@@ -236,7 +235,7 @@ def _split(split: Residual | None) -> Table | None:
     return {"parts": parts, "largest": split.largest.name, "method": split.method}
 
 
-def _points(trace: Trace, pairs: Beside) -> Table:
+def _points(trace: Trace, pairs: Matched) -> Table:
     """Every request: its id, and its measured and predicted milliseconds."""
     columns: Table = {"id": [trace.rows[i].id for i in pairs.rows]}
     for kind in KINDS:
@@ -252,7 +251,7 @@ def _listed(seconds: np.ndarray) -> list[float | None]:
     return [None if np.isnan(value) else float(1e3 * value) for value in seconds]
 
 
-def _tokens_missing(trace: Trace, pairs: Beside) -> float:
+def _tokens_missing(trace: Trace, pairs: Matched) -> float:
     """Share of the gaps between tokens that the client did not see one by one."""
     expected = sum(
         trace.rows[i].output_length - 1

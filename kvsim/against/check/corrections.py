@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from kvsim.against.check.beside import Beside, beside
+from kvsim.against.matched import FITTED, STATISTICS, Matched, matched
 from kvsim.cost import Cost
 from kvsim.errors import ConfigError
 from kvsim.fleet.ranks import EngineResult, figures_of, simulate_engine
@@ -81,9 +81,6 @@ def with_change(change: Change) -> Callable[[RunConfig], Parts]:
     return parts_of
 
 
-KINDS = ("ttft", "tpot", "e2el")
-STATISTICS = ("mean", "p50", "p90", "p99")
-
 _MOST_RUNS = 6
 _BALANCED = 2e-4
 _WIDEST = log(4)
@@ -108,7 +105,7 @@ class _Knob(NamedTuple):
     """One correction: `replay(x)` is the prediction with it; at 0 it changes nothing."""
 
     name: str
-    replay: Callable[[float], Beside]
+    replay: Callable[[float], Matched]
     start: Callable[[float], float]
     """A first guess from the balance."""
     low: float
@@ -125,23 +122,23 @@ class _Bench(NamedTuple):
     config: RunConfig
     figures: Mapping[str, Any]
     """Those of the replay."""
-    base: Beside
+    base: Matched
     done: Callable[[int], None]
 
     def replay(
         self, change: Change, trace: Trace | None = None, config: RunConfig | None = None
-    ) -> Beside:
+    ) -> Matched:
         """The prediction with the times of steps changed, or of another trace or configuration."""
         given = trace or self.trace, config or self.config
         run = simulate_engine(*given, parts_of=with_change(change))
         self.done(1)
-        return beside(trace or self.trace, run)
+        return matched(trace or self.trace, run)
 
 
-def errors(pairs: Beside) -> dict[str, float]:
+def errors(pairs: Matched) -> dict[str, float]:
     """The logarithm of predicted by measured, of each statistic of each latency that has both."""
     found = {}
-    for kind in KINDS:
+    for kind in FITTED:
         measured, predicted = (describe(side) for side in pairs.pairs(kind))
         for name in STATISTICS:
             one, other = measured[name], predicted[name]
@@ -150,7 +147,7 @@ def errors(pairs: Beside) -> dict[str, float]:
     return found
 
 
-def misfit(pairs: Beside) -> float:
+def misfit(pairs: Matched) -> float:
     """The mean size of `errors`."""
     return _mean({key: abs(error) for key, error in errors(pairs).items()})
 
@@ -165,7 +162,7 @@ def corrections(
 
     `done` is called with 1 after every further run.
     """
-    bench = _Bench(trace, config, figures_of(result), beside(trace, result), done)
+    bench = _Bench(trace, config, figures_of(result), matched(trace, result), done)
     knobs = [*_factors(bench), *_constants(bench), *_blocks(bench), *_hits(bench)]
     fitted = (_fit(knob, bench.base) for knob in knobs)
     return sorted((each for each in fitted if each is not None), key=lambda each: each.misfit)
@@ -243,7 +240,7 @@ def _blocks(bench: _Bench) -> list[_Knob]:
     if (bench.figures["kv_cache_usage_max"] or 0) < _FULL:
         return []
 
-    def replay(x: float) -> Beside:
+    def replay(x: float) -> Matched:
         number = round(blocks * exp(x))
         config = msgspec.structs.replace(bench.config, num_gpu_blocks_override=number)
         return bench.replay(Change(), config=config)
@@ -268,7 +265,7 @@ def _hits(bench: _Bench) -> list[_Knob]:
     if any(row.content for row in trace.rows) or not meta["prefix_caching"]:
         return []
 
-    def replay(share: float) -> Beside:
+    def replay(share: float) -> Matched:
         shared = assume_hit_rate(trace, share, meta["block_size"], seed=bench.config.seed)
         return bench.replay(Change(), shared)
 
@@ -286,7 +283,7 @@ def _hits(bench: _Bench) -> list[_Knob]:
     ]
 
 
-def _fit(knob: _Knob, base: Beside) -> Found | None:
+def _fit(knob: _Knob, base: Matched) -> Found | None:
     """The knob where predictions are balanced, by the secant method; the least misfit counts."""
     before, x0 = _balance(base), 0.0
     x = min(max(knob.start(before), knob.low), knob.high)
@@ -311,13 +308,13 @@ def _fit(knob: _Knob, base: Beside) -> Found | None:
     return Found(knob.name, value, knob.words(value), knob.remedy, left)
 
 
-def _delayed(base: Beside, seconds: float) -> Beside:
+def _delayed(base: Matched, seconds: float) -> Matched:
     """The prediction, with every first token, and all after it, this much later."""
     later = {kind: base.predicted_s[kind] + seconds for kind in ("ttft", "e2el")}
     return base._replace(predicted_s={**base.predicted_s, **later})
 
 
-def _balance(pairs: Beside) -> float:
+def _balance(pairs: Matched) -> float:
     return _mean(errors(pairs))
 
 

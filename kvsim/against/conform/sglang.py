@@ -7,17 +7,15 @@ settles the step of the iteration before.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator, Mapping
 from sys import maxsize
 from typing import Any
 from zlib import crc32
 
 from kvsim.against.conform.step_log import Record, queue_digest
-from kvsim.against.conform.virtual import STUCK_STEPS, LogClock, RuleStream, played
+from kvsim.against.conform.virtual import LogClock, RuleStream, played
 from kvsim.core.batch import Batch
 from kvsim.core.host import Waiting
-from kvsim.core.loop import Loop
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
 from kvsim.engines.sglang.manager import SglangRadixTables, SglangTables
@@ -113,7 +111,7 @@ def replay(
     scheduler, blocks = _build(config)
     batch = Batch(blocks, _lengths(config, trace).__getitem__)
     clock = _Clock(batch, scheduler, _requests(config, trace), config.get("max_steps", 1_000_000))
-    return played(clock, Loop(clock, scheduler, batch, watcher=clock).run(), batch, audit_every)
+    return played(clock, scheduler, batch, audit_every)
 
 
 def _build(config: Mapping[str, Any]) -> tuple[_Noting, SglangTables]:
@@ -185,48 +183,26 @@ class _Clock(LogClock):
         arrivals: list[tuple[float, Request]],
         max_steps: int,
     ) -> None:
-        super().__init__()
-        self.patience_steps = maxsize
+        super().__init__(arrivals, max_steps)
         self._batch, self._scheduler = batch, scheduler
-        self._arrivals = deque(arrivals)
-        self._max_steps = max_steps
         self._time = 0.0
-        self._step = self._idle_steps = self._in_flight = 0
-        self._ended = False
-        self._record: Record = {}
-        self._records: list[Record] = []
 
-    def take_records(self) -> list[Record]:
-        """Returns the records written since the last call."""
-        records, self._records = self._records, []
-        return records
-
-    def end(self, error: str) -> None:
-        """Ends the log early with an error record."""
-        self._records.append({"step": self._step, "time": self._time, "error": error})
-        self._ended = True
+    def time_s(self) -> float:
+        return self._time
 
     # -- a host ----------------------------------------------------------------------------------
 
     def arrived(self) -> list[Request] | None:
         """Returns the requests that have arrived until now."""
-        arrivals = self._arrivals
-        if self._ended or not (arrivals or self._batch or self._in_flight):
+        if self._ended or not (self._arrivals or self._batch or self._in_flight):
             return None
         self._scheduler.notes.clear()
-        found = []
-        while arrivals and arrivals[0][0] <= self._time:
-            found.append(arrivals.popleft()[1])
+        found = self._due(self._time)
         self._rejected = [each.id for each in found if self._is_refused(each)]
         return found
 
     def _is_refused(self, request: Request) -> bool:
         return request.input_length >= self._scheduler.max_model_len
-
-    def step_ns(self, plan: Plan) -> int:
-        """One second."""
-        self._in_flight += 1
-        return 1_000_000_000
 
     def wait(self, until_ns: int) -> Waiting:
         """Lets the oldest step finish."""
@@ -248,9 +224,6 @@ class _Clock(LogClock):
 
     # -- a watcher -------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """A run begins."""
-
     def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
         """Take down a step that has just been composed."""
         scheduler, blocks, notes = self._scheduler, batch.blocks, self._scheduler.notes
@@ -260,7 +233,7 @@ class _Clock(LogClock):
         unfinished = scheduler.unfinished
         running = [standing.request for standing in scheduler.running.members]
         self._record = {
-            "step": self._step,
+            "step": self._number,
             "time": self._time,
             "added": arrived - len(self._rejected),
             "rejected": self._rejected,
@@ -294,13 +267,9 @@ class _Clock(LogClock):
         record["evictable_end"] = blocks.gpu.evictable * blocks.block_size
         self._records.append(dict(record))
         notes.clear()
-        self._step, self._time = self._step + 1, self._time + 1.0
+        self._number, self._time = self._number + 1, self._time + 1.0
         busy = any(record[key] for key in ("prefill", "decode", "finished", "added", "aborted"))
-        self._idle_steps = 0 if busy else self._idle_steps + 1
-        if self._step >= self._max_steps:
-            self.end("max_steps")
-        elif self._idle_steps >= STUCK_STEPS and not self._arrivals:
-            self.end("deadlock")
+        self._end_if_stuck(not busy)
 
 
 def _slots_digest(plan: Plan, blocks: SglangTables) -> int:

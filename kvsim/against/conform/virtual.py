@@ -19,6 +19,7 @@ from kvsim.core.batch import Batch
 from kvsim.core.blocks import BlockManager
 from kvsim.core.host import Host, Waiting
 from kvsim.core.loop import Loop
+from kvsim.core.plan import Plan
 from kvsim.core.request import ABORTED, Request
 from kvsim.core.scheduler import Scheduler
 from kvsim.errors import EngineStopped
@@ -147,24 +148,65 @@ def replay(
     most = [max(row.get("output_lens") or [row["output_len"]]) for row in trace]
     batch = Batch(blocks, most.__getitem__, scheduler.longest_sequence, lengths.__getitem__)
     clock = UnitClock(batch, corpus_requests(trace), max_steps, stalled)
-    loop = Loop(clock, scheduler, batch, watcher=clock)
-    return played(clock, loop.run(), batch, audit_every)
+    return played(clock, scheduler, batch, audit_every)
 
 
 class LogClock(Host):
     """A host of a recorded case, which writes its step log; it is the watcher of its loop, too."""
 
+    def __init__(self, arrivals: list[tuple[float, Request]], max_steps: int) -> None:
+        super().__init__()
+        self.patience_steps = maxsize
+        self._arrivals = deque(arrivals)
+        self._max_steps = max_steps
+        self._number = self._idle_steps = self._in_flight = 0
+        self._ended = False
+        self._record: Record = {}
+        self._records: list[Record] = []
+
+    def time_s(self) -> float:
+        """The time of a record that is written now."""
+        raise NotImplementedError
+
     def take_records(self) -> list[Record]:
         """Takes out the records written since the last call."""
-        raise NotImplementedError
+        records, self._records = self._records, []
+        return records
 
     def end(self, error: str) -> None:
-        """Ends the log early."""
-        raise NotImplementedError
+        """Ends the log early with an error record."""
+        self._records.append({"step": self._number, "time": self.time_s(), "error": error})
+        self._ended = True
+
+    def step_ns(self, plan: Plan) -> int:
+        """One second."""
+        self._in_flight += 1
+        return STEP_NS
+
+    def begin(self) -> None:
+        """A run begins."""
+
+    def _due(self, now_s: float) -> list[Request]:
+        """Takes out the requests that have arrived by then."""
+        found = []
+        while self._arrivals and self._arrivals[0][0] <= now_s:
+            found.append(self._arrivals.popleft()[1])
+        return found
+
+    def _end_if_stuck(self, idle: bool) -> None:
+        """Ends the log after the most steps, or after many idle ones with no arrival left."""
+        self._idle_steps = self._idle_steps + 1 if idle else 0
+        if self._number >= self._max_steps:
+            self.end("max_steps")
+        elif self._idle_steps >= STUCK_STEPS and not self._arrivals:
+            self.end("deadlock")
 
 
-def played(clock: LogClock, steps: Waiting, batch: Any, audit_every: int) -> Iterator[Record]:
+def played(
+    clock: LogClock, scheduler: Scheduler, batch: Batch, audit_every: int
+) -> Iterator[Record]:
     """The records of a run on a clock, as they are written."""
+    steps = Loop(clock, scheduler, batch, watcher=clock).run()
     try:
         for number, _ in enumerate(steps, 1):
             if audit_every and number % audit_every == 0:
@@ -192,32 +234,15 @@ class UnitClock(LogClock):
         stuck: Callable[[Record], bool],
     ) -> None:
         """`stuck`: which steps count towards a deadlock."""
-        super().__init__()
-        self.patience_steps = maxsize
-        self._batch = batch
-        self._arrivals = deque(arrivals)
-        self._max_steps, self._stuck = max_steps, stuck
+        super().__init__(arrivals, max_steps)
+        self._batch, self._stuck = batch, stuck
         self._settles = False
         """Whether a step is being settled; then time passes."""
         self._passing_ns = 0
-        self._number = 0
-        self._idle_steps = 0
-        self._ended = False
         self._news = False
-        self._in_flight = 0
-        self._record: Record = {}
-        self._records: list[Record] = []
 
-    def take_records(self) -> list[Record]:
-        """What was taken down since the last call."""
-        records, self._records = self._records, []
-        return records
-
-    def end(self, error: str) -> None:
-        """The log ends early."""
-        time_s = seconds(self.now_ns + self._passing_ns)
-        self._records.append({"step": self._number, "time": time_s, "error": error})
-        self._ended = True
+    def time_s(self) -> float:
+        return seconds(self.now_ns + self._passing_ns)
 
     # -- a host ----------------------------------------------------------------------------------
 
@@ -232,16 +257,7 @@ class UnitClock(LogClock):
         if not busy:
             second = -(-arrivals[0][0] // 1)
             self.now_ns = max(self.now_ns, round(second) * STEP_NS)
-        now_s = seconds(self.now_ns)
-        found = []
-        while arrivals and arrivals[0][0] <= now_s:
-            found.append(arrivals.popleft()[1])
-        return found
-
-    def step_ns(self, plan: Any) -> int:
-        """One second."""
-        self._in_flight += 1
-        return STEP_NS
+        return self._due(seconds(self.now_ns))
 
     def wait(self, until_ns: int) -> Waiting:
         """A step is settled at the time at which the last one was composed; then time goes on."""
@@ -282,9 +298,6 @@ class UnitClock(LogClock):
 
     # -- a watcher -------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """A run begins."""
-
     def composed(self, batch: Any, plan: Any, now_ns: int, arrived: int) -> None:
         """Take down a step that has just been composed."""
         away = [request for request in batch.ended if request.reason not in ("", ABORTED)]
@@ -301,10 +314,5 @@ class UnitClock(LogClock):
         self._records.append(record)
         self._news = bool(record["finished"])
         self._number += 1
-        if "drain" in record:
-            return
-        self._idle_steps = self._idle_steps + 1 if self._stuck(record) else 0
-        if self._number >= self._max_steps:
-            self.end("max_steps")
-        elif self._idle_steps >= STUCK_STEPS and not self._arrivals:
-            self.end("deadlock")
+        if "drain" not in record:
+            self._end_if_stuck(self._stuck(record))

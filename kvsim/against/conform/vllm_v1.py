@@ -15,7 +15,6 @@ from kvsim.against.conform.step_log import Record, queue_digest
 from kvsim.against.conform.virtual import UnitClock, corpus_requests, idled, played, seconds
 from kvsim.against.conform.workers import CONNECTORS, StepWorker
 from kvsim.core.batch import Batch
-from kvsim.core.loop import Loop
 from kvsim.core.plan import Plan
 from kvsim.core.request import Options, Request
 from kvsim.engines.vllm_v1.connector import NOTHING
@@ -46,7 +45,7 @@ def replay(config: Config, trace: list[dict[str, Any]], audit_every: int = 0) ->
     mid = {request for _, request in aborts if rows[request.index].get("abort_mid", False)}
     clock = _Clock(batch, arrivals, config.get("max_steps", 1_000_000), scheduler, worker)
     scheduler.give_up(clock, sorted(aborts, key=lambda entry: (entry[0], entry[1].index)), mid)
-    return played(clock, Loop(clock, scheduler, batch, watcher=clock).run(), batch, audit_every)
+    return played(clock, scheduler, batch, audit_every)
 
 
 def _children(row: dict[str, Any]) -> list[dict[str, Any]]:

@@ -10,8 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.against.validate import verdict
-from kvsim.against.validate.compare import KINDS, LATENCIES, SIDES
+from kvsim.against.validate.errors import (
+    KINDS,
+    LATENCIES,
+    SIDES,
+    count_rows,
+    error_rows,
+    latency_rows,
+    sentence,
+    share,
+    signed_share,
+)
 from kvsim.cost.profile import distrust
 from kvsim.report.pages.distribution import curve, distribution_figures
 from kvsim.report.pages.document import document, placed
@@ -74,7 +83,7 @@ def build_page(result: Result) -> str:
         sections,
         subject=f"{requests} of {result['trace']['path']}, {blocks}",
         about=[tags(named)],
-        remarks=[(verdict.sentence(policy), "plain") for policy in policies],
+        remarks=[(sentence(policy), "plain") for policy in policies],
     )
 
 
@@ -151,7 +160,7 @@ def _errors(result: Result) -> Html:
     words = "Errors of the profile, and in brackets those of a second real run, the noise: an error"
     words += " below its noise is not significant. The clock of the real engine is the sum of"
     words += " its measured steps. Where requests queue, a small error of every step adds up."
-    head, rows = verdict.error_rows(result)
+    head, rows = error_rows(result)
     return join((lead(words), panel(None, table(head, rows))))
 
 
@@ -183,18 +192,18 @@ def _step_row(label: str, errors: Result) -> list[str]:
     return [
         label,
         count(errors["count"]),
-        verdict.share(errors["share_of_time"]),
-        *(verdict.share(prediction[key]) for key in ("median", "p95", "max")),
-        verdict.signed_share(prediction["total"]),
-        *(verdict.share(noise[key]) for key in ("median", "p95")),
-        verdict.signed_share(noise["total"]),
+        share(errors["share_of_time"]),
+        *(share(prediction[key]) for key in ("median", "p95", "max")),
+        signed_share(prediction["total"]),
+        *(share(noise[key]) for key in ("median", "p95")),
+        signed_share(noise["total"]),
     ]
 
 
 def _requests(policies: Sequence[Result]) -> Html:
     parts: list[Html] = [key_of(zip(SIDE_COLOURS, SIDE_LABELS, strict=True))]
     for policy in policies:
-        head, rows = verdict.latency_rows(policy)
+        head, rows = latency_rows(policy)
         parts += [
             element("h3", policy["name"]),
             placed(latency_figures(policy), "trio"),
@@ -206,7 +215,7 @@ def _requests(policies: Sequence[Result]) -> Html:
 def _decisions(result: Result) -> Html:
     words = "Real, real again, simulated. Scheduler and block manager are the same in all three, so"
     words += " they differ only where step times led to another state."
-    head, rows = verdict.count_rows(result)
+    head, rows = count_rows(result)
     return join((lead(words), panel(None, table(head, rows))))
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kvsim.explain.cachelab.study import WHO, Study
-from kvsim.explain.cachelab.wording import (
+from kvsim.explain.cachelab.sentences import (
     CURVE_HEAD,
     GROUP_HEAD,
     PARTS,
@@ -18,6 +17,7 @@ from kvsim.explain.cachelab.wording import (
     group_rows,
     sentences,
 )
+from kvsim.explain.cachelab.study import WHO, Study
 from kvsim.report.pages.document import document, placed
 from kvsim.report.pages.figures import Figure, Trace, chart, compact, line, log_ticks, rule, titled
 from kvsim.report.pages.html import Html, join, key_of, lead, panel, strip, table

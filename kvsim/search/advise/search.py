@@ -17,14 +17,13 @@ import numpy as np
 
 from kvsim.errors import ConfigError
 from kvsim.explain.certainty import MARGIN, matters
-from kvsim.explain.certainty.estimates import paired
 from kvsim.explain.certainty.verdicts import Finding, Look, Pair, Verdict, judge, plan_looks
 from kvsim.explain.replayed import compare_replay
 from kvsim.run.result import Result
 from kvsim.search.advise.trials import Change, Changes, Untried, changed
-from kvsim.search.replicates import LEVEL, Load, Progress, redrawn, replicate
-from kvsim.search.sweep.points import Record, figures_of
-from kvsim.search.sweep.slo import Objective, Objectives
+from kvsim.search.points import Record, figures_of
+from kvsim.search.replicates import LEVEL, Load, Progress, estimate_of, redrawn, replicate
+from kvsim.search.slo import Objective, Objectives
 from kvsim.settings.config import RunConfig
 
 SEEDS = 8
@@ -76,11 +75,11 @@ class Tried:
 
     def load(self, objectives: Objectives) -> float:
         """The mean use of the tightest limit; inf if a run fails for another reason."""
-        return fmean(objectives.load(run.record) for run in self.runs)
+        return objectives.mean_load(run.record for run in self.runs)
 
     def met(self, objectives: Objectives) -> int:
         """On how many seeds all objectives are met."""
-        return sum(objectives.met(run.record) for run in self.runs)
+        return objectives.met_by(run.record for run in self.runs)
 
 
 class Advice(NamedTuple):
@@ -139,16 +138,16 @@ class _Bench(NamedTuple):
             for other in others:
                 other.verdict = _judge_replay(first, other, decides, level / len(others))
             return
-        known = [each for each in others if None not in each.values(decides)]
-        estimates, margins = [], []
-        for each in known:
-            mine = np.array(first.values(decides)[: len(each.runs)], dtype=float)
-            theirs = np.array(each.values(decides), dtype=float)
-            metric = decides.metric
-            estimates.append(paired(mine, theirs, whole=metric.whole, percentile=metric.extreme))
-            margins.append(MARGIN * abs(float(mine.mean())))
-        for each, verdict in zip(known, judge(estimates, margins, level), strict=True):
-            each.verdict = verdict
+        estimates, margins = {}, []
+        for place, each in enumerate(others):
+            mine = tuple(first.values(decides)[: len(each.runs)])
+            estimate = estimate_of(decides.metric, mine, tuple(each.values(decides)))
+            if estimate is not None:
+                estimates[place] = estimate
+                margins.append(MARGIN * abs(float(np.array(mine, dtype=float).mean())))
+        verdicts = judge(list(estimates.values()), margins, level)
+        for place, verdict in zip(estimates, verdicts, strict=True):
+            others[place].verdict = verdict
 
 
 def advise(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf, log
-from statistics import fmean
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,13 +14,13 @@ import numpy as np
 from kvsim.errors import ConfigError
 from kvsim.explain.certainty.estimates import paired
 from kvsim.results.metrics import Metric
+from kvsim.search.points import REFUSED
+from kvsim.search.runner import Backend, run_local, run_missing
 from kvsim.search.size.knobs import LASTING, Knob
-from kvsim.search.sweep.backends import Backend, run_local
+from kvsim.search.slo import Objectives
+from kvsim.search.store import Store, address
 from kvsim.search.sweep.choose import Configuration, joined
-from kvsim.search.sweep.points import REFUSED
-from kvsim.search.sweep.slo import Objectives
-from kvsim.search.sweep.store import Store, address
-from kvsim.search.sweep.sweep import Outcome, run_missing
+from kvsim.search.sweep.sweep import Outcome
 from kvsim.settings.config import RunConfig
 from kvsim.workload.trace import Trace, repeated
 
@@ -216,17 +215,12 @@ def sharpen(lab: Laboratory, metric: Metric) -> None:
         lab.look([middle])
 
 
-def mean_load(configuration: Configuration, objectives: Objectives) -> float:
-    """Load of the tightest objective, on the mean of the seeds; 1 is its limit."""
-    return fmean(map(objectives.load, configuration.records))
-
-
 def _best(lab: Laboratory) -> float | None:
     def rank(value: float) -> tuple[bool, float, float]:
         configuration = lab.tried[value]
-        return not configuration.meets, mean_load(configuration, lab.objectives), value
+        return not configuration.meets, lab.objectives.mean_load(configuration.records), value
 
-    finished = [v for v, each in lab.tried.items() if mean_load(each, lab.objectives) < inf]
+    finished = [v for v, each in lab.tried.items() if lab.objectives.mean_load(each.records) < inf]
     return min(finished, key=rank, default=None)
 
 

@@ -13,11 +13,10 @@ from kvsim.report.wording import Remark, time_source
 from kvsim.results.load import OVERLOADED, rates_words, state_of
 from kvsim.results.metrics import NAMED, Metric
 from kvsim.results.numerals import count, plural, show
+from kvsim.search.points import REFUSED, Record
+from kvsim.search.slo import Objectives, parse_slo
 from kvsim.search.sweep.grid import Settings
-from kvsim.search.sweep.points import REFUSED, Record
-from kvsim.search.sweep.slo import Objectives, parse_slo
-from kvsim.search.sweep.sweep import Outcome, Plan
-from kvsim.search.sweep.table import reason
+from kvsim.search.sweep.sweep import Outcome, Plan, reason
 
 MEMORY = Metric("kv_cache_bytes", "KV memory", "bytes", "lower", "Memory")
 """What a configuration costs: bytes of all GPUs that hold KV blocks."""
@@ -218,7 +217,7 @@ def joined(outcomes: Sequence[Outcome], objectives: Objectives | None) -> list[C
         records = [outcome.record for outcome in group]
         met, load = len(records), 0.0
         if objectives is not None:
-            met = sum(map(objectives.met, records))
+            met = objectives.met_by(records)
             load = max(map(objectives.load, records))
         made.append(Configuration(number, group[0].settings, records, _means(records), met, load))
     return made

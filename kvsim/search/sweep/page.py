@@ -14,6 +14,8 @@ from kvsim.report.pages.html import tags as tags_of
 from kvsim.results.metrics import Metric
 from kvsim.results.numerals import MISSING, SPACE, count, percent, plural, show
 from kvsim.results.plain import to_toml
+from kvsim.search.points import Record
+from kvsim.search.slo import Objective
 from kvsim.search.sweep.choose import Chosen, Configuration, sources, value_words, words
 from kvsim.search.sweep.page_figures import (
     effect_figures,
@@ -21,8 +23,6 @@ from kvsim.search.sweep.page_figures import (
     parallel_figure,
     tradeoff_figures,
 )
-from kvsim.search.sweep.points import Record
-from kvsim.search.sweep.slo import Objective
 from kvsim.search.sweep.sweep import Plan
 
 PAGE = "sweep.html"

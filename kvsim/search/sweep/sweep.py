@@ -1,4 +1,4 @@
-"""Runs a sweep in a folder: expands it, runs what is missing, and collects the results.
+"""A sweep in a folder: what was to be run, the parts of it, and its results.
 
 ```
 DIR/sweep.json      what was to be run: trace, settings, points with their keys
@@ -10,25 +10,31 @@ DIR/sweep.html      the page
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from kvsim.errors import ConfigError, OutputError
 from kvsim.results.plain import plain
-from kvsim.search.sweep.backends import Backend, Done, run_local
+from kvsim.results.tables import optional, texts, truths
+from kvsim.run.simulation import simulate
+from kvsim.search.points import ENGINE_FACTS, Manifest, Record, Versioned, figures_of
+from kvsim.search.slo import parse_slo
+from kvsim.search.store import Store, address
 from kvsim.search.sweep.grid import Point, Settings
-from kvsim.search.sweep.points import Manifest, Record, Task, Versioned
-from kvsim.search.sweep.slo import parse_slo
-from kvsim.search.sweep.store import Store, address
-from kvsim.settings.config import RunConfig
 from kvsim.settings.parsing import is_flat, parse_json
 from kvsim.version import __version__
-from kvsim.workload.trace import Trace
+from kvsim.workload.trace import Row, Trace
 from kvsim.writing import encoded, json_text, write_bytes
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 MANIFEST = "sweep.json"
 _REMEDY = "give a folder that `kvsim sweep --out` wrote"
@@ -101,26 +107,6 @@ def make_plan(
     keys = (address(point.config, trace, ledger=ledger) for point in points)
     planned = [Planned(p.settings, p.config.seed, k) for p, k in zip(points, keys, strict=True)]
     return Plan(facts, base, planned, slo, ledger)
-
-
-def run_missing(
-    store: Store,
-    trace: Trace,
-    configs: Mapping[str, RunConfig],
-    *,
-    ledger: bool = False,
-    backend: Backend = run_local,
-    jobs: int | None = None,
-    done: Done = lambda number: None,
-) -> int:
-    """Run every key (`address`) that is not in the store, once; returns the number of runs."""
-    store.make()
-    missing = [(key, config) for key, config in configs.items() if store.load(key) is None]
-    tasks = [Task(key, config, ledger) for key, config in missing]
-    done(len(configs) - len(tasks))
-    if tasks:
-        backend(store, trace, tasks, jobs, done)
-    return len(tasks)
 
 
 def gather(store: Store, plan: Plan, folder: str | Path) -> list[Outcome]:
@@ -213,3 +199,95 @@ def merge(folders: Sequence[str], into: str | Path) -> Plan:
     gather(target, plan, into)
     write_plan(into, plan)
     return plan
+
+
+TABLE = "sweep.parquet"
+
+
+def table_bytes(plan: Plan, outcomes: Sequence[Outcome]) -> bytes:
+    """The content of `sweep.parquet`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    buffer = pa.BufferOutputStream()
+    pq.write_table(sweep_table(plan, outcomes), buffer, compression="zstd")
+    content: bytes = buffer.getvalue().to_pybytes()
+    return content
+
+
+def sweep_table(plan: Plan, outcomes: Sequence[Outcome]) -> pa.Table:
+    """One row per point, in the order of the plan."""
+    import pyarrow as pa
+
+    records = [outcome.record for outcome in outcomes]
+    columns: dict[str, pa.Array] = {
+        key: _settings_column([outcome.settings[key] for outcome in outcomes]) for key in plan.axes
+    }
+    columns["seed"] = optional([outcome.seed for outcome in outcomes], whole=True)
+    columns["key"] = texts(record["key"] for record in records)
+    columns["outcome"] = _text_column([record["outcome"]["kind"] for record in records])
+    columns["reason"] = _text_column([reason(record) for record in records])
+    if plan.slo is not None:
+        objectives = parse_slo(plan.slo)
+        columns["meets_slo"] = truths([objectives.met(record) for record in records])
+    for key in ENGINE_FACTS:
+        values = [record.get("engine", {}).get(key) for record in records]
+        columns[f"engine.{key}"] = optional(values, whole=True)
+    for key, is_whole in _all_kinds(records, plan.ledger).items():
+        values = [record["figures"].get(key) for record in records]
+        columns[key] = optional(values, whole=is_whole)
+    described = {key: value for key, value in plan.describe().items() if key != "points"}
+    about = {"kvsim": encoded(json.dumps(described, ensure_ascii=False))}
+    return pa.Table.from_arrays(list(columns.values()), list(columns), metadata=about)
+
+
+def reason(record: Record) -> str:
+    """Why a run did not finish, in words; empty if it did."""
+    outcome = record["outcome"]
+    return "" if outcome["kind"] == "finished" else str(outcome.get("explanation", ""))
+
+
+@cache
+def figure_kinds(ledger: bool = False) -> Mapping[str, bool]:
+    """Every figure of a summary, in order, and whether it is a whole number; those of the ledger,
+    too, if asked for.
+
+    The figures are those of a run of one request. So columns are the same in every table, even if
+    no point could be run.
+    """
+    row = Row(0, "0", 0, 0, 1, 1)
+    trace = Trace(path="", format="native", sha256="", rows=[row])
+    result = simulate(trace, {"cost": {"model": "constant"}})
+    figures = figures_of(result.summary if ledger else result.figures)
+    return {key: isinstance(value, int) for key, value in figures.items()}
+
+
+def _all_kinds(records: Sequence[Record], ledger: bool) -> dict[str, bool]:
+    """All figures of these records, and whether each is whole; those of the cost model last."""
+    kinds = dict(figure_kinds(ledger))
+    for record in records:
+        for key, value in record["figures"].items():
+            kinds[key] = kinds.get(key, True) and not isinstance(value, float)
+    return kinds
+
+
+def _settings_column(values: Sequence[Any]) -> pa.Array:
+    """Values as a column of integers, floats or booleans, else of text."""
+    if all(isinstance(value, bool) for value in values):
+        return truths(values)
+    if all(type(value) is int and abs(value) < 1 << 63 for value in values):
+        return optional(values, whole=True)
+    try:
+        if any(isinstance(value, bool) for value in values):
+            raise TypeError
+        return optional([float(value) for value in values], whole=False)
+    except (TypeError, ValueError):
+        return _text_column([_text(value) for value in values])
+
+
+def _text_column(written: Iterable[str]) -> pa.Array:
+    return texts(encoded(text).decode() for text in written)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -10,7 +10,7 @@ import worlds
 
 import kvsim
 from kvsim.explain.cachelab.audit import Audit, Recorded, audit, bounds
-from kvsim.explain.cachelab.wording import PARTS, Audited, audit_rows, audit_sentences
+from kvsim.explain.cachelab.sentences import PARTS, Audited, audit_rows, audit_sentences
 from kvsim.policies.eviction import EVICTIONS
 from kvsim.workload.keys import streams
 from kvsim.workload.trace import Trace

@@ -13,7 +13,6 @@ from worlds import batch_of, v1
 
 from kvsim.against.conform.step_log import Record
 from kvsim.against.conform.virtual import UnitClock, corpus_requests, idled, played, replay
-from kvsim.core.loop import Loop
 from kvsim.engines.nano.blocks import NanoTables, NanoTables2025
 from kvsim.engines.nano.scheduler import Nano, Nano2025
 from kvsim.engines.vllm_063.blocks import PrefixCaching
@@ -105,7 +104,7 @@ def play(made: Made, trace: list[Record]) -> Iterator[Record]:
         return replay(scheduler, tables, trace, 3000, audit_every=1)
     batch = batch_of(tables, scheduler, [row["output_len"] for row in trace])
     clock = UnitClock(batch, corpus_requests(trace), 3000, idled)
-    return played(clock, Loop(clock, scheduler, batch, watcher=clock).run(), batch, 1)
+    return played(clock, scheduler, batch, 1)
 
 
 def prefills(log: list[Record], name: str) -> list[list[Any]]:

@@ -20,7 +20,7 @@ from unit.cost.calibrate.tables import (
     write_tables,
 )
 
-from kvsim.against.fit.constants import with_constants
+from kvsim.against.fit import with_constants
 from kvsim.core.plan import Plan
 from kvsim.cost import RooflineCost, TableCost, make_cost
 from kvsim.cost.calibrate.llmservingsim import import_profile

@@ -7,7 +7,7 @@ import pytest
 from runs import real_run
 from tiny import MS, no_run, tiny_run
 
-from kvsim.explain.pairing import pair
+from kvsim.explain.attribution import pair
 from kvsim.report.compare import (
     cautions,
     change_words,

@@ -18,7 +18,6 @@ from tiny import tiny_run
 from kvsim.core.records.packed import PackedColumns
 from kvsim.core.schema import STEP_COLUMNS
 from kvsim.report import files
-from kvsim.report.tracks.events import arrow
 from kvsim.results import tables
 from kvsim.results.summary import summarise
 
@@ -35,8 +34,8 @@ def packed(steps: dict[str, np.ndarray], piece: int) -> PackedColumns:
 
 @given(INTS)
 def test_numbers_are_what_arrow_makes_of_them(values: np.ndarray) -> None:
-    assert arrow.numbers(values).equals(pa.array(values))
-    assert arrow.numbers(values, values < 0).equals(pa.array(values, mask=values < 0))
+    assert tables.numbers(values).equals(pa.array(values))
+    assert tables.numbers(values, values < 0).equals(pa.array(values, mask=values < 0))
     seconds = tables._seconds(values)
     assert seconds.equals(pa.array(values / 1e9, mask=values < 0))
     assert seconds.null_count == int((values < 0).sum())
@@ -47,14 +46,14 @@ def test_optional_numbers_and_truths_are_what_arrow_makes_of_them(
     values: list[int | None], whole: bool
 ) -> None:
     kind = pa.int64() if whole else pa.float64()
-    assert arrow.optional(values, whole=whole).equals(pa.array(values, kind))
+    assert tables.optional(values, whole=whole).equals(pa.array(values, kind))
     known = [value is None for value in values]
-    assert arrow.truths(known).equals(pa.array(known, pa.bool_()))
+    assert tables.truths(known).equals(pa.array(known, pa.bool_()))
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))))
 def test_texts_are_what_arrow_makes_of_them(texts: list[str]) -> None:
-    made = arrow.texts(texts)
+    made = tables.texts(texts)
     made.validate(full=True)
     assert made.equals(pa.array(texts, pa.string()))
 

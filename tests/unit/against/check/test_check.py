@@ -11,9 +11,9 @@ from marks import long
 from served import SETTINGS, bench_result, serve, write
 from shared import SHARED, needs_shared
 
-from kvsim.against.check.beside import beside
 from kvsim.against.check.check import check
 from kvsim.against.check.corrections import Change
+from kvsim.against.matched import matched
 from kvsim.cost.calibrate.llmservingsim import import_profile
 from kvsim.cost.profile import to_json
 from kvsim.errors import ConfigError, TraceError
@@ -153,7 +153,7 @@ def test_the_requests_of_a_run_are_a_measured_run(tmp_path: Path) -> None:
     real = serve(Change())
     write_results(tmp_path / "run", real.summary, real.requests, real.steps)
     trace = open_trace(str(tmp_path / "run" / "requests.parquet"))
-    pairs = beside(trace, simulate(trace, CONFIG))
+    pairs = matched(trace, simulate(trace, CONFIG))
     for kind in ("queue", "ttft", "tpot", "e2el"):
         measured, predicted = pairs.pairs(kind)
         assert len(measured) == 120

@@ -22,7 +22,7 @@ from unit.cost.calibrate.tables import (
 )
 
 from kvsim.against.check.check import check
-from kvsim.against.fit.constants import fit_run, with_constants
+from kvsim.against.fit import fit_run, with_constants
 from kvsim.cost.calibrate.llmservingsim import import_profile
 from kvsim.cost.profile import load_profile, to_json
 from kvsim.fleet.ranks import simulate_engine

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from small import PROFILE, recording, write_profile, write_trace
 
-from kvsim.against.validate.compare import (
+from kvsim.against.validate.errors import (
     COUNTS,
     LATENCIES,
     SIDES,

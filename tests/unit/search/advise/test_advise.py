@@ -15,10 +15,10 @@ from kvsim.machine.models import model_of
 from kvsim.results.numerals import SPACE
 from kvsim.run.simulation import simulate
 from kvsim.search.advise.search import Tried, advise
+from kvsim.search.advise.statement import not_tried, record, rows, sentences
 from kvsim.search.advise.trials import TRIALS, changed, changes_of
-from kvsim.search.advise.wording import not_tried, record, rows, sentences
 from kvsim.search.replicates import Load, load_of
-from kvsim.search.sweep.slo import parse_slo
+from kvsim.search.slo import parse_slo
 from kvsim.settings.config import RunConfig, make_config
 from kvsim.settings.server.arguments import Used
 from kvsim.settings.server.command import flags, given_settings, serve_line

@@ -15,8 +15,8 @@ from kvsim.run.simulation import simulate
 from kvsim.search.size.knobs import Bounds, make_knob, open_arrivals
 from kvsim.search.size.search import Answer, Laboratory, lasting_answer
 from kvsim.search.size.verdict import verdict
-from kvsim.search.sweep.slo import parse_slo
-from kvsim.search.sweep.store import Store
+from kvsim.search.slo import parse_slo
+from kvsim.search.store import Store
 from kvsim.settings.config import make_config, to_table
 from kvsim.workload import open_trace
 from kvsim.workload.keys import streams

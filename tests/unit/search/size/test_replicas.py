@@ -12,12 +12,12 @@ from command import run_here
 
 from kvsim.fleet.settings import FleetConfig, make_settings
 from kvsim.results.load import state_of
+from kvsim.search.points import Task, run_point
 from kvsim.search.size.knobs import Bounds, make_knob
 from kvsim.search.size.search import Laboratory, Search, lasting_answer
 from kvsim.search.size.verdict import compared, cost_of, router_rows, size_record, verdict
-from kvsim.search.sweep.points import Task, run_point
-from kvsim.search.sweep.slo import parse_slo
-from kvsim.search.sweep.store import Store, address
+from kvsim.search.slo import parse_slo
+from kvsim.search.store import Store, address
 from kvsim.settings.config import make_config, to_table
 from kvsim.workload.native import write
 from kvsim.workload.spec import Lengths, synthesise_lengths

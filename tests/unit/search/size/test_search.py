@@ -10,6 +10,7 @@ from marks import long
 
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import simulate
+from kvsim.search import runner
 from kvsim.search.size.knobs import Bounds, Knob, make_knob
 from kvsim.search.size.search import (
     CLOSE,
@@ -24,10 +25,9 @@ from kvsim.search.size.search import (
     slope,
 )
 from kvsim.search.size.verdict import verdict
-from kvsim.search.sweep import backends
+from kvsim.search.slo import parse_slo
+from kvsim.search.store import Store
 from kvsim.search.sweep.choose import TTFT, joined
-from kvsim.search.sweep.slo import parse_slo
-from kvsim.search.sweep.store import Store
 from kvsim.search.sweep.sweep import Outcome
 from kvsim.settings.config import make_config, to_table
 from kvsim.workload.spec import Lengths, synthesise_lengths
@@ -206,9 +206,9 @@ def test_the_least_pool_is_that_of_a_whole_grid(tmp_path, slo):
 
 def test_no_run_is_repeated(tmp_path, monkeypatch):
     runs = []
-    real = backends.run_point
+    real = runner.run_point
     monkeypatch.setattr(
-        backends, "run_point", lambda task, *rest: runs.append(task.key) or real(task, *rest)
+        runner, "run_point", lambda task, *rest: runs.append(task.key) or real(task, *rest)
     )
     first = answer(laboratory(tmp_path, "num_gpu_blocks", "p99_ttft<150ms"), ("arrivals",))
     made = len(runs)

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from kvsim.errors import OutputError
-from kvsim.search.sweep import store as module
-from kvsim.search.sweep.store import Store, address
+from kvsim.search import store as module
+from kvsim.search.store import Store, address
 from kvsim.settings.config import make_config
 
 CONFIG = make_config({"request_rate": 50.0, "max_model_len": 256})

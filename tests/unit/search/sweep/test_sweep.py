@@ -14,19 +14,18 @@ import pytest
 from marks import long
 
 from kvsim.run.simulation import simulate
+from kvsim.search.points import Task, figures_of, run_point
+from kvsim.search.runner import run_missing
+from kvsim.search.store import Store, address
 from kvsim.search.sweep.grid import expand, parse_space
-from kvsim.search.sweep.points import figures_of, run_point
-from kvsim.search.sweep.store import address
 from kvsim.search.sweep.sweep import (
-    Store,
-    Task,
+    figure_kinds,
     gather,
     make_plan,
     read_plan,
-    run_missing,
+    sweep_table,
     write_plan,
 )
-from kvsim.search.sweep.table import figure_kinds, sweep_table
 from kvsim.settings.config import load_config, to_table
 from kvsim.workload.keys import keyed, streams
 from kvsim.workload.trace import (

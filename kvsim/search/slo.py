@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from kvsim.errors import ConfigError
@@ -102,6 +103,14 @@ class Objectives(NamedTuple):
         if figures["failed"] and not self._count_unserved():
             return math.inf
         return max((objective.load(figures) for objective in self.each), default=0.0)
+
+    def met_by(self, records: Iterable[Mapping[str, Any]]) -> int:
+        """How many of these runs, one for each seed, keep every bound."""
+        return sum(map(self.met, records))
+
+    def mean_load(self, records: Iterable[Mapping[str, Any]]) -> float:
+        """Load of the tightest bound, on the mean of these runs; 1 is its limit."""
+        return fmean(map(self.load, records))
 
     def _count_unserved(self) -> bool:
         return any(each.metric.key in ("completed", "rejected") for each in self.each)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from kvsim.explain.cachelab.sentences import sentences as study_sentences
 from kvsim.explain.cachelab.study import Asked, study_trace
-from kvsim.explain.cachelab.wording import sentences as study_sentences
 from kvsim.explain.certainty import MARGIN
 from kvsim.machine.memory import block_bytes
 from kvsim.report.compare import NO_DIFFERENCE

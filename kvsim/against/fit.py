@@ -33,19 +33,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.against.check.corrections import Change, with_change
-from kvsim.against.fit.observed import (
-    Floats,
-    Latencies,
-    errors_percent,
-    in_both,
-    observed,
-    replayed,
-)
+from kvsim.against.matched import Latencies, errors_percent, in_both, observed, replayed
 from kvsim.cost.profile import Curve, ExpertGrid, Fit, Profile, Tail, to_json
 from kvsim.cost.table import multiplied
 from kvsim.errors import ConfigError
 from kvsim.fleet.ranks import simulate_engine
 from kvsim.machine.hardware import AllReduce
+from kvsim.results.phases import Floats
 from kvsim.run.assembly import assemble
 from kvsim.settings.config import RunConfig
 from kvsim.workload.trace import Trace

@@ -1,7 +1,8 @@
-"""Runs tasks side by side: in this process, in local processes, or on a Ray cluster.
+"""Runs many configurations: in this process, in local processes, or on a Ray cluster.
 
-With every backend, a result is in the store as soon as its run ends, and a key is claimed while it
-runs. So a sweep may be killed at any moment, and several sweeps may share a folder.
+`run_missing` keeps a record of each run in a store; `run_all` gives whatever is made of each
+result. With every backend, a record is in the store as soon as its run ends, and a key is claimed
+while it runs. So a sweep may be killed at any moment, and several sweeps may share a folder.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ import pickle
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from kvsim.errors import ConfigError
 from kvsim.run.workers import in_processes, unpickled
-from kvsim.search.sweep.points import Record, Task, run_point
-from kvsim.search.sweep.store import Store
+from kvsim.search.points import Record, Task, run_point
+from kvsim.search.store import Store
+from kvsim.settings.config import RunConfig
 from kvsim.workload.keys import keyed
 from kvsim.workload.trace import Trace
 from kvsim.writing import temporary_folder
+
+T = TypeVar("T")
 
 Done = Callable[[int], None]
 Backend = Callable[[Store, Trace, Sequence[Task], int | None, Done], None]
@@ -32,6 +36,45 @@ _AHEAD = 2
 """Tasks in flight for each core of a cluster, so that none waits for the driver."""
 
 
+def run_all(
+    run: Callable[..., T], tasks: Iterable[tuple[Any, ...]], number: int, *, ordered: bool = True
+) -> Iterator[T]:
+    """What `run(*task)` returns, for each task, in `number` processes; with 1, in this one.
+
+    In the order of the tasks, or as they end.
+    """
+    if number <= 1:
+        return (run(*task) for task in tasks)
+    return in_processes(run, tasks, number, ordered=ordered)
+
+
+def processes(jobs: int | None, tasks: Sequence[Any]) -> int:
+    """How many processes to use for these tasks; `jobs`: the most, None for one per core."""
+    from joblib import cpu_count
+
+    return min(jobs or cpu_count(), len(tasks))
+
+
+def run_missing(
+    store: Store,
+    trace: Trace,
+    configs: Mapping[str, RunConfig],
+    *,
+    ledger: bool = False,
+    backend: Backend | None = None,
+    jobs: int | None = None,
+    done: Done = lambda number: None,
+) -> int:
+    """Run every key (`address`) that is not in the store, once; returns the number of runs."""
+    store.make()
+    missing = [(key, config) for key, config in configs.items() if store.load(key) is None]
+    tasks = [Task(key, config, ledger) for key, config in missing]
+    done(len(configs) - len(tasks))
+    if tasks:
+        (backend or run_local)(store, trace, tasks, jobs, done)
+    return len(tasks)
+
+
 def run_local(
     store: Store, trace: Trace, tasks: Sequence[Task], jobs: int | None, done: Done
 ) -> None:
@@ -39,9 +82,7 @@ def run_local(
 
     They write in one temporary folder, so nothing is left of a process that ends while it writes.
     """
-    from joblib import cpu_count
-
-    number, trace = min(jobs or cpu_count(), len(tasks)), keyed(trace)
+    number, trace = processes(jobs, tasks), keyed(trace)
     if number <= 1:
         for task in tasks:
             _fetch(store, task, trace, jobs)
@@ -51,7 +92,7 @@ def run_local(
         path = folder / "trace"
         path.write_bytes(pickle.dumps(trace))
         each = ((store.writing_in(folder), task, str(path)) for task in tasks)
-        for _ in in_processes(_fetch_from, each, number, ordered=False):
+        for _ in run_all(_fetch_from, each, number, ordered=False):
             done(1)
 
 

@@ -1,4 +1,4 @@
-"""Puts what was measured of each request beside what a replay of the trace predicts for it.
+"""Matches what was measured of each request with what a replay of the trace predicts for it.
 
 What was measured is in `Row.observed`, where the readers of traces put it. A client counts from the
 moment it sends a request; so does a replay without network and tokenizer.
@@ -21,6 +21,9 @@ from kvsim.workload.trace import Row, Trace
 
 KINDS = ("queue", "ttft", "tpot", "e2el")
 """Times of a request, as in `kvsim.results.phases`."""
+FITTED = ("ttft", "tpot", "e2el")
+"""The times that corrections and constants are fitted to."""
+STATISTICS = ("mean", "p50", "p90", "p99")
 
 _OBSERVED = {"queue": "queue_s", "ttft": "ttft_s", "tpot": "tpot_s", "e2el": "e2e_s"}
 _NS_PER_S = 1e9
@@ -28,7 +31,7 @@ _ROUNDED_S = 1e-9
 """A first token may seem to come so much later than the last one."""
 
 
-class Beside(NamedTuple):
+class Matched(NamedTuple):
     """The requests that were measured, and that the replay completed, in trace order."""
 
     rows: NDArray[np.int64]
@@ -51,8 +54,8 @@ class Beside(NamedTuple):
         return bool(len(self.pairs(kind)[0]))
 
 
-def beside(trace: Trace, result: EngineResult) -> Beside:
-    """What was measured beside what `result`, a replay of `trace`, predicts.
+def matched(trace: Trace, result: EngineResult) -> Matched:
+    """What was measured, and what `result`, a replay of `trace`, predicts.
 
     Raises `ConfigError` if nothing was measured, or if the replay completed nothing of it.
     """
@@ -70,13 +73,83 @@ def beside(trace: Trace, result: EngineResult) -> Beside:
     rows = [trace.rows[i] for i in index[places]]
     predicted = {kind: ns[places] / _NS_PER_S for kind, ns in durations_ns(requests).items()}
     gaps = [gap for row in rows for gap in (row.observed or {}).get("itl_s", ())]
-    return Beside(
+    return Matched(
         index[places],
         places,
         _measured(trace.path, rows),
         {kind: predicted[kind] for kind in KINDS},
         np.array(gaps, dtype=np.float64),
     )
+
+
+class Latencies(NamedTuple):
+    """Latencies in seconds: a row per request, a column for each of `FITTED`. `places` holds the
+    requests' places in the trace."""
+
+    places: NDArray[np.int64]
+    seconds: Floats
+
+    def of(self, places: NDArray[np.int64]) -> Floats:
+        """The rows of these requests, all of which must be present."""
+        rows: Floats = self.seconds[np.searchsorted(self.places, places)]
+        return rows
+
+
+def observed(trace: Trace) -> Latencies:
+    """The measured latencies of requests that have all of `FITTED`. Raises `ConfigError` if there
+    are none."""
+    rows = [row for row in trace.rows if _has_all(row)]
+    if not rows:
+        raise ConfigError(
+            f"{trace.path}: no request has measured times (observed: ttft_s and e2e_s, with more"
+            " than one output token); give a result of vllm bench serve --save-detailed"
+        )
+    ttft, e2el = (_column(trace.path, rows, _OBSERVED[kind]) for kind in ("ttft", "e2el"))
+    gaps = np.array([row.output_length - 1 for row in rows])
+    places = np.array([row.index for row in rows])
+    return Latencies(places, np.column_stack([ttft, (e2el - ttft) / gaps, e2el]))
+
+
+def replayed(result: EngineResult) -> Latencies:
+    """The replay's latencies of the completed requests with more than one token."""
+    index = np.asarray(result.requests["index"], dtype=np.int64)
+    durations = durations_ns(result.requests)
+    seconds = np.column_stack([durations[kind] / _NS_PER_S for kind in FITTED])
+    done = np.flatnonzero(~np.isnan(seconds).any(axis=1))
+    done = done[np.argsort(index[done])]
+    return Latencies(index[done], seconds[done])
+
+
+def in_both(one: Latencies, other: Latencies) -> NDArray[np.int64]:
+    """The requests that both have, in trace order."""
+    both: NDArray[np.int64] = np.intersect1d(one.places, other.places)
+    return both
+
+
+def errors_percent(ours: Floats, real: Floats) -> dict[str, float]:
+    """How far the statistics of each of `FITTED` are off, in percent: `ttft_mean` and so on."""
+    return {
+        f"{kind}_{name}": (predicted / measured - 1) * 100
+        for kind, mine, theirs in zip(FITTED, ours.T, real.T, strict=True)
+        for name, predicted, measured in zip(
+            STATISTICS, _statistics(mine), _statistics(theirs), strict=True
+        )
+    }
+
+
+def worst(errors: dict[str, float]) -> float:
+    """The greatest absolute error."""
+    return max(map(abs, errors.values()))
+
+
+def _statistics(seconds: Floats) -> list[float]:
+    return [float(seconds.mean()), *map(float, np.percentile(seconds, [50, 90, 99]))]
+
+
+def _has_all(row: Row) -> bool:
+    times = row.observed or {}
+    known = all(isinstance(times.get(key), int | float) for key in ("ttft_s", "e2e_s"))
+    return known and row.output_length > 1 and 0 < times["ttft_s"] < times["e2e_s"]
 
 
 def require_measured(trace: Trace) -> None:

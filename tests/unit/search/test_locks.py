@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from kvsim.search.sweep import locks
+from kvsim.search import locks
 
 
 class _Msvcrt(ModuleType):

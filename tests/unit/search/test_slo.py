@@ -6,7 +6,7 @@ import pytest
 
 from kvsim.errors import ConfigError
 from kvsim.results.metrics import METRICS
-from kvsim.search.sweep.slo import known_metrics, parse_slo
+from kvsim.search.slo import known_metrics, parse_slo
 
 
 def record(kind="finished", failed=0, **figures):

@@ -22,8 +22,8 @@ from typing import Any
 from kvsim.errors import ConfigError, OutputError
 from kvsim.machine.hardware import hardware_path
 from kvsim.results.plain import plain
-from kvsim.search.sweep.locks import PLACES, lock, unlock
-from kvsim.search.sweep.points import Record, checked_record
+from kvsim.search.locks import PLACES, lock, unlock
+from kvsim.search.points import Record, checked_record
 from kvsim.settings.config import RunConfig, to_table
 from kvsim.settings.library import find, look_up
 from kvsim.settings.parsing import parse_json

@@ -1,1 +1,0 @@
-"""Fits what no kernel table holds to a real run."""
