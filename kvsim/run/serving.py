@@ -27,8 +27,8 @@ from kvsim.run.replica.patience import Patience
 from kvsim.run.replica.pipeline import PipelineTime
 from kvsim.run.result import Books, Outcome, Result, provenance
 from kvsim.run.watchers import Watcher
+from kvsim.workload.clients import Requests
 from kvsim.workload.columns import column
-from kvsim.workload.requests import Requests
 from kvsim.workload.trace import Row, Trace
 
 if TYPE_CHECKING:
