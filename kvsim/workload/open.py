@@ -9,7 +9,6 @@ from typing import Any
 
 from kvsim.core.collector import collector_paused
 from kvsim.errors import ConfigError, TraceError, check_choice, nearest
-from kvsim.workload import native
 from kvsim.workload.arrivals import arrival_notes
 from kvsim.workload.source import Head, Source, look, shown
 from kvsim.workload.trace import Trace
@@ -147,6 +146,7 @@ def check_trace(
         return open_trace(path, format, columns), []
     except TraceError as error:
         first = str(error)
+    native = _reader("native")
     if Path(path).is_file():
         with Source(path) as source:
             if format == "native" or (format is None and native.recognises(look(source))):
