@@ -21,7 +21,7 @@ from kvsim.run.replica.inbox import Senders
 from kvsim.run.replica.lockstep import Ranks
 from kvsim.run.result import Outcome, Result
 from kvsim.run.serving import Serving
-from kvsim.workload.requests import Requests
+from kvsim.workload.clients import Requests
 
 
 class Sent(NamedTuple):

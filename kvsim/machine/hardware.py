@@ -14,9 +14,10 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from kvsim.errors import ConfigError
 from kvsim.settings.config import read_toml
@@ -25,6 +26,7 @@ from kvsim.settings.library import convert, find, is_at, names, read_by
 Above0 = Annotated[float, Meta(gt=0, le=1e9)]
 AtLeast0 = Annotated[float, Meta(ge=0, le=1e9)]
 Share = Annotated[float, Meta(gt=0, le=1)]
+T = TypeVar("T", "AllReduce", "LargeMessages")
 
 GIB = 2**30
 
@@ -55,19 +57,12 @@ class AllReduce(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def slowed(self, factor: float) -> AllReduce:
         """Returns the figures of a link that takes `factor` times as long."""
-        large = self.large
-        if large is not None:
-            large = LargeMessages(
-                from_bytes=large.from_bytes,
-                latency_us=large.latency_us * factor,
-                bandwidth_gb_s=large.bandwidth_gb_s / factor,
-            )
-        return AllReduce(
-            latency_us=self.latency_us * factor,
-            bandwidth_gb_s=self.bandwidth_gb_s / factor,
-            large=large,
-            gpus=self.gpus,
-        )
+
+        def figures(of: T) -> T:
+            latency_us, bandwidth_gb_s = of.latency_us * factor, of.bandwidth_gb_s / factor
+            return replace(of, latency_us=latency_us, bandwidth_gb_s=bandwidth_gb_s)
+
+        return replace(figures(self), large=self.large and figures(self.large))
 
     def us(self, moved_bytes: float, gpus: int) -> float:
         """Microseconds to sum `moved_bytes` over `gpus` GPUs; 0 for one GPU."""

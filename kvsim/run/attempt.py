@@ -18,10 +18,9 @@ from kvsim.run.result import Outcome, Result
 from kvsim.run.serving import Serving
 from kvsim.run.watchers import Watcher
 from kvsim.workload.arrivals import release_times
-from kvsim.workload.clients import Clients
+from kvsim.workload.clients import Clients, Requests
 from kvsim.workload.columns import column
 from kvsim.workload.keys import streams
-from kvsim.workload.requests import Requests
 from kvsim.workload.streams import Stream
 from kvsim.workload.trace import Row, Trace
 

@@ -30,8 +30,8 @@ from kvsim.run.replica.lockstep import Ranks, RankTime
 from kvsim.run.replica.pipeline import PipelineTime
 from kvsim.run.result import Books, Outcome, Result, provenance
 from kvsim.run.watchers import Watcher
+from kvsim.workload.clients import Requests
 from kvsim.workload.columns import Rows, column
-from kvsim.workload.requests import Requests
 from kvsim.workload.trace import Row, Trace
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ model = "roofline"
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -35,11 +35,17 @@ Positive = Annotated[int, Meta(ge=1, le=MOST)]
 Natural = Annotated[int, Meta(ge=0, le=MOST)]
 
 
-def _doc(panel: str, text: str) -> Meta:
-    return Meta(description=text, extra={"panel": panel})
+def _panel(name: str) -> Callable[[str], Meta]:
+    """What describes a setting in a panel of the help."""
+    return lambda text: Meta(description=text, extra={"panel": name})
 
 
-_LOAD, _ENGINE, _MEMORY, _COST, _RESULT = "Load", "Engine", "Memory", "Time", "Result"
+_load, _engine, _memory, _cost, _result = map(
+    _panel, ("Load", "Engine", "Memory", "Time", "Result")
+)
+AboveZero = Annotated[float, Meta(gt=0)]
+AtLeastZero = Annotated[float, Meta(ge=0)]
+Gib = Annotated[float, Meta(ge=0, le=1e6)]
 
 
 class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,359 +54,312 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     # -- load: when requests are sent -----------------------------------------------------------
     workload: Annotated[
         str | None,
-        _doc(_LOAD, "Workload to generate without a trace: TOML or a name in configs/workloads."),
+        _load("Workload to generate without a trace: TOML or a name in configs/workloads."),
     ] = None
     time_scale: Annotated[
-        Annotated[float, Meta(gt=0)],
-        _doc(_LOAD, "Multiplies recorded gaps: 0.5 sends twice as fast."),
+        AboveZero, _load("Multiplies recorded gaps: 0.5 sends twice as fast.")
     ] = 1.0
     request_rate: Annotated[
         float | None,
-        _doc(
-            _LOAD,
+        _load(
             "Requests per second of a random process instead of the recorded arrivals;"
-            " inf: all at 0.",
+            " inf: all at 0."
         ),
     ] = None
     burstiness: Annotated[
-        Annotated[float, Meta(gt=0)],
-        _doc(
-            _LOAD,
-            "Gamma shape of the gaps under --request-rate: 1 Poisson, below 1 bursty, inf even.",
-        ),
+        AboveZero,
+        _load("Gamma shape of the gaps under --request-rate: 1 Poisson, below 1 bursty, inf even."),
     ] = 1.0
     max_concurrency: Annotated[
-        Positive | None, _doc(_LOAD, "At most this many requests in flight; the rest wait outside.")
+        Positive | None, _load("At most this many requests in flight; the rest wait outside.")
     ] = None
     sessions: Annotated[
         Literal["auto", "recorded", "closed"],
-        _doc(
-            _LOAD,
+        _load(
             "closed: a turn waits for the previous one plus its think time; recorded: as recorded;"
-            " auto: closed where the trace says `after`.",
+            " auto: closed where the trace says `after`."
         ),
     ] = "auto"
     think_time_scale: Annotated[
-        Annotated[float, Meta(ge=0)], _doc(_LOAD, "Multiplies think times of closed sessions.")
+        AtLeastZero, _load("Multiplies think times of closed sessions.")
     ] = 1.0
-    max_think_time_s: Annotated[
-        Annotated[float, Meta(ge=0)] | None, _doc(_LOAD, "Caps think times, after scaling.")
-    ] = None
+    max_think_time_s: Annotated[AtLeastZero | None, _load("Caps think times, after scaling.")] = (
+        None
+    )
     spread_ties: Annotated[
-        bool, _doc(_LOAD, "Spread requests that share a recorded time over the gap that follows.")
+        bool, _load("Spread requests that share a recorded time over the gap that follows.")
     ] = False
     num_prompts: Annotated[
-        Positive | None, _doc(_LOAD, "Replay only this many requests, from the start of the trace.")
+        Positive | None, _load("Replay only this many requests, from the start of the trace.")
     ] = None
     ignore_eos: Annotated[
         bool,
-        _doc(
-            _LOAD,
+        _load(
             "Clients announce how long outputs become, as benchmarks with --ignore-eos do; only"
-            " SGLang looks at what they announce.",
+            " SGLang looks at what they announce."
         ),
     ] = False
-    n: Annotated[Positive, _doc(_LOAD, "Samples per request (parallel sampling).")] = 1
-    seed: Annotated[Natural, _doc(_LOAD, "Seed of every random stream.")] = 0
+    n: Annotated[Positive, _load("Samples per request (parallel sampling).")] = 1
+    seed: Annotated[Natural, _load("Seed of every random stream.")] = 0
 
     # -- engine: what is scheduled when ---------------------------------------------------------
     engine: Annotated[
-        str, _doc(_ENGINE, "Scheduler to imitate: a name of `kvsim policies`, or module:Class.")
+        str, _engine("Scheduler to imitate: a name of `kvsim policies`, or module:Class.")
     ] = DEFAULT_ENGINE
     vllm_version: Annotated[
         str | None,
-        _doc(
-            _ENGINE,
+        _engine(
             "Release of vLLM whose defaults, memory use and, with vllm-v1, rules of scheduling are"
-            " simulated, as in 0.19.0. Default: the engine's.",
+            " simulated, as in 0.19.0. Default: the engine's."
         ),
     ] = None
     block_manager: Annotated[
         str | None,
-        _doc(
-            _ENGINE,
-            "One that the engine takes, or module:Class; default: as --enable-prefix-caching says.",
+        _engine(
+            "One that the engine takes, or module:Class; default: as --enable-prefix-caching says."
         ),
     ] = None
     enable_prefix_caching: Annotated[
-        bool | None,
-        _doc(_ENGINE, "Share blocks between equal prefixes; default: as the engine does."),
+        bool | None, _engine("Share blocks between equal prefixes; default: as the engine does.")
     ] = None
     block_size: Annotated[
-        Positive | None,
-        _doc(_ENGINE, "Tokens per block; default: the engine's (16, nano-vllm 256)."),
+        Positive | None, _engine("Tokens per block; default: the engine's (16, nano-vllm 256).")
     ] = None
     max_num_seqs: Annotated[
-        Positive | None,
-        _doc(_ENGINE, "Most sequences running at once; default: the engine's, by GPU."),
+        Positive | None, _engine("Most sequences running at once; default: the engine's, by GPU.")
     ] = None
     max_num_batched_tokens: Annotated[
         Positive | None,
-        _doc(
-            _ENGINE,
-            "Most tokens computed in one step, as 8192 or 8K; default: the engine's, by GPU.",
-        ),
+        _engine("Most tokens computed in one step, as 8192 or 8K; default: the engine's, by GPU."),
     ] = None
     max_model_len: Annotated[
         Positive | Literal["auto"] | None,
-        _doc(
-            _ENGINE,
+        _engine(
             "Longest prompt plus output, as 32768, 32K or 32k; auto or -1: the most that fits;"
-            " default: the model's own limit.",
+            " default: the model's own limit."
         ),
     ] = None
     enable_chunked_prefill: Annotated[
         bool | None,
-        _doc(
-            _ENGINE,
-            "Split prompts into chunks that share steps with decodes; default: as the engine does.",
+        _engine(
+            "Split prompts into chunks that share steps with decodes; default: as the engine does."
         ),
     ] = None
     preemption_mode: Annotated[
         Literal["recompute", "swap", "auto"] | None,
-        _doc(
-            _ENGINE,
+        _engine(
             "How a preempted request gives up its blocks; auto: the cheaper way at that moment;"
-            " default: the engine's own rule.",
+            " default: the engine's own rule."
         ),
     ] = None
     scheduling_policy: Annotated[
-        Literal["fcfs", "priority"] | None,
-        _doc(_ENGINE, "Order of the waiting queue; default: fcfs."),
+        Literal["fcfs", "priority"] | None, _engine("Order of the waiting queue; default: fcfs.")
     ] = None
     victim: Annotated[
         str | None,
-        _doc(
-            _ENGINE,
+        _engine(
             "Which request is preempted when blocks run out: a name of `kvsim policies`, or"
-            " module:function; default: the engine's own rule.",
+            " module:function; default: the engine's own rule."
         ),
     ] = None
     watermark: Annotated[
         Annotated[float, Meta(ge=0, lt=1)] | None,
-        _doc(
-            _ENGINE,
+        _engine(
             "Share of the GPU blocks kept free when a request is admitted;"
-            " default: the engine's (vLLM 0.x 0.01, V1 0).",
+            " default: the engine's (vLLM 0.x 0.01, V1 0)."
         ),
     ] = None
     scheduler_reserve_full_isl: Annotated[
         bool | None,
-        _doc(_ENGINE, "V1: admit a request only if its whole known sequence fits; default: yes."),
+        _engine("V1: admit a request only if its whole known sequence fits; default: yes."),
     ] = None
     long_prefill_token_threshold: Annotated[
-        Natural | None, _doc(_ENGINE, "V1: longest chunk of one request; default: 0, no limit.")
+        Natural | None, _engine("V1: longest chunk of one request; default: 0, no limit.")
     ] = None
     long_prefill_token_threshold_adaptive: Annotated[
         bool | None,
-        _doc(
-            _ENGINE,
+        _engine(
             "V1 from 0.31: a chunk may also be max_num_batched_tokens / number of requests, running"
-            " or waiting; default: no.",
+            " or waiting; default: no."
         ),
     ] = None
     max_num_active_seqs: Annotated[
         Positive | None,
-        _doc(_ENGINE, "V1 from 0.31: requests that may run at once; default: max_num_seqs."),
+        _engine("V1 from 0.31: requests that may run at once; default: max_num_seqs."),
     ] = None
     max_num_scheduled_tokens: Annotated[
         Positive | None,
-        _doc(_ENGINE, "V1: tokens that a step computes; default: max_num_batched_tokens."),
+        _engine("V1: tokens that a step computes; default: max_num_batched_tokens."),
     ] = None
     prefill_schedule_interval: Annotated[
         Positive | None,
-        _doc(
-            _ENGINE,
+        _engine(
             "V1 from 0.33: steps from one with prompts to the next, while requests decode; default:"
-            " 1.",
+            " 1."
         ),
     ] = None
     disable_hybrid_kv_cache_manager: Annotated[
         bool | None,
-        _doc(
-            _ENGINE,
-            "V1: layers with windows keep all tokens, as full attention does; default: no.",
-        ),
+        _engine("V1: layers with windows keep all tokens, as full attention does; default: no."),
     ] = None
     prefix_cache_retention_interval: Annotated[
         Natural | Literal["none"] | None,
-        _doc(
-            _ENGINE,
+        _engine(
             "V1: what windows and states leave in the prefix cache: 0 only the ends of prompts, a"
-            " number also what lies before its multiples, none everything; default: 0.",
+            " number also what lies before its multiples, none everything; default: 0."
         ),
     ] = None
     mamba_cache_mode: Annotated[
         Literal["none", "align"] | None,
-        _doc(_ENGINE, "V1: align keeps states at block ends; default: with a prefix cache."),
+        _engine("V1: align keeps states at block ends; default: with a prefix cache."),
     ] = None
     enable_lora: Annotated[
-        bool, _doc(_ENGINE, "V1: serve requests that name an adapter (`lora` in the trace) by it.")
+        bool, _engine("V1: serve requests that name an adapter (`lora` in the trace) by it.")
     ] = False
-    max_loras: Annotated[
-        Positive | None, _doc(_ENGINE, "V1: most adapters in one step; default: 1.")
-    ] = None
+    max_loras: Annotated[Positive | None, _engine("V1: most adapters in one step; default: 1.")] = (
+        None
+    )
     max_lora_rank: Annotated[
         Positive | None,
-        _doc(_MEMORY, "V1: highest rank of an adapter, for which memory is kept; default: 16."),
+        _memory("V1: highest rank of an adapter, for which memory is kept; default: 16."),
     ] = None
     async_scheduling: Annotated[
-        bool | None,
-        _doc(_ENGINE, "V1: compose a step while the one before computes; default: yes."),
+        bool | None, _engine("V1: compose a step while the one before computes; default: yes.")
     ] = None
     disable_async_output_proc: Annotated[
         bool | None,
-        _doc(
-            _ENGINE,
-            "vLLM 0.6.3: test for the end of a request at once, not one step later; default: no.",
+        _engine(
+            "vLLM 0.6.3: test for the end of a request at once, not one step later; default: no."
         ),
     ] = None
 
     on_engine_error: Annotated[
         Literal["stop", "reject"],
-        _doc(
-            _ENGINE,
+        _engine(
             "Where the real engine would die or get stuck: stop the run there, or run it again with"
-            " the request refused at arrival.",
+            " the request refused at arrival."
         ),
     ] = "stop"
 
     # -- memory: how many blocks there are ------------------------------------------------------
     model: Annotated[
         str | None,
-        _doc(
-            _MEMORY,
+        _memory(
             "A name as on Hugging Face or in configs/models, or a config.json;"
-            f" default: {DEFAULT_MODEL}.",
+            f" default: {DEFAULT_MODEL}."
         ),
     ] = None
     hardware: Annotated[
         str | None,
-        _doc(
-            _MEMORY,
+        _memory(
             "A GPU as people write it (h100, rtx 4090), or the path of a TOML;"
-            f" default: {DEFAULT_HARDWARE}.",
+            f" default: {DEFAULT_HARDWARE}."
         ),
     ] = None
-    tensor_parallel_size: Annotated[Positive, _doc(_MEMORY, "GPUs that share each layer.")] = 1
+    tensor_parallel_size: Annotated[Positive, _memory("GPUs that share each layer.")] = 1
     pipeline_parallel_size: Annotated[
-        Positive, _doc(_MEMORY, "Groups of GPUs, each of which holds a part of the layers.")
+        Positive, _memory("Groups of GPUs, each of which holds a part of the layers.")
     ] = 1
     data_parallel_size: Annotated[
-        Positive,
-        _doc(_MEMORY, "Replicas of the whole, behind vLLM's balancer in `run`, `check`."),
+        Positive, _memory("Replicas of the whole, behind vLLM's balancer in `run`, `check`.")
     ] = 1
     enable_expert_parallel: Annotated[
-        bool, _doc(_MEMORY, "Place whole experts on GPUs; changes nothing without experts.")
+        bool, _memory("Place whole experts on GPUs; changes nothing without experts.")
     ] = False
     quantization: Annotated[
-        str | None, _doc(_MEMORY, "Format of the weights; default: as in the checkpoint.")
+        str | None, _memory("Format of the weights; default: as in the checkpoint.")
     ] = None
     dtype: Annotated[
         Literal["auto", "float16", "bfloat16", "float32"],
-        _doc(_MEMORY, "Type of weights and activations; auto: the model's own."),
+        _memory("Type of weights and activations; auto: the model's own."),
     ] = "auto"
     kv_cache_dtype: Annotated[
         Literal["auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2"],
-        _doc(
-            _MEMORY,
+        _memory(
             "Type of the KV cache; auto: as --dtype, or FP8 if the checkpoint has scales for it"
-            " (vllm-v1, as vLLM from 0.15 on).",
+            " (vllm-v1, as vLLM from 0.15 on)."
         ),
     ] = "auto"
     gpu_memory_utilization: Annotated[
         Annotated[float, Meta(gt=0, le=1)] | None,
-        _doc(
-            _MEMORY,
+        _memory(
             "Share of GPU memory the engine may use; default: the version's (0.9, from vLLM 0.20 on"
-            " 0.92).",
+            " 0.92)."
         ),
     ] = None
     kv_cache_memory_bytes: Annotated[
         Positive | None,
-        _doc(_MEMORY, "Bytes for KV blocks on each GPU, as 10G; overrides the memory budget."),
+        _memory("Bytes for KV blocks on each GPU, as 10G; overrides the memory budget."),
     ] = None
     cpu_offload_gb: Annotated[
-        Annotated[float, Meta(ge=0, le=1e6)],
-        _doc(_MEMORY, "GiB of each GPU's weights that are kept in CPU memory."),
+        Gib, _memory("GiB of each GPU's weights that are kept in CPU memory.")
     ] = 0.0
     enforce_eager: Annotated[
-        bool, _doc(_MEMORY, "Capture no CUDA graphs, so that they take no memory.")
+        bool, _memory("Capture no CUDA graphs, so that they take no memory.")
     ] = False
     cuda_graph_max_bs: Annotated[
         Positive | None,
-        _doc(
-            _MEMORY,
+        _memory(
             "Sequences of the largest decode step that SGLang captures as a CUDA graph; by default"
-            " by GPU memory.",
+            " by GPU memory."
         ),
     ] = None
     kv_offloading_size: Annotated[
-        Annotated[float, Meta(ge=0, le=1e6)],
-        _doc(
-            _MEMORY,
+        Gib,
+        _memory(
             "GiB of CPU memory that keep KV blocks, all GPUs together (vLLM V1's native backend); 0"
-            " switches it off.",
+            " switches it off."
         ),
     ] = 0.0
     kv_offloading_backend: Annotated[
         Literal["native", "lmcache"],
-        _doc(_MEMORY, "What keeps the blocks of --kv-offloading-size; only native is simulated."),
+        _memory("What keeps the blocks of --kv-offloading-size; only native is simulated."),
     ] = "native"
-    swap_space: Annotated[
-        Annotated[float, Meta(ge=0, le=1e6)],
-        _doc(_MEMORY, "GiB of CPU memory per GPU for swapped blocks."),
-    ] = 4.0
+    swap_space: Annotated[Gib, _memory("GiB of CPU memory per GPU for swapped blocks.")] = 4.0
     num_gpu_blocks_override: Annotated[
-        Positive | None, _doc(_MEMORY, "GPU blocks; overrides the memory budget.")
+        Positive | None, _memory("GPU blocks; overrides the memory budget.")
     ] = None
     num_cpu_blocks_override: Annotated[
-        Natural | None, _doc(_MEMORY, "CPU blocks; overrides --swap-space.")
+        Natural | None, _memory("CPU blocks; overrides --swap-space.")
     ] = None
     memory_formula: Annotated[
         Literal["vllm", "nano-vllm", "sglang"] | None,
-        _doc(_MEMORY, "Engine whose formula counts the blocks; default: the engine's own."),
+        _memory("Engine whose formula counts the blocks; default: the engine's own."),
     ] = None
 
     # -- tables of keyword arguments ------------------------------------------------------------
     cost: Annotated[
-        dict[str, Any],
-        _doc(_COST, "`model`: constant, roofline or table; the rest: its arguments."),
+        dict[str, Any], _cost("`model`: constant, roofline or table; the rest: its arguments.")
     ] = {}
-    scheduler_args: Annotated[
-        dict[str, Any], _doc(_ENGINE, "Further arguments of the engine.")
-    ] = {}
+    scheduler_args: Annotated[dict[str, Any], _engine("Further arguments of the engine.")] = {}
     block_manager_args: Annotated[
-        dict[str, Any], _doc(_ENGINE, "Further arguments of the block manager.")
+        dict[str, Any], _engine("Further arguments of the block manager.")
     ] = {}
     kv_connector_extra_config: Annotated[
         dict[str, Any],
-        _doc(
-            _MEMORY,
+        _memory(
             "Arguments of the KV offload, as in vLLM's `--kv-transfer-config`: blocks_per_chunk,"
-            " eviction_policy, store_threshold...",
+            " eviction_policy, store_threshold..."
         ),
     ] = {}
     speculative_config: Annotated[
         dict[str, Any],
-        _doc(
-            _ENGINE,
+        _engine(
             "V1: speculative decoding, vLLM's own table: method, num_speculative_tokens, model...;"
-            " and how many drafts are accepted: acceptance_rate, synthetic_acceptance_rates...",
+            " and how many drafts are accepted: acceptance_rate, synthetic_acceptance_rates..."
         ),
     ] = {}
     kv_transfer_config: Annotated[
         dict[str, Any],
-        _doc(
-            _MEMORY,
+        _memory(
             "vLLM's own table, on the command line as JSON: kv_connector (OffloadingConnector,"
             " SimpleCPUOffloadConnector, NixlConnector or module:Class), kv_role,"
-            " kv_connector_extra_config.",
+            " kv_connector_extra_config."
         ),
     ] = {}
     goodput: Annotated[
         dict[str, Annotated[float, Meta(gt=0, le=1e12)]],
-        _doc(_RESULT, "Objectives in milliseconds for ttft, tpot, e2el; all must hold."),
+        _result("Objectives in milliseconds for ttft, tpot, e2el; all must hold."),
     ] = {}
 
     @property

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from kvsim.workload.columns import column
 from kvsim.workload.source import MAX_NS, MAX_TOKENS, Head, Source, identifier, nanoseconds, shown
-from kvsim.workload.trace import Content, Row, Trace
+from kvsim.workload.trace import Row, Trace
 
 
 class Reader(NamedTuple):
@@ -117,19 +117,12 @@ class Gathered:
         *,
         time_ns: int | None = None,
         id: str | None = None,
-        content: Content | None = None,
-        after: int = -1,
-        delay_ns: int = 0,
-        session: str | None = None,
-        turn: int | None = None,
-        scope: str | None = None,
-        model: str | None = None,
-        max_new_tokens: int | None = None,
-        lora: str | None = None,
-        observed: dict[str, Any] | None = None,
-        extra: dict[str, Any] | None = None,
+        **further: Any,
     ) -> Row:
-        """Keep a request; `time_ns` may count from any moment, but is given for all or for none."""
+        """Keep a request; `time_ns` may count from any moment, but is given for all or for none.
+
+        `further`: other attributes of the `Row`.
+        """
         if self.rows and (time_ns is None) != (self.rows[0].arrival_ns is None):
             what = "a time is missing here or on earlier rows; give it on all rows or on none"
             raise self.source.error(what)
@@ -142,17 +135,7 @@ class Gathered:
             arrival_ns=time_ns,
             input_length=input_length,
             output_length=output_length,
-            content=content,
-            after=after,
-            delay_ns=delay_ns,
-            session=session,
-            turn=turn,
-            scope=scope,
-            model=model,
-            max_new_tokens=max_new_tokens,
-            lora=lora,
-            observed=observed,
-            extra=extra,
+            **further,
         )
         self.rows.append(row)
         return row

@@ -9,24 +9,23 @@ from typing import Any
 
 from kvsim.core.collector import collector_paused
 from kvsim.errors import ConfigError, TraceError, check_choice, nearest
-from kvsim.workload import native
 from kvsim.workload.arrivals import arrival_notes
 from kvsim.workload.source import Head, Source, look, shown
 from kvsim.workload.trace import Trace
 
 READERS: dict[str, str] = {
     "native": "native",
-    "qwen": "formats.qwen",
-    "llmservingsim": "formats.llmservingsim",
-    "lmcache": "formats.lmcache",
+    "qwen": "formats.lines:QWEN",
+    "llmservingsim": "formats.lines:LLMSERVINGSIM",
+    "lmcache": "formats.lines:LMCACHE",
     "weka": "formats.weka",
-    "guidellm": "formats.guidellm",
-    "aiperf": "formats.aiperf",
+    "guidellm": "formats.bench:GUIDELLM",
+    "aiperf": "formats.bench:AIPERF",
     "vllm-bench": "formats.bench:VLLM",
     "sglang-bench": "formats.bench:SGLANG",
     "openai-batch": "formats.texts:OPENAI_BATCH",
     "claude-code": "formats.claude_code",
-    "otel": "formats.otel",
+    "otel": "formats.served:OTEL",
     "inference-perf": "formats.served:INFERENCE_PERF",
     "langfuse": "formats.served:LANGFUSE",
     "litellm": "formats.served:LITELLM",
@@ -147,6 +146,7 @@ def check_trace(
         return open_trace(path, format, columns), []
     except TraceError as error:
         first = str(error)
+    native = _reader("native")
     if Path(path).is_file():
         with Source(path) as source:
             if format == "native" or (format is None and native.recognises(look(source))):

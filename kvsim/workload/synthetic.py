@@ -28,6 +28,12 @@ from kvsim.workload.trace import Content, ParentContent, Row, SegmentContent, Tr
 Quantiles = tuple[tuple[float, float], ...]
 
 
+def _quantiles(text: str) -> Quantiles:
+    """Points as `SHARE VALUE, ...`."""
+    points = (point.split() for point in text.split(","))
+    return tuple((float(share), float(value)) for share, value in points)
+
+
 def draw(quantiles: Quantiles, random: Random) -> int:
     """A random whole number with these quantiles, linear in between."""
     share = random.random()
@@ -41,101 +47,39 @@ def mean(quantiles: Quantiles) -> float:
     return added((q - p) * (low + high) / 2 for (p, low), (q, high) in pairwise(quantiles))
 
 
-AZURE_CODE_INPUT: Quantiles = (
-    (0, 3),
-    (0.05, 75),
-    (0.1, 147),
-    (0.25, 578),
-    (0.5, 1469),
-    (0.75, 2745),
-    (0.9, 5188),
-    (0.95, 7303),
-    (0.99, 7436),
-    (1, 7437),
+AZURE_CODE_INPUT = _quantiles(
+    "0 3, 0.05 75, 0.1 147, 0.25 578, 0.5 1469, 0.75 2745, 0.9 5188, 0.95 7303, 0.99 7436, 1 7437"
 )
 """Prompt tokens; mean 2,048."""
 
-AZURE_CODE_OUTPUT: Quantiles = (
-    (0, 6),
-    (0.1, 7),
-    (0.25, 9),
-    (0.5, 13),
-    (0.75, 24),
-    (0.9, 55),
-    (0.95, 90),
-    (0.99, 251),
-    (0.995, 359),
-    (0.999, 825),
-    (1, 1899),
+AZURE_CODE_OUTPUT = _quantiles(
+    "0 6, 0.1 7, 0.25 9, 0.5 13, 0.75 24, 0.9 55, 0.95 90, 0.99 251, 0.995 359, 0.999 825, 1 1899"
 )
 """Output tokens; mean 27.9."""
 
-AZURE_CODE_GAP_US: Quantiles = (
-    (0, 0),
-    (0.05, 100),
-    (0.1, 200),
-    (0.25, 2100),
-    (0.5, 63_800),
-    (0.75, 104_000),
-    (0.9, 272_900),
-    (0.95, 400_800),
-    (0.99, 2_205_100),
-    (0.995, 9_978_300),
-    (0.999, 79_232_500),
-    (1, 217_169_000),
+AZURE_CODE_GAP_US = _quantiles(
+    "0 0, 0.05 100, 0.1 200, 0.25 2100, 0.5 63800, 0.75 104000,"
+    " 0.9 272900, 0.95 400800, 0.99 2205100, 0.995 9978300, 0.999 79232500, 1 217169000"
 )
 """Microseconds between arrivals; mean 389,653, coefficient of variation 13.15."""
 
-MOONCAKE_OUTPUT: Quantiles = (
-    (0, 1),
-    (0.05, 10),
-    (0.1, 24),
-    (0.25, 157),
-    (0.5, 350),
-    (0.75, 472),
-    (0.9, 597),
-    (0.95, 698),
-    (0.99, 1119),
-    (1, 2000),
+MOONCAKE_OUTPUT = _quantiles(
+    "0 1, 0.05 10, 0.1 24, 0.25 157, 0.5 350, 0.75 472, 0.9 597, 0.95 698, 0.99 1119, 1 2000"
 )
 """Output tokens; mean 343."""
 
-WEKA_GROWTH: Quantiles = (
-    (0, 0),
-    (0.1, 0),
-    (0.25, 44),
-    (0.5, 274),
-    (0.75, 993),
-    (0.9, 2731),
-    (0.95, 5104),
-    (0.99, 16_152),
-    (1, 23_830),
+WEKA_GROWTH = _quantiles(
+    "0 0, 0.1 0, 0.25 44, 0.5 274, 0.75 993, 0.9 2731, 0.95 5104, 0.99 16152, 1 23830"
 )
 """Tokens that a turn adds to prompt and output of the turn before, cut at the 99.5 % quantile."""
 
-WEKA_OUTPUT: Quantiles = (
-    (0, 1),
-    (0.05, 88),
-    (0.1, 101),
-    (0.25, 137),
-    (0.5, 212),
-    (0.75, 427),
-    (0.9, 865),
-    (0.95, 1464),
-    (0.99, 4659),
-    (1, 5900),
+WEKA_OUTPUT = _quantiles(
+    "0 1, 0.05 88, 0.1 101, 0.25 137, 0.5 212, 0.75 427, 0.9 865, 0.95 1464, 0.99 4659, 1 5900"
 )
 """Output tokens, cut at the 99.5 % quantile."""
 
-WEKA_THINK_MS: Quantiles = (
-    (0, 0),
-    (0.05, 3000),
-    (0.1, 4000),
-    (0.25, 5000),
-    (0.5, 10_000),
-    (0.75, 38_000),
-    (0.8, 60_000),
-    (1, 60_000),
+WEKA_THINK_MS = _quantiles(
+    "0 0, 0.05 3000, 0.1 4000, 0.25 5000, 0.5 10000, 0.75 38000, 0.8 60000, 1 60000"
 )
 """Think times in milliseconds, cut at 60 s as in the replay tool of the same authors."""
 

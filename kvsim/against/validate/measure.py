@@ -29,8 +29,7 @@ from kvsim.run.watchers import Watcher
 from kvsim.version import __version__
 from kvsim.workload import Trace, open_trace
 from kvsim.workload.arrivals import release_times
-from kvsim.workload.clients import Clients
-from kvsim.workload.requests import make_requests
+from kvsim.workload.clients import Clients, make_requests
 
 if TYPE_CHECKING:
     from kvsim.settings.config import RunConfig

@@ -35,7 +35,6 @@ from kvsim.cost.calibrate.surface import (
     CONTEXTS,
     SEQS,
     TOKENS,
-    Error,
     Floats,
     Law,
     Scales,
@@ -135,7 +134,7 @@ class Gemm:
         growth = piece.roofline_us(tokens, free) / piece.roofline_us(tokens, near)
         return np.asarray(piece.surface.at(tokens, np.full_like(tokens, near)) * growth, float)
 
-    def error(self, shapes: Iterable[tuple[int, int]]) -> Error:
+    def error(self, shapes: Iterable[tuple[int, int]]) -> dict[str, float]:
         """Error over all shapes in the slices for `shapes`, each left out of its fit."""
         pieces = {id(piece): piece for piece, _ in (self._slice(n, k) for n, k in shapes)}
         unseen = np.concatenate([each.unseen for each in pieces.values()])
@@ -335,17 +334,13 @@ def _errors(
     return {
         "how": "rows left out of the fit: attention one by one, matrix products a whole shape at"
         " a time; smoothing was set on the tables of the H100",
-        "decode": _figures(decode.surface.error()),
-        "prefill": _figures(prefill.surface.error()),
-        "gemm": _figures(gemm.error(shapes)),
-        "gemm_layer_sum": _figures(error(np.asarray(unseen), np.asarray(measured))),
+        "decode": decode.surface.error(),
+        "prefill": prefill.surface.error(),
+        "gemm": gemm.error(shapes),
+        "gemm_layer_sum": error(np.asarray(unseen), np.asarray(measured)),
         "not judged": "prompt context, small kernels, sampler, host"
         f" ({hardware.step_overhead_us:g} us a step), block sizes other than {BLOCK_SIZE}",
     }
-
-
-def _figures(found: Error) -> dict[str, float]:
-    return dict(found._asdict())
 
 
 def _rounded(us: Floats) -> list[float]:

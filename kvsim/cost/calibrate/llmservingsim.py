@@ -52,6 +52,7 @@ from kvsim.cost.profile import (
     DenseCurve,
     ExpertGrid,
     Fit,
+    Grid,
     HeadCurve,
     MixedGrid,
     PrefillGrid,
@@ -65,12 +66,7 @@ from kvsim.machine.hardware import Hardware, load_hardware
 from kvsim.machine.models import Model, load_model
 
 ONCE = ("embedding", "final_layernorm")
-PER_LAYER = {
-    "layernorm": 2,
-    "qkv_proj": 1,
-    "rotary_emb": 1,
-    "o_proj": 1,
-}
+PER_LAYER = {"layernorm": 2, "qkv_proj": 1, "rotary_emb": 1, "o_proj": 1}
 """How often each operator is called in a decoder layer of a Llama, outside the MLP."""
 DENSE_MLP = ("gate_up_proj", "act_fn", "down_proj")
 """Operators that are called once in a layer without experts."""
@@ -457,8 +453,8 @@ def import_surface(
     fit = Fit(
         dense=dense,
         head=head,
-        prefill=_smooth_prefill(rows.prefill),
-        decode_v2=_smooth_decode(rows.decode_v2),
+        prefill=PrefillGrid(*_smooth_grid(rows.prefill, CHUNKS, BEFORE)),
+        decode_v2=DecodeGrid(*_smooth_grid(rows.decode_v2, SEQS, CONTEXTS)),
         mixed=_smooth_mixed(rows.mixed),
         step=(hardware.step_overhead_us, 1.0, 0.0),
         all_reduce=rows.all_reduce,
@@ -497,14 +493,10 @@ def _curve(rows: C) -> tuple[C, dict[str, float]]:
     return curve, table_error(curve, {(x,): us for x, us in points[1:-1:2]})
 
 
-def _smooth_decode(rows: DecodeGrid) -> DecodeGrid:
-    n, ctx = _within(SEQS, rows.x), _within(CONTEXTS, rows.ctx)
-    return DecodeGrid(n, ctx, _rounded(Smooth([rows.x, rows.ctx], rows.us).at([n, ctx])))
-
-
-def _smooth_prefill(rows: PrefillGrid) -> PrefillGrid:
-    q, ctx = _within(CHUNKS, rows.x), _within(BEFORE, rows.ctx)
-    return PrefillGrid(q, ctx, _rounded(Smooth([rows.x, rows.ctx], rows.us).at([q, ctx])))
+def _smooth_grid(rows: Grid, xs: Sequence[float], contexts: Sequence[float]) -> list[Any]:
+    """The axes and the times of a grid."""
+    x, ctx = _within(xs, rows.x), _within(contexts, rows.ctx)
+    return [x, ctx, _rounded(Smooth([rows.x, rows.ctx], rows.us).at([x, ctx]))]
 
 
 def _smooth_mixed(rows: MixedGrid) -> MixedGrid:

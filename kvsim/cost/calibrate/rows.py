@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from kvsim.errors import ConfigError
 
@@ -23,30 +24,31 @@ def numbers(
     a file may lack. Values are finite and at least 0.
     Raises `ConfigError` that names file, line and column.
     """
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            wanted = [*([label] if label else []), *columns]
-            known, usual = reader.fieldnames or (), usual or {}
-            missing = [name for name in wanted if name not in known and name not in usual]
-            if missing:
-                raise ConfigError(f"{path}:1: no column {missing[0]!r}; a header names the columns")
-            for each in reader:
-                row = {**usual, **each}
-                values: list[Any] = [row[label]] if label else []
-                values += [_number(path, reader.line_num, name, row[name]) for name in columns]
-                yield reader.line_num, values
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{path}: not CSV: {error}") from None
+    with _opened(path) as file:
+        reader = csv.DictReader(file)
+        wanted = [*([label] if label else []), *columns]
+        known, usual = reader.fieldnames or (), usual or {}
+        missing = [name for name in wanted if name not in known and name not in usual]
+        if missing:
+            raise ConfigError(f"{path}:1: no column {missing[0]!r}; a header names the columns")
+        for each in reader:
+            row = {**usual, **each}
+            values: list[Any] = [row[label]] if label else []
+            values += [_number(path, reader.line_num, name, row[name]) for name in columns]
+            yield reader.line_num, values
 
 
 def columns(path: Path) -> list[str]:
     """The names in the header of a CSV file. Raises `ConfigError` if it cannot be read."""
+    with _opened(path) as file:
+        return next(csv.reader(file), [])
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            return next(csv.reader(file), [])
+            yield file
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:

@@ -50,16 +50,6 @@ class Scales(NamedTuple):
     """Variance of a measurement, relative to that of the surface."""
 
 
-class Error(NamedTuple):
-    """Errors of a fit on measured times outside it, in percent of these times."""
-
-    points: int
-    median_percent: float
-    p95_percent: float
-    max_percent: float
-    bias_percent: float
-
-
 class Surface:
     """A surface fitted to times `us[i]` at `(x[i], y[i])`, all above 0."""
 
@@ -94,7 +84,7 @@ class Surface:
             miss[own] = np.linalg.solve(block, self._weights[own])
         return np.asarray(self._us * np.exp(-miss), float)
 
-    def error(self, groups: ArrayLike | None = None) -> Error:
+    def error(self, groups: ArrayLike | None = None) -> dict[str, float]:
         """The error of `unseen`."""
         return error(self.unseen(groups), self._us)
 
@@ -110,12 +100,17 @@ class Surface:
         return np.asarray(alike + scales.work_share * np.exp(-(unequal**2) / 2), float)
 
 
-def error(fitted: Floats, measured: Floats) -> Error:
+def error(fitted: Floats, measured: Floats) -> dict[str, float]:
     """Errors in percent of `measured`; bias: the median of fitted over measured, minus 1."""
     signed = (fitted / measured - 1) * 100
     far = np.abs(signed)
-    figures = (np.median(far), np.percentile(far, 95), far.max(), np.median(signed))
-    return Error(len(far), *(round(float(each), 2) for each in figures))
+    figures = {
+        "median_percent": np.median(far),
+        "p95_percent": np.percentile(far, 95),
+        "max_percent": far.max(),
+        "bias_percent": np.median(signed),
+    }
+    return {"points": len(far), **{key: round(float(each), 2) for key, each in figures.items()}}
 
 
 def _steps(x: Any, own: Any, scale: float) -> Floats:
@@ -197,4 +192,4 @@ def table_error(table: Any, rows: Mapping[Point, float]) -> dict[str, float]:
     if not pairs:
         return {"points": 0}
     fitted, measured = np.array(pairs).T
-    return dict(error(fitted, measured)._asdict())
+    return error(fitted, measured)

@@ -80,11 +80,11 @@ def judged(tail: Tail, decode: DecodeGrid, mixed: MixedGrid, path: Path, iterati
         return Judged(tail, {})
     prompts, even, priced, real = map(np.array, zip(*rows, strict=True))
     parts = {"decodes": ~prompts.astype(bool), "with prompts": prompts.astype(bool)}
-    errors: dict[str, Any] = {**_figures(priced, real), "even": _figures(even, real)}
+    errors: dict[str, Any] = {**error(priced, real), "even": error(even, real)}
     for name, here in parts.items():
         if here.any():
-            errors[name] = _figures(priced[here], real[here])
-            errors[f"{name}, even"] = _figures(even[here], real[here])
+            errors[name] = error(priced[here], real[here])
+            errors[f"{name}, even"] = error(even[here], real[here])
     better = all(errors[key] < errors["even"][key] for key in ("median_percent", "p95_percent"))
     return Judged(Tail(tail.alone_ns, tail.share_ns, tail.unsplit_seqs, tail.tile, better), errors)
 
@@ -131,7 +131,3 @@ def _slope(lengths: Sequence[float], us: Sequence[float]) -> float:
     if len(points) < 2:
         points = list(zip(lengths, us, strict=False))
     return max(linear_regression(*zip(*points, strict=True)).slope, 0.0) * 1000
-
-
-def _figures(fitted: Any, measured: Any) -> dict[str, float]:
-    return dict(error(fitted, measured)._asdict())

@@ -76,8 +76,6 @@ _ALIASES = {
     "qwen3guard-gen-4b": "qwen3-4b",
     "glm-4.7": "glm-4.6",
     "glm-4.5v-air": "glm-4.5v",
-    "ernie-4.5-21b-a3b": "ernie-4.5-21b-a3b",
-    "ernie-4.5-vl-28b-a3b": "ernie-4.5-vl-28b-a3b",
     "nemotron-h-56b-8k": "nemotron-h-56b",
     "llama-4-scout": "llama-4-scout-17b-16e",
     "llama-4-maverick": "llama-4-maverick-17b-128e",

@@ -354,33 +354,27 @@ MXFP4 = grouped(4, 32, 8)
 """An 8-bit exponent for 32 weights (OCP Microscaling Formats 1.0)."""
 MXFP8 = grouped(8, 32, 8)
 
-_FP8 = [
-    "fp8",
-    "fp8_per_tensor",
-    "fp8_per_channel",
-    "fbgemm_fp8",
-    "compressed-tensors",
-    "modelopt",
-    "quark",
-]
+_EXPERTS: tuple[Part, ...] = ("experts",)
+_USUAL: tuple[tuple[str, float, tuple[Part, ...], bool], ...] = (
+    (
+        "fp8 fp8_per_tensor fp8_per_channel fbgemm_fp8 compressed-tensors modelopt quark",
+        *(8, ALL, True),
+    ),
+    ("fp8_per_block", BLOCK_FP8, ALL, True),
+    ("mxfp8 modelopt_mxfp8", MXFP8, ALL, True),
+    ("modelopt_fp4 nvfp4_per_token", NVFP4, ALL, False),
+    ("awq auto_awq awq_marlin gptq auto_gptq gptq_marlin w4a16", INT4, ALL, False),
+    ("gptq-int8", grouped(8, 128, 16, 8), ALL, False),
+    ("w8a8 int8_per_channel_weight_only", 8, ALL, False),
+    ("bitsandbytes", NF4, ALL, False),
+    ("mxfp4 gpt_oss_mxfp4", MXFP4, _EXPERTS, False),
+    ("experts_int8", 8, _EXPERTS, False),
+)
+"""Methods, and the `bits`, `parts` and `fp8_products` of their usual form."""
 _METHODS = {
-    **{name: Quantization(method=name, bits=8, fp8_products=True) for name in _FP8},
-    "fp8_per_block": Quantization(method="fp8_per_block", bits=BLOCK_FP8, fp8_products=True),
-    "mxfp8": Quantization(method="mxfp8", bits=MXFP8, fp8_products=True),
-    "modelopt_mxfp8": Quantization(method="modelopt_mxfp8", bits=MXFP8, fp8_products=True),
-    "modelopt_fp4": Quantization(method="modelopt_fp4", bits=NVFP4),
-    "nvfp4_per_token": Quantization(method="nvfp4_per_token", bits=NVFP4),
-    **{
-        name: Quantization(method=name, bits=INT4)
-        for name in ["awq", "auto_awq", "awq_marlin", "gptq", "auto_gptq", "gptq_marlin", "w4a16"]
-    },
-    "gptq-int8": Quantization(method="gptq-int8", bits=grouped(8, 128, 16, 8)),
-    "w8a8": Quantization(method="w8a8", bits=8),
-    "int8_per_channel_weight_only": Quantization(method="int8_per_channel_weight_only", bits=8),
-    "bitsandbytes": Quantization(method="bitsandbytes", bits=NF4),
-    "mxfp4": Quantization(method="mxfp4", bits=MXFP4, parts=("experts",)),
-    "gpt_oss_mxfp4": Quantization(method="gpt_oss_mxfp4", bits=MXFP4, parts=("experts",)),
-    "experts_int8": Quantization(method="experts_int8", bits=8, parts=("experts",)),
+    name: Quantization(method=name, bits=bits, parts=parts, fp8_products=fp8)
+    for methods, bits, parts, fp8 in _USUAL
+    for name in methods.split()
 }
 """Name → its usual form. Names and the parts that they quantise are vLLM 0.33.0's,
 `model_executor/layers/quantization/`; `w4a16`, `w8a8` and `gptq-int8` stand for suffixes of names.

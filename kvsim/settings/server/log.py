@@ -126,6 +126,7 @@ class _Line(NamedTuple):
     text: str
 
 
+_Take = Callable[[Start, re.Match[str], _Line], None]
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _RANK = re.compile(r"\(EngineCore(\w*)")
 _WORTH = (
@@ -189,6 +190,24 @@ def _number(text: str) -> int:
     return int(text.replace(",", ""))
 
 
+def _one(key: str, read: Callable[[str], Any] = _number) -> _Take:
+    """What sets a fact of a start; the first group of the pattern says it."""
+
+    def take(start: Start, match: re.Match[str], line: _Line) -> None:
+        setattr(start, key, Fact(read(match[1]), line.number))
+
+    return take
+
+
+def _each(key: str, read: Callable[[str], Any] = _number) -> _Take:
+    """What adds a fact to those of each rank."""
+
+    def take(start: Start, match: re.Match[str], line: _Line) -> None:
+        getattr(start, key).append(Fact(read(match[1]), line.number))
+
+    return take
+
+
 def _version(start: Start, match: re.Match[str], line: _Line) -> None:
     start.version = Fact(match[1], line.number)
 
@@ -221,33 +240,9 @@ def _of_config(found: Iterable[tuple[str, Any]], is_v1: bool, where: str) -> Ite
             yield Argument(name, value, where)
 
 
-def _max_model_len(start: Start, match: re.Match[str], line: _Line) -> None:
-    start.max_model_len = Fact(_number(match[1]), line.number)
-
-
 def _concurrency(start: Start, match: re.Match[str], line: _Line) -> None:
-    _max_model_len(start, match, line)
+    start.max_model_len = Fact(_number(match[1]), line.number)
     start.max_concurrency = Fact(float(match[2]), line.number) if match[2] else None
-
-
-def _batched(start: Start, match: re.Match[str], line: _Line) -> None:
-    start.max_num_batched_tokens = Fact(_number(match[1]), line.number)
-
-
-def _asynchronous(start: Start, match: re.Match[str], line: _Line) -> None:
-    start.async_scheduling = Fact(match[1] == "enabled", line.number)
-
-
-def _block_size(start: Start, match: re.Match[str], line: _Line) -> None:
-    start.block_size = Fact(_number(match[1]), line.number)
-
-
-def _weights(start: Start, match: re.Match[str], line: _Line) -> None:
-    start.weights.append(Fact(float(match[1]), line.number))
-
-
-def _model(start: Start, match: re.Match[str], line: _Line) -> None:
-    start.model = Fact(match[1], line.number)
 
 
 def _ranks(start: Start, match: re.Match[str], line: _Line) -> None:
@@ -257,35 +252,15 @@ def _ranks(start: Start, match: re.Match[str], line: _Line) -> None:
         start.tensor_parallel_size = Fact(_number(match[1]), line.number)
 
 
-def _not_hopper(start: Start, match: re.Match[str], line: _Line) -> None:
-    start.not_hopper = Fact(True, line.number)
-
-
-def _device(start: Start, match: re.Match[str], line: _Line) -> None:
-    start.device = Fact(match[1].replace("_", " "), line.number)
-
-
-def _available(start: Start, match: re.Match[str], line: _Line) -> None:
-    start.available.append(Fact(float(match[1]), line.number))
-
-
-def _cache_tokens(start: Start, match: re.Match[str], line: _Line) -> None:
-    start.cache_tokens.append(Fact(_number(match[1]), line.number))
-
-
 def _blocks(start: Start, match: re.Match[str], line: _Line) -> None:
     start.blocks.append(Fact(_number(match[1]), line.number))
     if match[2]:
         start.cpu_blocks = Fact(_number(match[2]), line.number)
 
 
-def _blocks_of_all(start: Start, match: re.Match[str], line: _Line) -> None:
-    start.blocks_of_all = Fact(_number(match[1]), line.number)
-
-
 _GIB = r"(\d{1,9}(?:\.\d{1,9})?) GiB"
 _COUNT = r"(\d{1,3}(?:,\d{3}){1,5}|\d{1,18})"
-_LINES: list[tuple[re.Pattern[str], Callable[[Start, re.Match[str], _Line], None]]] = [
+_LINES: list[tuple[re.Pattern[str], _Take]] = [
     (re.compile(r"vLLM (?:API )?server version (\d[^\s,]*)"), _version),
     (re.compile(r"█.* version +(\d\S*)"), _version),
     (re.compile(r"non-default args: (\{.*)"), _arguments),
@@ -294,28 +269,40 @@ _LINES: list[tuple[re.Pattern[str], Callable[[Start, re.Match[str], _Line], None
         re.compile(r"Initializing an? (?:V([01]) )?LLM engine \(v([^)\s]*)\) with config: (.*)"),
         _engine,
     ),
-    (re.compile(rf"Using max model len {_COUNT}"), _max_model_len),
+    (re.compile(rf"Using max model len {_COUNT}"), _one("max_model_len")),
     (
         re.compile(
             rf"Maximum concurrency for {_COUNT} tokens per request(?:: (\d{{1,9}}\.\d{{1,9}})x)?"
         ),
         _concurrency,
     ),
-    (re.compile(rf"Chunked prefill is enabled with max_num_batched_tokens={_COUNT}"), _batched),
-    (re.compile(r"Asynchronous scheduling is (enabled|disabled)"), _asynchronous),
-    (re.compile(rf"ing (?:attention|kv cache) block size to {_COUNT}"), _block_size),
-    (re.compile(rf"Model loading took {_GIB}"), _weights),
-    (re.compile(rf"Available KV cache memory: {_GIB}"), _available),
-    (re.compile(r"[Ss]tarting to load model (\S+?)\.\.\."), _model),
+    (
+        re.compile(rf"Chunked prefill is enabled with max_num_batched_tokens={_COUNT}"),
+        _one("max_num_batched_tokens"),
+    ),
+    (
+        re.compile(r"Asynchronous scheduling is (enabled|disabled)"),
+        _one("async_scheduling", lambda word: word == "enabled"),
+    ),
+    (re.compile(rf"ing (?:attention|kv cache) block size to {_COUNT}"), _one("block_size")),
+    (re.compile(rf"Model loading took {_GIB}"), _each("weights", float)),
+    (re.compile(rf"Available KV cache memory: {_GIB}"), _each("available", float)),
+    (re.compile(r"[Ss]tarting to load model (\S+?)\.\.\."), _one("model", str)),
     (
         re.compile(rf"rank \d+ in world size {_COUNT} is assigned as DP rank (\d+), PP rank (\d+)"),
         _ranks,
     ),
-    (re.compile(r"GPUs before SM90|Device capability \d{1,3}\.\d not supported"), _not_hopper),
-    (re.compile(r"device_name=([\w-]{1,80}?)(?:,|\.json)"), _device),
-    (re.compile(rf"\b(?!CPU )\w+ KV cache size: {_COUNT} tokens"), _cache_tokens),
+    (
+        re.compile(r"(GPUs before SM90|Device capability \d{1,3}\.\d not supported)"),
+        _one("not_hopper", bool),
+    ),
+    (
+        re.compile(r"device_name=([\w-]{1,80}?)(?:,|\.json)"),
+        _one("device", lambda name: name.replace("_", " ")),
+    ),
+    (re.compile(rf"\b(?!CPU )\w+ KV cache size: {_COUNT} tokens"), _each("cache_tokens")),
     (re.compile(rf"# (?!CPU)\w+ blocks: {_COUNT}(?:, # CPU blocks: {_COUNT})?"), _blocks),
-    (re.compile(rf"after num_gpu_blocks is: {_COUNT}"), _blocks_of_all),
+    (re.compile(rf"after num_gpu_blocks is: {_COUNT}"), _one("blocks_of_all")),
 ]
 
 

@@ -1,4 +1,6 @@
-"""Results of `vllm bench serve --save-result --save-detailed`: a trace and the measured answer.
+"""Results of load generators: a trace, and what they measured.
+
+Results of `vllm bench serve --save-result --save-detailed`: a trace and the measured answer.
 
 The traps (vLLM 0.33.0, `benchmarks/serve.py`):
 
@@ -18,6 +20,21 @@ The traps (SGLang 0.5.23, `benchmark/serving.py`): every run is appended to the 
 request exist only with `--output-details`; no list says when a request was sent, so the trace has
 no arrivals, and the note gives the rate and the slots of the benchmark. Failed requests have an
 output of 0. `Row.observed` is as above, but `e2e_s` is the sum of TTFT and ITLs.
+
+AIPerf's `profile_export.jsonl`: one record per request, metrics with a value and a unit.
+
+The traps (AIPerf 0.13.0, `common/models/record_models.py`): records are in order of completion, so
+they are sorted; failed and cancelled requests, and those of the warm-up, are left out; times are
+Unix nanoseconds of the moment when a request was sent; prompts are in another file (`inputs.json`),
+so nothing is shared. Turns of one conversation follow each other. `Row.observed` has `ttft_s` and
+`e2e_s`.
+
+GuideLLM reports (`benchmarks.json`): requests by how they ended, with tokens and times.
+
+The traps (GuideLLM 0.8.1, `schemas/base/request_stats.py`): a sweep writes one benchmark per rate
+into the same report, of which one has to be chosen; failed and incomplete requests are left out;
+`request_start_time` is in Unix seconds, of the moment when a request was sent. Prompts are not
+read, so nothing is shared. `Row.observed` has `ttft_s` and `e2e_s`.
 """
 
 from __future__ import annotations
@@ -27,8 +44,8 @@ from typing import Any
 from kvsim.core.sums import added
 from kvsim.workload.document import read_objects
 from kvsim.workload.gather import Gathered, Reader
-from kvsim.workload.source import NS_PER_S, Head, Source, instant, tokens
-from kvsim.workload.trace import Trace
+from kvsim.workload.source import NS_PER_S, Head, Source, instant, parse, shown, tokens
+from kvsim.workload.trace import Row, Trace
 
 FAILED = "they failed"
 
@@ -177,5 +194,153 @@ def _read_sglang(source: Source) -> Trace:
     return gathered.trace(f"the file does not say when requests were sent; it ran with {options}")
 
 
-VLLM = Reader(_is_vllm, _read_vllm)
+_PER_SECOND = {"s": 1, "sec": 1, "ms": 1000, "us": 1_000_000, "ns": NS_PER_S}
+_MEASURED = {"time_to_first_token": "ttft_s", "request_latency": "e2e_s"}
+
+
+def _is_aiperf(head: Head) -> bool:
+    """Whether the rows have metadata and metrics."""
+    return {"metadata", "metrics"} <= head.keys and "benchmarks" not in head.keys
+
+
+def _read_aiperf(source: Source) -> Trace:
+    """The requests of an AIPerf run. Raises `TraceError` at the first line that is wrong."""
+    gathered = Gathered(source, "aiperf")
+    last: dict[str, tuple[Row, int]] = {}
+    for line in source.lines():
+        table = parse(source, line)
+        metadata, metrics = table.get("metadata"), table.get("metrics")
+        if not isinstance(metadata, dict) or not isinstance(metrics, dict):
+            field = "metrics" if isinstance(metadata, dict) else "metadata"
+            raise source.error("not an object; give the records as AIPerf wrote them", field)
+        why = _failure(table, metadata)
+        if why:
+            gathered.drop(why)
+        else:
+            _aiperf_add(source, gathered, metadata, metrics, last)
+    return gathered.trace()
+
+
+def _failure(table: dict[str, Any], metadata: dict[str, Any]) -> str:
+    if metadata.get("benchmark_phase") == "warmup":
+        return "they belong to the warm-up"
+    if metadata.get("was_cancelled"):
+        return "they were cancelled"
+    return "they failed" if table.get("error") else ""
+
+
+def _aiperf_add(
+    source: Source,
+    gathered: Gathered,
+    metadata: dict[str, Any],
+    metrics: dict[str, Any],
+    last: dict[str, tuple[Row, int]],
+) -> None:
+    """Gather a request; `last`: the last turn of each conversation, and when it ended."""
+    start_ns = instant(source, "request_start_ns", metadata.get("request_start_ns"), 1)
+    name, session = metadata.get("x_request_id"), metadata.get("x_correlation_id")
+    is_turn = isinstance(session, str) and type(metadata.get("turn_index")) is int
+    before = last.get(str(session)) if is_turn else None
+    row = gathered.add(
+        tokens(source, "input_sequence_length", _value(source, metrics, "input_sequence_length")),
+        tokens(source, "output_sequence_length", _value(source, metrics, "output_sequence_length")),
+        time_ns=start_ns,
+        id=name if isinstance(name, str) else None,
+        after=-1 if before is None else before[0].index,
+        delay_ns=0 if before is None else max(0, start_ns - before[1]),
+        session=str(session) if is_turn else None,
+        turn=tokens(source, "turn_index", max(0, metadata["turn_index"]), 0) if is_turn else None,
+        observed=_aiperf_observed(source, metrics),
+    )
+    if is_turn:
+        end_ns = instant(source, "request_end_ns", metadata.get("request_end_ns"), 1)
+        last[str(session)] = row, end_ns
+
+
+def _value(source: Source, metrics: dict[str, Any], key: str) -> object:
+    metric = metrics.get(key)
+    if not isinstance(metric, dict) or "value" not in metric:
+        raise source.error("no value; give the records as AIPerf wrote them", key)
+    return metric["value"]
+
+
+def _aiperf_observed(source: Source, metrics: dict[str, Any]) -> dict[str, Any] | None:
+    observed = {}
+    for key, name in _MEASURED.items():
+        if key in metrics:
+            value, unit = _value(source, metrics, key), metrics[key].get("unit")
+            known = isinstance(unit, str) and unit in _PER_SECOND
+            if type(value) not in (int, float) or not known:
+                what = f"{shown(value)} {shown(unit)} is not a time; give a value and a unit"
+                raise source.error(what, key)
+            observed[name] = value / _PER_SECOND[unit]  # type: ignore[operator]
+    return observed or None
+
+
+_LEFT_OUT = {"errored": "they failed", "incomplete": "they were not complete"}
+
+
+def _is_guidellm(head: Head) -> bool:
+    """Whether this is a report with benchmarks."""
+    return "benchmarks" in head.keys
+
+
+def _read_guidellm(source: Source) -> Trace:
+    """The requests of the one benchmark of a report. Raises `TraceError`."""
+    report = read_objects(source)[0]
+    benchmarks = report.get("benchmarks")
+    if not isinstance(benchmarks, list) or not benchmarks:
+        raise source.error(
+            "no benchmark in it; give the report as GuideLLM wrote it", "benchmarks", 0
+        )
+    if len(benchmarks) > 1:
+        what = f"{len(benchmarks)} benchmarks, as of a sweep; keep one: jq '.benchmarks |= [.[0]]'"
+        raise source.error(what, "benchmarks", 0)
+    requests = benchmarks[0].get("requests") if isinstance(benchmarks[0], dict) else None
+    if not isinstance(requests, dict):
+        raise source.error("no requests; give the report as GuideLLM wrote it", "benchmarks[0]", 0)
+    gathered = Gathered(source, "guidellm")
+    for number, request in enumerate(_guidellm_list(source, requests, "successful")):
+        _guidellm_add(source, gathered, request, f"successful[{number}]")
+    for key, why in _LEFT_OUT.items():
+        for _ in _guidellm_list(source, requests, key):
+            gathered.drop(why)
+    return gathered.trace()
+
+
+def _guidellm_list(source: Source, requests: dict[str, Any], key: str) -> list[Any]:
+    values = requests.get(key) or []
+    if not isinstance(values, list):
+        raise source.error("not a list; give the report as GuideLLM wrote it", f"requests.{key}", 0)
+    return values
+
+
+def _guidellm_add(source: Source, gathered: Gathered, request: Any, where: str) -> None:
+    if not isinstance(request, dict):
+        raise source.error("not an object; give the report as GuideLLM wrote it", where, 0)
+    start, name = request.get("request_start_time"), request.get("request_id")
+    gathered.add(
+        tokens(source, f"{where}.prompt_tokens", request.get("prompt_tokens")),
+        tokens(source, f"{where}.output_tokens", request.get("output_tokens")),
+        time_ns=None
+        if start is None
+        else instant(source, f"{where}.request_start_time", start, NS_PER_S),
+        id=name if isinstance(name, str) else None,
+        observed=_guidellm_observed(request),
+    )
+
+
+def _guidellm_observed(request: dict[str, Any]) -> dict[str, Any] | None:
+    factors = {"time_to_first_token_ms": ("ttft_s", 1000), "request_latency": ("e2e_s", 1)}
+    observed = {
+        name: request[key] / factor
+        for key, (name, factor) in factors.items()
+        if type(request.get(key)) in (int, float)
+    }
+    return observed or None
+
+
+AIPERF = Reader(_is_aiperf, _read_aiperf)
+GUIDELLM = Reader(_is_guidellm, _read_guidellm)
 SGLANG = Reader(_is_sglang, _read_sglang)
+VLLM = Reader(_is_vllm, _read_vllm)

@@ -25,33 +25,23 @@ from kvsim.workload.table import (
 )
 from kvsim.workload.trace import Trace
 
-INPUTS: tuple[str, ...] = (
-    "input",
-    "input_tokens",
-    "input_length",
-    "input_len",
-    "prompt_tokens",
-    "prompt_length",
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+INPUTS = _names(
+    "input input_tokens input_length input_len prompt_tokens prompt_length prompt_len prompt"
+    " num_prompt_tokens n_input_tokens context_tokens"
 )
-INPUTS += ("prompt_len", "prompt", "num_prompt_tokens", "n_input_tokens", "context_tokens")
-OUTPUTS: tuple[str, ...] = (
-    "output",
-    "output_tokens",
-    "output_length",
-    "output_len",
-    "completion_tokens",
+OUTPUTS = _names(
+    "output output_tokens output_length output_len completion_tokens generated_tokens completion"
+    " num_output_tokens response_tokens"
 )
-OUTPUTS += ("generated_tokens", "completion", "num_output_tokens", "response_tokens")
-ARRIVALS: tuple[str, ...] = (
-    "arrival",
-    "arrival_time",
-    "timestamp",
-    "time",
-    "ts",
-    "arrived_at",
-    "start_time",
+ARRIVALS = _names(
+    "arrival arrival_time timestamp time ts arrived_at start_time request_time created_at date"
+    " datetime start"
 )
-ARRIVALS += ("request_time", "created_at", "date", "datetime", "start")
 """Column names, in small letters and without a unit at their end, that say what they hold."""
 TIMES = {
     "ttft": "ttft",

@@ -10,7 +10,7 @@ from kvsim.engines.vllm_v1.scheduler import VllmV1Async
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import simulate
 from kvsim.workload import open_trace
-from kvsim.workload.requests import make_requests
+from kvsim.workload.clients import make_requests
 from kvsim.workload.source import Source
 from kvsim.workload.table import parse_columns, read_table
 

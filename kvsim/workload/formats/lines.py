@@ -1,0 +1,187 @@
+"""JSON Lines of requests with ids of their blocks or tokens, other than Mooncake's.
+
+Qwen-Bailian traces: JSON Lines like Mooncake's, in other units.
+
+Times are **seconds** and ids are **16-token** blocks, the partial last one included, under the keys
+that Mooncake uses for milliseconds and 512 tokens (alibaba-edu/qwen-bailian-usagetraces-anon).
+`chat_id` names the request and `parent_chat_id` the request that it continues, -1 for none. A turn
+follows its parent; how long the user thought is not recorded, so the delay is 0 after the parent's
+end in closed sessions, and the recorded time otherwise. Thinking tokens are removed between turns:
+a child's prompt is what its ids say, not the parent's prompt and output.
+
+LMCache look-up logs (`--lookup-hash-log-dir`): JSON Lines of chained chunk hashes.
+
+The traps (LMCache 0.5.6, `subscribers/logging/lookup_hash.py`): **outputs are not in the log**, so
+each is read as 1 token and decoding is not simulated; hashes are hexadecimal, of whole chunks of
+`chunk_size` tokens (256 by default), and are numbered here in order of first use; times are Unix
+seconds. A directory holds several files, each is read alone.
+
+LLMServingSim traces: JSON Lines of `input_toks,output_toks`, mostly with real token ids.
+
+`arrival_time_ns` is in nanoseconds; `input_tok_ids` and `output_tok_ids` are the tokens themselves
+(casys-kaist/LLMServingSim). Its agent sessions (`sub_requests`) are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvsim.workload.chain import settle_blocks
+from kvsim.workload.gather import Gathered, Reader
+from kvsim.workload.source import (
+    NS_PER_S,
+    Head,
+    Source,
+    identifier,
+    instant,
+    integers,
+    parse,
+    shown,
+    tokens,
+)
+from kvsim.workload.trace import MAX_ID, Content, HashContent, Row, TokenContent, Trace, collapse
+
+BLOCK_SIZE = 16
+_NO_PARENT = "-1"
+_ZERO = "output_length 0 read as 1"
+
+
+def _is_qwen(head: Head) -> bool:
+    """Whether the rows name their chat and its parent."""
+    return {"chat_id", "parent_chat_id"} <= head.keys
+
+
+def _read_qwen(source: Source) -> Trace:
+    """A Qwen-Bailian trace. Raises `TraceError` at the first line that is wrong."""
+    gathered = Gathered(source, "qwen")
+    chats: dict[str, Row] = {}
+    for line in source.lines():
+        _add(source, parse(source, line), gathered, chats)
+    trace = gathered.trace()
+    settle_blocks(source, trace, BLOCK_SIZE, "make sure that this is a Qwen-Bailian file")
+    return trace
+
+
+def _add(source: Source, table: dict[str, Any], gathered: Gathered, chats: dict[str, Row]) -> None:
+    for key in ("chat_id", "parent_chat_id", "timestamp", "input_length", "output_length"):
+        if key not in table:
+            raise source.error("missing; give it on every row", key)
+    chat = identifier(source, table, "chat_id")
+    if chat in chats:
+        what = f"{shown(chat)} is also on line {chats[chat].line}; make it unique"
+        raise source.error(what, "chat_id")
+    name = identifier(source, table, "parent_chat_id")
+    parent = chats.get(name)
+    if parent is None and name != _NO_PARENT:
+        gathered.change("parent_chat_id is not on an earlier row: sent at its own time")
+    output_length = tokens(source, "output_length", table["output_length"], 0)
+    if not output_length:
+        gathered.change(_ZERO)
+    content = None
+    if table.get("hash_ids") is not None:
+        content = HashContent(collapse(integers(source, table, "hash_ids", MAX_ID)))
+    chats[chat] = gathered.add(
+        tokens(source, "input_length", table["input_length"]),
+        max(1, output_length),
+        time_ns=instant(source, "timestamp", table["timestamp"], NS_PER_S),
+        id=chat,
+        content=content,
+        after=-1 if parent is None else parent.index,
+        session=chat if parent is None else parent.session,
+        turn=0 if parent is None else (parent.turn or 0) + 1,
+    )
+
+
+_LMCACHE_NOTE = "outputs are not in the log: each is read as 1 token, so decoding is not simulated"
+
+
+def _is_lmcache(head: Head) -> bool:
+    """Whether the rows have chunk hashes."""
+    return {"chunk_hashes", "seq_len"} <= head.keys
+
+
+def _read_lmcache(source: Source) -> Trace:
+    """The requests of an LMCache log. Raises `TraceError` at the first line that is wrong."""
+    gathered = Gathered(source, "lmcache")
+    numbers: dict[str, int] = {}
+    size: int | None = None
+    for line in source.lines():
+        table = parse(source, line)
+        chunk = tokens(source, "chunk_size", table.get("chunk_size"))
+        size = size or chunk
+        if chunk != size:
+            what = f"{chunk}, but {size} on earlier rows; split the file by chunk size"
+            raise source.error(what, "chunk_size")
+        length = tokens(source, "seq_len", table.get("seq_len"), 0)
+        if not length:
+            gathered.drop("seq_len is 0")
+            continue
+        name, model = table.get("request_id"), table.get("model_name")
+        gathered.add(
+            length,
+            1,
+            time_ns=instant(source, "timestamp", table.get("timestamp"), NS_PER_S),
+            id=name if isinstance(name, str) else None,
+            content=_lmcache_content(source, table, numbers),
+            model=model if isinstance(model, str) else None,
+        )
+    trace = gathered.trace(_LMCACHE_NOTE)
+    settle_blocks(source, trace, size or 1, "make sure that the rows are of one log")
+    return trace
+
+
+def _lmcache_content(source: Source, table: dict[str, Any], numbers: dict[str, int]) -> HashContent:
+    hashes = table.get("chunk_hashes")
+    if not isinstance(hashes, list) or not all(isinstance(each, str) for each in hashes):
+        raise source.error(f"{shown(hashes)} is not a list of hashes; fix it", "chunk_hashes")
+    return HashContent(collapse(numbers.setdefault(each, len(numbers)) for each in hashes))
+
+
+_MAX_TOKEN_ID = (1 << 63) - 1
+
+
+def _is_llmservingsim(head: Head) -> bool:
+    """Whether the rows have LLMServingSim's names."""
+    return {"input_toks", "output_toks"} <= head.keys
+
+
+def _read_llmservingsim(source: Source) -> Trace:
+    """An LLMServingSim trace. Raises `TraceError` at the first line that is wrong."""
+    gathered = Gathered(source, "llmservingsim")
+    for line in source.lines():
+        table = parse(source, line)
+        if "sub_requests" in table:
+            raise source.error("sessions are not read; write one request a line", "sub_requests")
+        input_length = tokens(source, "input_toks", table.get("input_toks"))
+        output_length = tokens(source, "output_toks", table.get("output_toks"))
+        time = table.get("arrival_time_ns")
+        gathered.add(
+            input_length,
+            output_length,
+            time_ns=None if time is None else instant(source, "arrival_time_ns", time, 1),
+            content=_llmservingsim_content(source, table, input_length, output_length),
+        )
+    return gathered.trace()
+
+
+def _llmservingsim_content(
+    source: Source, table: dict[str, Any], input_length: int, output_length: int
+) -> Content | None:
+    if table.get("input_tok_ids") is None:
+        return None
+    prompt = integers(source, table, "input_tok_ids", _MAX_TOKEN_ID)
+    if len(prompt) != input_length:
+        what = f"{len(prompt)} ids, but input_toks is {input_length}; fix one of them"
+        raise source.error(what, "input_tok_ids")
+    if table.get("output_tok_ids") is None:
+        return TokenContent(tuple(prompt))
+    output = integers(source, table, "output_tok_ids", _MAX_TOKEN_ID)
+    if len(output) != output_length:
+        what = f"{len(output)} ids, but output_toks is {output_length}; fix one of them"
+        raise source.error(what, "output_tok_ids")
+    return TokenContent(tuple(prompt), tuple(output))
+
+
+LLMSERVINGSIM = Reader(_is_llmservingsim, _read_llmservingsim)
+LMCACHE = Reader(_is_lmcache, _read_lmcache)
+QWEN = Reader(_is_qwen, _read_qwen)
