@@ -116,7 +116,7 @@ class SimulatedTime(Host):
     """An inbox, a link and step times of a cost model, in one environment of SimPy."""
 
     inbox: Any
-    """Where requests arrive (`kvsim.run.replica.inbox.Receiver`)."""
+    """Where requests arrive (`kvsim.run.replica.events.Receiver`)."""
     _env: Any
     _price: Callable[[Any], int]
     _link: Any

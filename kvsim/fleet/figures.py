@@ -7,8 +7,7 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from kvsim.core.sums import added
-from kvsim.fleet.handovers import handover_figures
-from kvsim.fleet.result import FleetResult
+from kvsim.fleet.result import FleetResult, handover_figures
 from kvsim.fleet.routing import Bounds, load_imbalance, routing_figures
 from kvsim.results.statistics import ratio
 from kvsim.results.summary import draft_figures, summarise_requests
@@ -38,7 +37,7 @@ def summarise_fleet(result: FleetResult, bounds: Bounds | None = None) -> dict[s
     replica. `input_imbalance` is the greatest number of prompt tokens that a replica was sent, over
     the mean. `routing` explains the decisions (`kvsim.fleet.routing`), if they were noted, and
     has the `bounds`, if given. A prefill/decode split has `handovers`, too
-    (`kvsim.fleet.handovers`), and no imbalance of its unequal replicas.
+    (`kvsim.fleet.result`), and no imbalance of its unequal replicas.
     """
     meta = _provenance(result, [replica.summary for replica in result.replicas])
     known = None if bounds is None else bounds.record()

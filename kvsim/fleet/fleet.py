@@ -14,13 +14,12 @@ from kvsim.core.collector import collector_paused
 from kvsim.errors import ConfigError
 from kvsim.fleet.apart import Load, clients_wait, heeds_replicas, routed, serve_apart
 from kvsim.fleet.news import News, looks
-from kvsim.fleet.proxy import split_roles
+from kvsim.fleet.proxy import Split, split_roles
 from kvsim.fleet.replicas import Replicas, Sent
 from kvsim.fleet.result import FleetResult
 from kvsim.fleet.routers import make_router
 from kvsim.fleet.routers.router import Router
 from kvsim.fleet.settings import load_settings
-from kvsim.fleet.split import Split
 from kvsim.run.assembly import Parts, assemble
 from kvsim.run.attempt import show_future
 from kvsim.run.blame import blaming

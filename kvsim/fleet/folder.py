@@ -23,8 +23,7 @@ from kvsim.core.schema import HANDOVERS, ROUTING
 from kvsim.errors import OutputError
 from kvsim.explain.story import find_request
 from kvsim.fleet.figures import fleet_figures
-from kvsim.fleet.handovers import sides_of, together
-from kvsim.fleet.result import FleetResult
+from kvsim.fleet.result import FleetResult, sides_of, together
 from kvsim.report.checked import problem_of_summary
 from kvsim.report.files import (
     FLEET,

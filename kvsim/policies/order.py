@@ -83,6 +83,10 @@ class Order:
         ):
             self.put(block, key, upto, access_ns)
 
+    def pop_many(self, number: int) -> list[int]:
+        """Returns `number` blocks in the order in which `pop` would return them."""
+        return [self.pop() for _ in range(number)]
+
     def __len__(self) -> int:
         """The number of idle blocks. For a user's order, the pool keeps the count."""
         raise NotImplementedError
@@ -170,13 +174,24 @@ class _Checked(Order):
 
     def pop(self) -> int:
         block = self._order.pop()
+        self._given_out(block)
+        return block
+
+    def pop_many(self, number: int) -> list[int]:
+        blocks = self._order.pop_many(number)
+        for block in blocks:
+            self._given_out(block)
+        if len(blocks) != number:
+            raise ConfigError(f"{self._label} gave out {len(blocks)} blocks instead of {number}")
+        return blocks
+
+    def _given_out(self, block: int) -> None:
         if type(block) is not int or block not in self._idle:
             raise ConfigError(
                 f"{self._label} gave out {block!r}, which is not idle; let `pop` take out one"
                 " that was `put` and not `hit` since"
             )
         del self._idle[block]
-        return block
 
 
 class Stack(Order):

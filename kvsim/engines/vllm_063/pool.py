@@ -236,6 +236,18 @@ class PrefixPool(BlockPool):
         self.references[block] = 1
         return block
 
+    def take_many(self, number: int) -> list[int]:
+        blank = min(number, self.blank)
+        blocks = [self.pop_blank() for _ in range(blank)]
+        if blank < number:
+            evicted = self.content.pop_many(number - blank)
+            for block in evicted:
+                self._forget(block)
+            blocks += evicted
+        for block in blocks:
+            self.references[block] = 1
+        return blocks
+
     def take_with(self, content: i64) -> int:
         """Returns a block with this content: the existing one, or else a newly taken one."""
         self.lookups += 1

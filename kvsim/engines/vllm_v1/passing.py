@@ -1,10 +1,12 @@
 """Why waiting requests are passed over, so that those behind them may be admitted: their adapter
-has no place, or it is not a step for prompts (vLLM 0.33.0 `v1/core/sched/scheduler.py`: `max_loras`
-and `prefill_schedule_interval` of an engine by itself).
+has no place, or it is not a step for prompts.
 
 ```
 interval 3   prompts │ decodes │ decodes │ prompts │ decodes │ ...
 ```
+
+Source: vLLM 0.33.0 `v1/core/sched/scheduler.py`, `max_loras`, and `prefill_schedule_interval` of an
+engine by itself.
 """
 
 from __future__ import annotations
