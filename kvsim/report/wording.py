@@ -161,7 +161,7 @@ def _refused(summary: Mapping[str, Any]) -> dict[str, float]:
     """For what share of the time the head of the queue was refused, by the names in `BOUNDS`; of
     flat figures, too, as the runs of a search have them."""
     whole_s = summary["duration"] * len(summary.get("replicas", [summary])) or 1
-    flat = {cause: summary.get(f"head_blocked_s.{cause}") for cause in BLOCKED[1:]}
+    flat = {cause: summary.get(f"head_blocked_s.{cause}", 0.0) for cause in BLOCKED[1:]}
     blocked_s = summary.get("head_blocked_s") or flat
     return {
         name: added(blocked_s[cause] for cause in bound.causes) / whole_s
