@@ -248,7 +248,13 @@ def code(cell: str) -> str:
 
 def commands() -> str:
     """The page of commands: what each does, its arguments and options."""
-    parts = [f"# Commands\n\n{MADE} `kvsim COMMAND --help` prints the same."]
+    parts = [
+        f"# Commands\n\n{MADE} `kvsim COMMAND -h` prints the options without the settings,"
+        " `--help-all` with them.",
+        "A command of one trace takes it by itself or by its option: `kvsim run mine.jsonl` is"
+        " `kvsim run --trace mine.jsonl`. (`kvsim compare` and `kvsim sweep` have other arguments,"
+        " and need the option.) `--quiet` goes with every command: no notes, no progress.",
+    ]
     for name in COMMANDS:
         command = load(name)
         parts += [f"## `kvsim {name}`", *described(f"kvsim {name}", command)]

@@ -99,7 +99,7 @@ def sweep(
         _merge(out, folders, trace, grid, rows, random)
         return
     if folders:
-        raise ConfigError(f"{folders[0]}: folders are for --merge; add it or leave them out")
+        raise ConfigError(f"{folders[0]}: folders are for --merge; a trace is --trace FILE")
     tried = grid or (), rows or (), random or ()
     space = parse_space(*tried, samples=samples, sample_seed=sample_seed, seeds=seeds)
     if slo is not None:

@@ -127,7 +127,8 @@ def _render_subjects(runs: Summaries, console: Console, seeds: int) -> None:
         console.print(f"{name}: {wording.subject(summary['meta'])}")
         if i == len(runs) - 1 or len(set(sources)) > 1:
             console.print(f"  {sources[i]}", style="dim")
-        print_remarks(console, ((f"  {text}", tone) for text, tone in wording.diagnosis(summary)))
+        first = wording.diagnosis(summary)[:1]
+        print_remarks(console, ((f"  {text}", tone) for text, tone in first))
     for key, texts in config_differences(runs):
         words = " → ".join(texts)
         if runs[2:]:

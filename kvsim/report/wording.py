@@ -13,8 +13,10 @@ from kvsim.results.numerals import count, number, percent, plural, seconds, size
 Tone = Literal["plain", "warning", "bad"]
 
 
-TONES: dict[State, Tone] = {"overloaded": "bad", "rejecting": "bad", "backlogged": "warning"}
-TONES["never steady"] = "warning"
+TONES: dict[State, Tone] = {
+    **dict.fromkeys(("overloaded", "rejecting"), "bad"),
+    **dict.fromkeys(("backlogged", "never steady"), "warning"),
+}
 """How alarming the load was; steady and unknown loads are not."""
 
 
@@ -57,8 +59,8 @@ REMEDIES = {
     "not-served": "see the rejections of the engine that computes prompts",
 }
 """Why a request was rejected → what to do about it."""
-_MOST = 0.5
-"""The share of the time that is most of it."""
+_MOST, _SOME = 0.5, 0.1
+"""The share of the time that is most of it, and one that is worth a word."""
 
 
 class Remark(NamedTuple):
@@ -141,7 +143,7 @@ def diagnosis(summary: Mapping[str, Any]) -> list[Remark]:
         there = ran + added(summary[f"{each}_mean"] or 0.0 for each in ("waiting", "swapped"))
         said.append(f"on average, {number(ran)} of {number(there)} requests ran")
         worst = max(shares, key=lambda name: shares[name])
-        said.append(BOUNDS[worst].lever if shares[worst] else _COMPUTE)
+        said.append(BOUNDS[worst].lever if shares[worst] > _SOME else _COMPUTE)
     if cure := _cure(summary):
         said.append(cure)
     tone = TONES.get(state, "warning" if found else "plain")
@@ -161,7 +163,7 @@ def _refused(summary: Mapping[str, Any]) -> dict[str, float]:
     """For what share of the time the head of the queue was refused, by the names in `BOUNDS`; of
     flat figures, too, as the runs of a search have them."""
     whole_s = summary["duration"] * len(summary.get("replicas", [summary])) or 1
-    flat = {cause: summary.get(f"head_blocked_s.{cause}") for cause in BLOCKED[1:]}
+    flat = {cause: summary.get(f"head_blocked_s.{cause}", 0.0) for cause in BLOCKED[1:]}
     blocked_s = summary.get("head_blocked_s") or flat
     return {
         name: added(blocked_s[cause] for cause in bound.causes) / whole_s

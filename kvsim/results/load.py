@@ -58,7 +58,7 @@ def load_figures(requests: Mapping[str, Any]) -> dict[str, float | int | None]:
     served = came & np.array([status != "rejected" for status in requests["status"]], dtype=bool)
     return {
         "request_rate": rate,
-        "demand_rate": _demand(requests, released, came) or rate,
+        "demand_rate": _demand(requests, released) or rate,
         "output_token_rate": tokens_per_second(outputs),
         "total_token_rate": tokens_per_second(ints(requests["input_length"]) + outputs),
         "late_requests": int((released > middle).sum()),
@@ -126,22 +126,25 @@ def _growth(requests: Mapping[str, Any], which: Any, leave: str, middle: int, la
     return there(last) - there(middle)
 
 
-def _demand(requests: Mapping[str, Any], released: Ints, came: Any) -> float | None:
+def _demand(requests: Mapping[str, Any], released: Ints) -> float | None:
     """The rate of releases if no turn had waited for those before it to wait; None where sessions
     do not wait for replies, or all would come at once."""
     if "session" not in requests or not any(requests["session"]):
         return None
-    ended = ints(requests["finish_ns"]).tolist()
-    waited = (ints(requests["first_scheduled_ns"]) - released).tolist()
+    ended, begun = ints(requests["finish_ns"]), ints(requests["first_scheduled_ns"])
+    waited = np.maximum(begun - released, 0)
     before: dict[str, tuple[int, int]] = {}
     would = []
-    for i in np.flatnonzero(came).tolist():
-        session, sent_ns = requests["session"][i], int(released[i])
-        end_ns, held_ns = before.get(session, (0, 0)) if session else (0, 0)
-        if sent_ns < end_ns:
+    columns = (released.tolist(), ended.tolist(), waited.tolist())
+    for session, sent_ns, end_ns, wait_ns in zip(requests["session"], *columns, strict=True):
+        if sent_ns < 0:
+            continue
+        reply_ns, held_ns = before.get(session, (0, 0))
+        if sent_ns < reply_ns:
             return None
         would.append(sent_ns - held_ns)
-        before[session] = ended[i], held_ns + max(waited[i], 0)
+        if session:
+            before[session] = end_ns, held_ns + wait_ns
     span_ns = max(would) - min(would) if would else 0
     return (len(would) - 1) * 1e9 / span_ns if span_ns else None
 

@@ -60,6 +60,8 @@ def percent(value: float) -> str:
         return f"−{percent(-value)}"
     if value < 0.0005:
         return f"<0.1{SPACE}%" if value else f"0{SPACE}%"
+    if 0.9995 <= value < 1:
+        return f">99.9{SPACE}%"
     return f"{value * 100:.1f}{SPACE}%" if value < 1 else f"{value * 100:.0f}{SPACE}%"
 
 

@@ -35,7 +35,7 @@ def test_equal_bytes_and_every_section() -> None:
         assert f"<h2>{section}</h2>" in page
     assert page.count('id="lane-') == 3
     assert "The decisions that cost most" in page
-    assert "one cache as large as all together" in page
+    assert "pooled cache: one as large as all together" in page
 
 
 def test_without_caches_no_decision_found_anything() -> None:

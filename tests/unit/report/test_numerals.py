@@ -30,6 +30,7 @@ from kvsim.results.numerals import MISSING, UNITS, show, signed, signed_percent
         (23.3, "ms", "23.3 ms"),
         (0.1234, "share", "12.3 %"),
         (1.0, "share", "100 %"),
+        (0.9996, "share", ">99.9 %"),
         (0.0, "share", "0 %"),
         (0.00001, "share", "<0.1 %"),
         (-0.0237, "share", "−2.4 %"),

@@ -4,7 +4,7 @@ import pytest
 from runs import real_run
 from tiny import no_run, tiny_run
 
-from kvsim.report.screen import make_console
+from kvsim.report.screen import make_console, make_table
 from kvsim.report.terminal import render
 from kvsim.results.numerals import SPACE
 from kvsim.results.summary import summarise
@@ -40,3 +40,14 @@ def test_reasons_with_brackets_are_not_taken_for_markup():
 @pytest.mark.parametrize("run", [no_run(), real_run(1), real_run(caching=False)])
 def test_any_run_can_be_shown_on_a_narrow_terminal(run):
     assert all(len(line) <= 60 for line in printed(run, 60).splitlines())
+
+
+def test_no_word_of_a_table_is_broken_as_long_as_there_is_room():
+    head = ["replica", "sent", "prompt tokens", "hits", "preempted", "KV mean", "TTFT p99", "ended"]
+    row = ["0 prefill", "93", "191,354", f"23.3{SPACE}%", "0", f"4.4{SPACE}%", f"599{SPACE}ms"]
+    for width in range(76, 120):
+        console = make_console(io.StringIO(), width=width)
+        console.print(make_table(*head, rows=[[*row, "finished"]] * 2, pad_edge=False))
+        text = console.file.getvalue()
+        for cell in ("preempted", "replica", "prefill", *row[1:], "finished"):
+            assert cell in text, (width, cell)

@@ -254,4 +254,4 @@ def test_a_lucky_value_is_named():
     lab = made_up(lambda value, seed: 50.0 if value >= 300 or value == 33 else 500.0)
     found = answer(lab, ())
     assert found.value == 300
-    assert any("By luck they hold at 33" in text for text, _ in verdict(lab, found))
+    assert any("By chance they hold at 33" in text for text, _ in verdict(lab, found))
