@@ -25,7 +25,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
     cpu_s: float
     """CPU time to read the file of requests and to simulate them, with the step log and the
-    figures of every request."""
+    figures of every request, where modules and prices are loaded."""
     requests: int
     steps: int
     """Steps that compute something; `seq_steps` is the sum of their decodes."""
@@ -42,6 +42,7 @@ def measure(case: Case, path: str) -> Measurement:
     go together, and for a run that does not come to its end.
     """
     run, settings = _runner(WORKLOADS[case.workload]), case.table
+    run("chat", settings | {"num_prompts": 1})  # Loads modules and prices.
     start = cpu_s()
     engines = run(path, settings)
     spent, peak_mb = cpu_s() - start, peak_rss_mb()
@@ -60,7 +61,7 @@ def measure(case: Case, path: str) -> Measurement:
 
 
 def _runner(workload: Workload) -> Callable[[str, dict[str, Any]], Sequence[Result]]:
-    """Returns what runs a workload; all that it needs is imported."""
+    """Returns what runs a workload."""
     if workload.router:
         from kvsim.fleet.fleet import simulate_fleet
 
@@ -69,7 +70,6 @@ def _runner(workload: Workload) -> Callable[[str, dict[str, Any]], Sequence[Resu
             return simulate_fleet(open_trace(path), configs, workload.router).replicas
 
         return run_fleet
-    from kvsim.run.attempt import Attempt  # noqa: F401  (what the first run imports)
     from kvsim.run.simulation import simulate
 
     def run(path: str, settings: dict[str, Any]) -> Sequence[Result]:

@@ -17,7 +17,8 @@ class Scheduler(VllmV1Async):
 
     def compose(self, batch: Batch, now_ns: int) -> Plan:
         """The plan of vLLM."""
-        return super().compose(batch, now_ns)
+        plan: Plan = super().compose(batch, now_ns)
+        return plan
 
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
         """Hand out tokens as vLLM does."""

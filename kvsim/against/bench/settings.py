@@ -50,7 +50,7 @@ _USUAL: dict[str, tuple[str, ...]] = {
     DEFAULT: (*_LOADS, "W2x", "W3", "marked", "blocks", "block-size", "prompt", "decode", "fleet"),
     "sglang": _LOADS,
     **{name: ("marked",) for name in SETTINGS if name.startswith("feature-")},
-    **{name: ("W2x",) for name in SETTINGS if name.startswith("own-")},
+    **{name: ("marked", "W2x") for name in SETTINGS if name.startswith("own-")},
     CONSTANT: ("marked", "W2x"),
 }
 """The workloads that settings are measured on where none is named, if not only on W1."""

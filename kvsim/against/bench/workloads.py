@@ -92,8 +92,8 @@ DECODING = 1, 16, 256, 1024, 4096
 
 
 def marked(path: str | None = None) -> Trace:
-    """`W1` with priorities and adapters in turns: what some features ask for, and others ignore."""
-    trace = WORKLOADS["W1"].make(None)
+    """The first of `W1`, with priorities and adapters in turns, which only some features heed."""
+    trace = poisson(1_500, 25, *_EVEN)
     rows = [
         replace(row, priority=row.index % 3, lora=f"adapter-{row.index % 4}") for row in trace.rows
     ]
@@ -159,7 +159,7 @@ WORKLOADS: dict[str, Workload] = {
         _settings(20_000),
     ),
     "marked": Workload(
-        "W1 with priorities and adapters, which features ask for", marked, _settings(12_000)
+        "1,500 requests of W1 with priorities and adapters", marked, _settings(12_000)
     ),
     **{
         f"conversation-{blocks}": Workload(

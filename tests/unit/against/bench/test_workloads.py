@@ -64,8 +64,12 @@ def test_without_names_everything_is_measured_the_default_first() -> None:
 
 def test_what_a_case_is_compared_with_is_measured_as_well() -> None:
     assert choose(["W2"], [], None) == [Case("W2", DEFAULT)]
-    assert choose([], ["own-victim"], None) == [Case("W2x", "own-victim"), Case("W2x", DEFAULT)]
-    assert choose([], ["own-price"], None)[1] == Case("W2x", "constant")
+    assert choose(["W2x"], ["own-victim"], None)[1:] == [Case("W2x", DEFAULT)]
+    assert choose([], ["own-price"], None) == [
+        Case(workload, settings)
+        for settings in ("own-price", "constant")
+        for workload in ("marked", "W2x")
+    ]
     assert choose(["fleet-64"], [], None) == [Case("fleet-64", DEFAULT), Case("fleet-1", DEFAULT)]
     for case in choose([], [], "x"):
         assert case.base is None or case.base.base is None
