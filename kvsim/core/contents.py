@@ -1,8 +1,7 @@
 """What blocks hold, as numbers: who holds equal tokens after equal tokens has equal numbers.
 
 A number is `base + d` for unit d of a stream, where streams give equal bases to what they share
-(`kvsim.workload.keys`), so that consecutive units have consecutive numbers and lie side by side in
-the table of what is known.
+(`kvsim.workload.keys`), so that consecutive units have consecutive numbers.
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ from kvsim.core.vectors import zeros
 
 WIDTH: Final = 1 << 24
 """Numbers from one base to the next: more than the units of the longest stream."""
-SCATTER: Final = 0x9E3779
-"""Spreads bases over the table of what is known."""
+BASES: Final = 0x9E3779
+GROUPS: Final = 0x9E3779B1
+"""Spread bases, and groups of eight units, over the table of what is known."""
 
 
 class Numbering:
@@ -124,6 +124,13 @@ class Numbering:
         request.contents = contents
 
 
+def _home(content: i64, mask: i64) -> i64:
+    """Where in a table a content belongs. Eight units lie side by side, as they are looked up one
+    after another; longer runs would grow together, and whoever removes one walks to its end."""
+    mixed: i64 = (content + (content >> 24) * BASES) & 0x3FFFFFFF
+    return (((mixed >> 3) * GROUPS >> 17) << 3 | (mixed & 7)) & mask
+
+
 class Known:
     """Content → the first of the blocks that hold it: a table with open addresses."""
 
@@ -139,7 +146,7 @@ class Known:
     def find(self, content: i64) -> i64:
         """The first block with this content; 0: there is none."""
         mask: i64 = self._mask
-        at: i64 = (content + (content >> 24) * SCATTER) & mask
+        at: i64 = _home(content, mask)
         while self._contents[at] != content:
             if self._contents[at] == 0:
                 return 0
@@ -148,7 +155,7 @@ class Known:
 
     def put(self, content: i64, block: i64) -> None:
         """From now on, `block` is the first one with this content."""
-        at: i64 = (content + (content >> 24) * SCATTER) & self._mask
+        at: i64 = _home(content, self._mask)
         while self._contents[at] != content:
             if self._contents[at] == 0:
                 self._contents[at] = content
@@ -163,7 +170,7 @@ class Known:
     def remove(self, content: i64) -> None:
         """No block holds this content any more."""
         mask: i64 = self._mask
-        at: i64 = (content + (content >> 24) * SCATTER) & mask
+        at: i64 = _home(content, mask)
         while self._contents[at] != content:
             at = (at + 1) & mask
         self.count -= 1
@@ -174,7 +181,7 @@ class Known:
             other: i64 = self._contents[at]
             if other == 0:
                 break
-            home: i64 = (other + (other >> 24) * SCATTER) & mask
+            home: i64 = _home(other, mask)
             if ((at - home) & mask) >= ((at - gap) & mask):
                 self._contents[gap], self._blocks[gap] = other, self._blocks[at]
                 gap = at
