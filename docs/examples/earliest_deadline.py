@@ -9,7 +9,7 @@ mean TTFT falls from 5.62 s to 4.79 s, and the p99 rises from 11.3 to 11.6 s.
 
 from kvsim.core.batch import Batch
 from kvsim.core.request import Request
-from kvsim.engines.vllm_v1.scheduler import VllmV1Async
+from kvsim.engines import VllmV1Async
 
 
 def due_ns(request: Request) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
-from kvsim.engines.vllm_v1.scheduler import VllmV1Async
+from kvsim.engines import VllmV1Async
 
 
 class Fair(VllmV1Async):

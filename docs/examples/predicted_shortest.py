@@ -9,7 +9,7 @@ The trace has what a predictor said of each request (`x_predicted`). The p50 of 
 
 from kvsim.core.batch import Batch
 from kvsim.core.request import Request
-from kvsim.engines.vllm_v1.scheduler import VllmV1Async
+from kvsim.engines import VllmV1Async
 
 
 def left(request: Request) -> int:

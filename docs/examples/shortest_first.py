@@ -11,7 +11,7 @@ from collections import deque
 
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
-from kvsim.engines.vllm_v1.scheduler import VllmV1Async
+from kvsim.engines import VllmV1Async
 
 
 class ShortestFirst(VllmV1Async):

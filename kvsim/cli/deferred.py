@@ -22,7 +22,7 @@ COMMANDS = {
     "report": "Rebuild report.html from the results in a folder.",
     "policies": "List every engine, block manager and cost model, with its parameters.",
     "conform": "Replay recorded cases on the virtual clock and compare every decision.",
-    "bench": "Measure CPU time and memory of `simulate()` on workloads that anybody can rebuild.",
+    "bench": "Measure CPU time and memory of runs that anybody can rebuild.",
     "sweep": "Run every combination of settings once, and show which are best.",
     "check": "Replay a measured run, show predicted beside measured, and say what to correct"
     " first.",

@@ -38,7 +38,8 @@ def state(thing: Any) -> dict[str, Any]:
     names = {name for kind in type(thing).__mro__ for name in vars(kind).get("__mypyc_attrs__", ())}
     compiled = {name: getattr(thing, name) for name in sorted(names) if hasattr(thing, name)}
     fields = (compiled | getattr(thing, "__dict__", {})).items()
-    made = {key: make(0, 4) for key, make in fields if key in ("idle_order", "eviction")}
+    orders = [each for each in fields if each[0] in ("idle_order", "eviction")]
+    made = {key: make(0, 4) for key, make in orders if not isinstance(make, type)}
     return {
         key: value if isinstance(value, plain) else type(value).__name__
         for key, value in (*fields, *made.items())
