@@ -56,6 +56,7 @@ class StagedCost(Wrapped):
         """Raises `ConfigError` for more stages than layers, and for a `cost.stage_link` that is not
         one."""
         super().__init__(cost)
+        self._explains = cost if isinstance(cost, Explains) else None
         self._layers = [len(each) for each in model.stages(config.pipeline_parallel_size)]
         self.number = len(self._layers)
         self._tensor_parallel_size = config.tensor_parallel_size
@@ -91,11 +92,11 @@ class StagedCost(Wrapped):
         """The part of the host in a step, and that of the logits."""
         import numpy as np
 
-        if not isinstance(self._cost, Explains):
+        if self._explains is None:
             return 0, 0
         prompts = sum(new for new, _ in plan.chunks), len(plan.chunks)
         counts = *prompts, plan.decode_seqs, plan.context_tokens, plan.samples, plan.copied_blocks
-        terms = self._cost.explain(Work(*(np.array([count]) for count in counts)))
+        terms = self._explains.explain(Work(*(np.array([count]) for count in counts)))
         host, head = (np.broadcast_to(terms.get(key, 0.0), 1)[0] for key in ("host", "head"))
         host_ns = min(int(host), step_ns)
         return host_ns, min(int(head), step_ns - host_ns)

@@ -9,6 +9,7 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
+from marks import whole
 from places import ROOT
 
 from kvsim.core.compiled import FOLDER, VARIABLE
@@ -106,6 +107,7 @@ def ask(*path: Path, **environment: str) -> tuple[str, str, str]:
     return way, Path(file).name, result
 
 
+@whole
 def test_a_checkout_is_compiled_and_follows_its_sources(project: Path, tmp_path: Path) -> None:
     packages = tmp_path / "packages"
     before = sorted(project.rglob("*"))

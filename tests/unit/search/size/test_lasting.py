@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from marks import long
+from marks import long, whole
 
 from kvsim.errors import ConfigError
 from kvsim.results.load import state_of
@@ -48,6 +48,7 @@ def search(
 
 
 @long
+@whole
 def test_a_generous_bound_does_not_hide_a_growing_queue(tmp_path: Path) -> None:
     """40 requests at 20/s wait 2 s at most; under a longer load they would wait for ever."""
     trace = synthesise_lengths(Lengths(20), Lengths(10), 1, requests=40)
@@ -67,6 +68,7 @@ def test_a_generous_bound_does_not_hide_a_growing_queue(tmp_path: Path) -> None:
 
 
 @long
+@whole
 def test_sessions_that_wait_do_not_flatter_the_rate(tmp_path: Path) -> None:
     """With closed sessions, `chat` seems to bear 28.7 requests/s, of which 12 are not served."""
     trace = open_trace("chat")
