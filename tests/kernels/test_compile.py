@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from batches import DEVICE, torch
 from kvsim_kernels import compile_check, triton_attend
-from marks import long
+from marks import long, whole
 
 KERNELS = Path(compile_check.__file__).parents[1]
 
@@ -61,17 +61,20 @@ def usages(tmp_path_factory: pytest.TempPathFactory) -> Usages:
 
 
 @long
+@whole
 def test_every_checked_variant_exists(usages: Usages) -> None:
     assert sorted(usages) == sorted(CHECKED)
 
 
 @long
+@whole
 @pytest.mark.parametrize("name", CHECKED)
 def test_nothing_spills(usages: Usages, name: str) -> None:
     assert usages[name]["fits"], usages[name]
 
 
 @long
+@whole
 @pytest.mark.parametrize("name", [n for n in CHECKED if "bf16/" in n and "reduce" not in n])
 def test_dots_use_the_tensor_cores(usages: Usages, name: str) -> None:
     instruction = "hgmma" if name.startswith("prefill") else "hmma"
@@ -79,6 +82,7 @@ def test_dots_use_the_tensor_cores(usages: Usages, name: str) -> None:
 
 
 @long
+@whole
 @pytest.mark.parametrize("name", [n for n in CHECKED if "bf16/" in n and "reduce" not in n])
 def test_loads_of_keys_and_values_run_ahead(usages: Usages, name: str) -> None:
     """A look-up in the block table that takes part in the pipeline leaves them one buffer."""

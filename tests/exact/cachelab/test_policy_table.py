@@ -7,7 +7,7 @@ prompt tokens, in thousandths.
 from __future__ import annotations
 
 import pytest
-from marks import long
+from marks import long, whole
 from shared import SHARED, needs_shared
 
 from kvsim.explain.cachelab.curve import optimum_tokens
@@ -40,6 +40,7 @@ FIRST = {WEKA: 1000}
 
 
 @long
+@whole
 @pytest.mark.parametrize(
     ("relative", "counting", "capacity", "shares", "optimum"),
     [
