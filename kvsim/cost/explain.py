@@ -83,8 +83,9 @@ class Wrapped:
 
     def __init__(self, cost: Cost) -> None:
         self._cost = cost
-        if isinstance(cost, Explains):
-            self.explain = cost.explain
+        self._explains = cost if isinstance(cost, Explains) else None
+        if self._explains is not None:
+            self.explain = self._explains.explain
 
     @property
     def kind(self) -> str:

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvsim.cost.explain import Explains, Work, Wrapped
+from kvsim.cost.explain import Work, Wrapped
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import AllReduce, Hardware
 from kvsim.machine.link import STAGE_LINK
@@ -56,7 +56,6 @@ class StagedCost(Wrapped):
         """Raises `ConfigError` for more stages than layers, and for a `cost.stage_link` that is not
         one."""
         super().__init__(cost)
-        self._explains = cost if isinstance(cost, Explains) else None
         self._layers = [len(each) for each in model.stages(config.pipeline_parallel_size)]
         self.number = len(self._layers)
         self._tensor_parallel_size = config.tensor_parallel_size

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from typing import Any
 
 import pytest
-from marks import long
+from marks import long, whole
 from places import ROOT
 
 from kvsim.cli import main
@@ -18,10 +17,6 @@ PAGE = ROOT / "docs" / "results" / "published-experiments.md"
 WATERMARKS = [f"watermark-{share}" for share in ("off", "0.02", "0.05", "0.10", "0.15")]
 VICTIMS = [f"victims-{victim}" for victim in ("least-computed", "tail", "random", "most-computed")]
 """From the least to the most tokens computed again, as published."""
-
-whole = pytest.mark.skipif(
-    not os.environ.get("KVSIM_WHOLE"), reason="set KVSIM_WHOLE=1 for a minute of runs"
-)
 
 
 def compare(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:

@@ -75,11 +75,11 @@ def faults(path: Path) -> Iterator[Fault]:
 def changed(node: ast.AST, old: str) -> Iterator[str]:
     match node:
         case ast.Compare(left, [operator], [right]) if type(operator) in OTHER:
-            yield f"{ast.unparse(left)} {OTHER[type(operator)]} {ast.unparse(right)}"
+            yield f"({ast.unparse(left)}) {OTHER[type(operator)]} ({ast.unparse(right)})"
         case ast.BinOp(left, operator, right) if type(operator) in OTHER:
-            yield f"({ast.unparse(left)} {OTHER[type(operator)]} {ast.unparse(right)})"
+            yield f"(({ast.unparse(left)}) {OTHER[type(operator)]} ({ast.unparse(right)}))"
         case ast.BoolOp(operator, values):
-            yield "(" + f" {OTHER[type(operator)]} ".join(map(ast.unparse, values)) + ")"
+            yield f" {OTHER[type(operator)]} ".join(f"({ast.unparse(each)})" for each in values)
         case ast.UnaryOp(ast.Not(), operand):
             yield f"({ast.unparse(operand)})"
         case ast.Constant(bool(value)):
@@ -94,21 +94,26 @@ def changed(node: ast.AST, old: str) -> Iterator[str]:
             return
 
 
-def noticed(fault: Fault, tests: list[str]) -> str:
-    """Who notices: `sample`, `tests`, or nobody."""
+SAMPLES = {
+    "nano": "nano*",
+    "sglang": "sglang*",
+    "vllm_033": "vllm-0.3.3*",
+    "vllm_063": "vllm-0.6.3*",
+    "vllm_v1": "vllm-v1*",
+}
+"""Folder of an engine → its files of the sample; all other code has all of them."""
+
+
+def noticed(fault: Fault | None, path: str, tests: list[str]) -> str:
+    """Who notices a fault in the file `path`: `sample`, `tests`, or nobody. None: no fault."""
     with TemporaryDirectory() as folder:
         copytree(ROOT / "kvsim", Path(folder) / "kvsim", ignore=ignore_patterns("__pycache__"))
         for name in ("traces", "configs"):
             (Path(folder) / name).symlink_to(ROOT / name)
-        path = Path(folder) / fault.path
-        lines = path.read_text().splitlines(keepends=True)
-        line = lines[fault.line - 1].encode()
-        end = fault.column + len(fault.old.encode())
-        lines[fault.line - 1] = (line[: fault.column] + fault.new.encode() + line[end:]).decode()
-        path.write_text("".join(lines))
-        engine = fault.path.split("/")[2] if "/engines/" in fault.path else ""
-        kind = engine.replace("vllm_063", "vllm-0.6").replace("_", "-").replace("033", "0.3")
-        files = [str(each) for each in (ROOT / "tests/data").glob(f"{kind}*.gz")]
+        if fault is not None:
+            plant(fault, Path(folder) / path)
+        samples = [SAMPLES[part] for part in Path(path).parts if part in SAMPLES] or ["*"]
+        files = [str(each) for each in (ROOT / "tests/data").glob(f"{samples[0]}.gz")]
         commands = {"sample": ["kvsim", "conform", *files]}
         if tests:
             commands["tests"] = ["pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", *tests]
@@ -116,6 +121,14 @@ def noticed(fault: Fault, tests: list[str]) -> str:
             if failed([sys.executable, "-P", "-m", *words], folder):
                 return who
     return ""
+
+
+def plant(fault: Fault, path: Path) -> None:
+    lines = path.read_text().splitlines(keepends=True)
+    line = lines[fault.line - 1].encode()
+    end = fault.column + len(fault.old.encode())
+    lines[fault.line - 1] = (line[: fault.column] + fault.new.encode() + line[end:]).decode()
+    path.write_text("".join(lines))
 
 
 def failed(command: list[str], folder: str) -> bool:
@@ -144,10 +157,12 @@ def main() -> None:
     planted = Random(chosen.seed).sample(every, min(chosen.number, len(every)))
     rows = [json.loads(line) for line in chosen.out.open()] if chosen.out.exists() else []
     known = {Fault(*row["fault"]): row["noticed"] for row in rows}
+    if who := noticed(None, "", chosen.tests):
+        sys.exit(f"the {who} fails without any fault; mend that first")
     with chosen.out.open("a") as out, ThreadPoolExecutor(chosen.jobs) as pool:
         left = [fault for fault in planted if fault not in known]
         for fault, who in zip(
-            left, pool.map(lambda each: noticed(each, chosen.tests), left), strict=True
+            left, pool.map(lambda each: noticed(each, each.path, chosen.tests), left), strict=True
         ):
             known[fault] = who
             out.write(json.dumps({"fault": fault, "noticed": who}) + "\n")

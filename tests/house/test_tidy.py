@@ -115,7 +115,7 @@ def test_no_two_modules_need_each_other() -> None:
 @pytest.mark.parametrize(
     ("library", "allowed"),
     [
-        ("simpy", ("run.replica.", "run.serving", "run.attempt", "fleet.", "against.bench.")),
+        ("simpy", ("run.replica.", "run.serving", "run.attempt", "fleet.")),
         ("torch", ()),
         ("scipy", ()),
         ("plotly", ("report.notebook", "report.result")),

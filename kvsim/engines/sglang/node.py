@@ -123,11 +123,6 @@ class Node:
         return (self.end - self.begin) * self.text.page_size
 
     @property
-    def depth_tokens(self) -> int:
-        """Tokens from the root to its end."""
-        return self.end * self.text.page_size
-
-    @property
     def history_tokens(self) -> int:
         """Tokens from the root to the deepest end that was ever at or below it."""
         return self.history * self.text.page_size

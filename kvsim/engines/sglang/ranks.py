@@ -76,7 +76,7 @@ class TailFirst(Rank):
         self._ahead = next_prompt_estimate - threshold
 
     def grade(self, node: Node) -> i64:
-        bound: i64 = max(node.history * node.text.page_size + self._ahead, 0)
+        bound: i64 = max(node.history_tokens + self._ahead, 0)
         return 1 if node.begin * node.text.page_size < bound else 0
 
 

@@ -3,10 +3,10 @@
 `KVSIM_WHOLE=1` runs all of them, and audits the books after every step.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from marks import WHOLE
 from shared import SHARED
 
 from kvsim.against.conform.builders import run_case
@@ -14,7 +14,6 @@ from kvsim.against.conform.cases import PREFIXES, Case, read_cases
 from kvsim.against.conform.step_log import Record, first_divergence
 
 CORPUS = SHARED / "conformance"
-WHOLE = bool(os.environ.get("KVSIM_WHOLE"))
 StepLog = Callable[[Record, list[Record]], list[Record]]
 MakeCase = Callable[[int], tuple[Record, list[Record]]]
 _BIG_BYTES = 200_000

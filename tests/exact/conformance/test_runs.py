@@ -125,6 +125,10 @@ CASES = [
 ]
 
 
+def test_there_are_cases_of_each_engine() -> None:
+    assert {case.values[0] for case in CASES} == set(SETTINGS)
+
+
 @pytest.mark.parametrize(("engine", "case"), CASES)
 def test_a_run_decides_and_ends_as_recorded(engine: str, case: Case, tmp_path: Path) -> None:
     trace, log = tmp_path / "trace.jsonl", Log()

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
-from marks import long
+from marks import WHOLE, long
 
 from kvsim.run.simulation import simulate
 from kvsim.search.points import Task, figures_of, run_point
@@ -43,7 +43,7 @@ SPACE = [
     *["--slo", "p99_ttft<300ms"],
 ]
 RESULTS = ("sweep.json", "sweep.parquet", "sweep.html")
-KILLS = 20 if os.environ.get("KVSIM_WHOLE") else 3
+KILLS = 20 if WHOLE else 3
 
 COUNTING_COST = """
 import os, time
