@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from sys import maxsize
 from typing import Any, Final
 
-from librt.vecs import append, vec
+from librt.vecs import append, extend, vec
 from mypy_extensions import i64
 
 from kvsim.core import guard
@@ -19,9 +19,8 @@ from kvsim.core.vectors import zeros
 
 WIDTH: Final = 1 << 24
 """Numbers from one base to the next: more than the units of the longest stream."""
-BASES: Final = 0x9E3779
-GROUPS: Final = 0x9E3779B1
-"""Spread bases, and groups of eight units, over the table of what is known."""
+BASES: Final = 0x9E3779B1
+"""Spreads bases over the table of what is known."""
 
 
 class Numbering:
@@ -125,77 +124,78 @@ class Numbering:
 
 
 def _home(content: i64, mask: i64) -> i64:
-    """Where in a table a content belongs. Eight units lie side by side, as they are looked up one
-    after another; longer runs would grow together, and whoever removes one walks to its end."""
-    mixed: i64 = (content + (content >> 24) * BASES) & 0x3FFFFFFF
-    return (((mixed >> 3) * GROUPS >> 17) << 3 | (mixed & 7)) & mask
+    """Where in a table a content belongs: consecutive units of one base lie side by side, as they
+    are looked up one after another."""
+    return (content + (((content >> 24) & 0x3FFFFFFF) * BASES >> 16)) & mask
 
 
 class Known:
-    """Content → the first of the blocks that hold it: a table with open addresses."""
+    """Content → the first of the blocks that hold it: a table of chains through these blocks."""
 
-    _contents: vec[i64]
-    _blocks: vec[i64]
+    _heads: vec[i64]
+    """Place → the first block of its chain; 0: there is none."""
     _mask: i64
+    _contents: vec[i64]
+    """Block → its content, while it is in a chain."""
+    _behind: vec[i64]
+    """Block → the next one of its chain; 0: there is none."""
     count: i64
 
     def __init__(self) -> None:
-        self._contents, self._blocks = zeros(1024), zeros(1024)
-        self._mask, self.count = 1023, 0
+        self._heads, self._mask = zeros(1024), 1023
+        self._contents, self._behind = zeros(1024), zeros(1024)
+        self.count = 0
 
     def find(self, content: i64) -> i64:
         """The first block with this content; 0: there is none."""
-        mask: i64 = self._mask
-        at: i64 = _home(content, mask)
-        while self._contents[at] != content:
-            if self._contents[at] == 0:
-                return 0
-            at = (at + 1) & mask
-        return self._blocks[at]
+        contents: vec[i64] = self._contents
+        block: i64 = self._heads[_home(content, self._mask)]
+        while block and contents[block] != content:
+            block = self._behind[block]
+        return block
 
     def put(self, content: i64, block: i64) -> None:
         """From now on, `block` is the first one with this content."""
-        at: i64 = _home(content, self._mask)
-        while self._contents[at] != content:
-            if self._contents[at] == 0:
-                self._contents[at] = content
-                self._blocks[at] = block
-                self.count += 1
-                if 2 * self.count > self._mask:
-                    self._grow()
-                return
-            at = (at + 1) & self._mask
-        self._blocks[at] = block
+        self.remove(content)
+        if block >= len(self._contents):
+            self._contents = extend(self._contents, zeros(block))
+            self._behind = extend(self._behind, zeros(block))
+        self.count += 1
+        if self.count > self._mask:
+            self._grow()
+        self._link(content, block)
 
     def remove(self, content: i64) -> None:
-        """No block holds this content any more."""
-        mask: i64 = self._mask
-        at: i64 = _home(content, mask)
-        while self._contents[at] != content:
-            at = (at + 1) & mask
+        """No block holds this content any more, if one did."""
+        home: i64 = _home(content, self._mask)
+        before: i64 = 0
+        block: i64 = self._heads[home]
+        while block and self._contents[block] != content:
+            before, block = block, self._behind[block]
+        if block == 0:
+            return
+        if before:
+            self._behind[before] = self._behind[block]
+        else:
+            self._heads[home] = self._behind[block]
         self.count -= 1
-        # Entries behind it that would not be found over the gap move up (Knuth, 6.4, algorithm R).
-        gap: i64 = at
-        while True:
-            at = (at + 1) & mask
-            other: i64 = self._contents[at]
-            if other == 0:
-                break
-            home: i64 = _home(other, mask)
-            if ((at - home) & mask) >= ((at - gap) & mask):
-                self._contents[gap], self._blocks[gap] = other, self._blocks[at]
-                gap = at
-        self._contents[gap] = 0
+
+    def _link(self, content: i64, block: i64) -> None:
+        home: i64 = _home(content, self._mask)
+        self._contents[block], self._behind[block] = content, self._heads[home]
+        self._heads[home] = block
 
     def _grow(self) -> None:
-        contents, blocks = self._contents, self._blocks
-        size: i64 = 4 * (self._mask + 1)
-        self._contents, self._blocks = zeros(size), zeros(size)
-        self._mask, self.count = size - 1, 0
+        heads: vec[i64] = self._heads
+        size: i64 = 4 * len(heads)
+        self._heads, self._mask = zeros(size), size - 1
         k: i64
-        for k in range(len(contents)):
-            if contents[k]:
-                self.put(contents[k], blocks[k])
+        for k in range(len(heads)):
+            block: i64 = heads[k]
+            while block:
+                behind: i64 = self._behind[block]
+                self._link(self._contents[block], block)
+                block = behind
 
 
 guard.keep(Numbering, closed="extend number")

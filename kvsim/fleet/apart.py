@@ -15,13 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-import simpy
-
 from kvsim.core.request import Request
 from kvsim.errors import EngineStopped
 from kvsim.fleet.routers.router import Router, asked_of
 from kvsim.run.attempt import play
 from kvsim.run.blame import blaming
+from kvsim.run.replica.events import Clock
 from kvsim.run.replica.inbox import Inbox
 from kvsim.run.result import Result
 from kvsim.run.serving import Serving
@@ -169,7 +168,7 @@ def _served(load: Load, share: Share, command: str) -> Result | None:
     parts = assembled(config, rows)
     if parts.future.oracles:
         return None
-    env = simpy.Environment()
+    env = Clock()
     requests = load.requests(parts.blocks.needs_keys)
     serving = Serving(
         env,

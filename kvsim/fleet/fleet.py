@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import simpy
 
 from kvsim.core.collector import collector_paused
 from kvsim.errors import ConfigError
@@ -23,6 +22,7 @@ from kvsim.fleet.settings import load_settings
 from kvsim.run.assembly import Parts, assemble
 from kvsim.run.attempt import show_future
 from kvsim.run.blame import blaming
+from kvsim.run.replica.events import Clock
 from kvsim.run.simulation import Settings, assembled, opened, read_config
 from kvsim.settings.config import RunConfig
 from kvsim.workload.arrivals import release_times
@@ -134,7 +134,7 @@ def _together(
             f" here are {', '.join(map(str, sorted(sizes)))}"
         )
     keyed = any(each.blocks.needs_keys for each in parts)
-    env, requests = simpy.Environment(), load.requests(keyed)
+    env, requests = Clock(), load.requests(keyed)
     clients = Clients(requests, load.rows, load.release_ns, parts[0].config)
     sent = Sent(requests, clients, array("q", column(load.rows, "output_length")))
     for each in parts:

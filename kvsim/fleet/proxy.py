@@ -33,6 +33,7 @@ from kvsim.run.assembly import Parts
 from kvsim.run.attempt import play, show_future
 from kvsim.run.features.connectors import Side
 from kvsim.run.features.offload import ROLES, role_of
+from kvsim.run.replica.events import Clock
 from kvsim.run.replica.rdma import Handover, Keeper, Puller
 from kvsim.run.serving import Serving
 from kvsim.settings.config import RunConfig
@@ -208,7 +209,7 @@ class Split:
     ) -> None:
         """`roles`: that of each replica. `router_of` makes a router for replicas, by number."""
         check_sides(parts)
-        self._env = env = simpy.Environment()
+        self._env = env = Clock()
         self._roles = roles
         lengths = array("q", column(load.rows, "output_length"))
         prompts = load.requests(True, PREFILL)

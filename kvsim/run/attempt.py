@@ -13,6 +13,7 @@ from kvsim.errors import ConfigError, EngineStopped
 from kvsim.policies.future import Future
 from kvsim.run.assembly import Parts
 from kvsim.run.blame import raised_here
+from kvsim.run.replica.events import Clock
 from kvsim.run.replica.inbox import Inbox
 from kvsim.run.result import Outcome, Result
 from kvsim.run.serving import Serving
@@ -52,7 +53,7 @@ class Attempt:
             ignore_eos=parts.config.ignore_eos,
         )
         lengths = array("q", column(rows, "output_length"))
-        self._env = simpy.Environment()
+        self._env = Clock()
         release_ns = array("q", release_times(rows, parts.config))
         clients = Clients(self._requests, rows, release_ns, parts.config)
         show_future(parts.future, lengths, trace, self._requests, clients)

@@ -17,6 +17,15 @@ AFTER_ARRIVALS = EventPriority(2)
 """SimPy priority of the engine's events: after all other events of the same instant."""
 
 
+class Clock(simpy.Environment):
+    """Simulated time. Engines ask before each step what happens next."""
+
+    def peek(self) -> float:
+        """When the next event happens; infinite: never. SimPy's own raises and catches an error
+        for an empty queue."""
+        return self._queue[0][0] if self._queue else inf
+
+
 class Later(simpy.Event):
     """An event of the engine, `delay_ns` from now."""
 
