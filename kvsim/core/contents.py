@@ -130,7 +130,8 @@ def _home(content: i64, mask: i64) -> i64:
 
 
 class Known:
-    """Content → the first of the blocks that hold it: a table of chains through these blocks."""
+    """Content → the first of the blocks that hold it: a table of chains through these blocks, each
+    of which has one content at most."""
 
     _heads: vec[i64]
     """Place → the first block of its chain; 0: there is none."""

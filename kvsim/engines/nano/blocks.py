@@ -16,7 +16,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from kvsim.core import guard
 from kvsim.core.blocks import BlockManager
-from kvsim.core.contents import Known, Numbering
+from kvsim.core.contents import Numbering
 from kvsim.core.plan import Plan
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request, Table
@@ -43,8 +43,8 @@ class NanoPool:
     """Block → number of tables that hold it."""
     content: vec[i64]
     """Block → number of what it was registered for; 0: nothing since it was taken."""
-    known: Known
-    """Content → 1 more than the block registered last for it."""
+    known: dict[int, int]
+    """Content → the block registered last for it (`hash_to_block_id`)."""
     fresh: i64
     """The first block that was never used."""
     forgets: bool
@@ -68,7 +68,7 @@ class NanoPool:
         self.refs, self.content = EMPTY, EMPTY
         self._next, self._prev = EMPTY, EMPTY
         self._oldest = self._newest = -1
-        self.known = Known()
+        self.known = {}
         self.forgets = forgets
         self.order = None if order is None else order(0, size)
         self.keys = {}
@@ -109,12 +109,12 @@ class NanoPool:
 
     def find(self, content: i64) -> i64:
         """The block registered last for a content; -1: there is none."""
-        return self.known.find(content) - 1
+        return self.known.get(content, -1)
 
     def is_hit(self, block: i64) -> bool:
         """Whether it is the block that is found by its content."""
         content: i64 = self.content[block]
-        return content != 0 and self.known.find(content) == block + 1
+        return content != 0 and self.find(content) == block
 
     # -- moves -----------------------------------------------------------------------------------
 
@@ -131,10 +131,10 @@ class NanoPool:
             block = self.order.pop()
         content: i64 = self.content[block]
         if content:
-            if self.known.find(content) == block + 1:
+            if self.find(content) == block:
                 self.num_cached -= 1
                 if self.forgets:
-                    self.known.remove(content)
+                    del self.known[content]
             self.content[block] = 0
         self.refs[block] = 1
         self.num_free -= 1
@@ -156,10 +156,10 @@ class NanoPool:
 
     def register(self, block: i64, content: i64) -> None:
         """From now on, a block in use is the one to be hit for a content."""
-        before: i64 = self.known.find(content) - 1
+        before: i64 = self.find(content)
         if before >= 0 and self.refs[before] == 0 and self.content[before] == content:
             self.num_cached -= 1
-        self.known.put(content, block + 1)
+        self.known[content] = block
         self.content[block] = content
         if self.order is not None:
             self.order.store(block, self.keys[content])
@@ -244,7 +244,7 @@ class NanoPool:
                 cached += self.refs[block] == 0
         assert held + self.num_free == self.size, "blocks were lost or invented"
         assert cached == self.num_cached, "free blocks with content were miscounted"
-        assert found == self.known.count or not self.forgets, "content without a block"
+        assert found == len(self.known) or not self.forgets, "content without a block"
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
