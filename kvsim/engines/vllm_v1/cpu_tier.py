@@ -11,6 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from mypy_extensions import mypyc_attr
+
 Key = tuple[int, int]
 """Identity of a chunk's tokens and of all before them, and the number of its group."""
 
@@ -20,8 +22,6 @@ PENDING, READY = -1, 0
 
 class Access:
     """The chunks that one request has offered or read."""
-
-    __slots__ = ("inserted", "missed", "position", "rank", "reused", "seen")
 
     def __init__(self) -> None:
         self.position: dict[Key, int] = {}
@@ -43,8 +43,6 @@ class Access:
 
 class _Run:
     """Chunks of one rank, and the order in which they make room."""
-
-    __slots__ = ("order", "places")
 
     def __init__(self) -> None:
         self.places: dict[Key, tuple[int, int]] = {}
@@ -258,6 +256,7 @@ class Counter:
         return self._counts.get(key, 0) >= self._threshold
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class CpuTier:
     """The chunks in CPU memory."""
 
@@ -340,8 +339,10 @@ class CpuTier:
     def copied(self, copy: Any) -> None:
         """A copy to or from a tier below is over."""
 
-    cascades = False
-    """Whether what is stored goes on to a tier below."""
+    @property
+    def cascades(self) -> bool:
+        """Whether what is stored goes on to a tier below."""
+        return False
 
     @property
     def copying(self) -> bool:

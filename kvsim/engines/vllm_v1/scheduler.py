@@ -647,6 +647,9 @@ class VllmV1(Scheduler):
                 self.blocks.drop_at_once(self._late.popleft()[1])
         over = len(batch.ended)
         waiting_ended: bool = False
+        verified_seqs: i64 = 0
+        verified: i64 = 0
+        accepted_tokens: i64 = 0
         k: i64
         for k in range(len(plan.requests)):
             request: Request = plan.requests[k]
@@ -663,7 +666,9 @@ class VllmV1(Scheduler):
             drafts: i64 = plan.drafts[k]
             if drafts and k < plan.num_continued:
                 accepted = self.speculation.accepted(request, drafts)
-                self.draft_log.verified(drafts, accepted)
+                verified_seqs += 1
+                verified += drafts
+                accepted_tokens += accepted
             expected: bool = request.placeholders > 0
             if drafts and not stale:
                 # The KV of rejected drafts is forgotten.
@@ -686,7 +691,9 @@ class VllmV1(Scheduler):
                 waiting_ended |= request.state != RUNNING
                 self._retire(batch, request, False)
         if self._num_spec_tokens:
-            self.draft_log.end_step(now_ns, plan.drafter_ns)
+            self.draft_log.end_step(
+                now_ns, plan.drafter_ns, verified_seqs, verified, accepted_tokens
+            )
         if len(batch.ended) > over:
             batch.remove_ended()
             if waiting_ended:
