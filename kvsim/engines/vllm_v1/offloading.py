@@ -640,7 +640,7 @@ class Offloading(Connector):
         for number, (group, chunks) in enumerate(zip(self._groups, known.groups, strict=True)):
             each = group.tokens // unit
             for end in range((len(chunks.keys) + 1) * each, len(contents) + 1, each):
-                key = (int(contents[end - 1]), number)
+                key = self._blocks.content_key(contents[end - 1], number)
                 chunks.keys.append(key)
                 known.access.position[key] = end * unit
 
