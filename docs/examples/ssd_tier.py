@@ -31,12 +31,12 @@ class Ssd(Storage):
     ) -> None:
         self._most = int(capacity_gib * 2**30) // chunk_bytes
         self._read_ns, self._write_ns = chunk_bytes / read_gb_s, chunk_bytes / write_gb_s
-        self._chunks: OrderedDict[tuple[int, int], None] = OrderedDict()
+        self._chunks: OrderedDict[int, None] = OrderedDict()
 
-    def holds(self, key: tuple[int, int]) -> bool:
+    def holds(self, key: int) -> bool:
         return key in self._chunks
 
-    def keep(self, keys: list[tuple[int, int]]) -> None:
+    def keep(self, keys: list[int]) -> None:
         self._chunks.update(dict.fromkeys(keys))
         while len(self._chunks) > self._most:
             self._chunks.popitem(last=False)

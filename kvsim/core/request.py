@@ -145,6 +145,9 @@ class Request:
     """Units of content that look-ups may ask for; only where these are made late."""
     room: i64
     """Tokens for which all its tables have blocks."""
+    leaves: i64
+    """Computed tokens from which on some table has blocks that nothing reads any more; 0: unknown.
+    """
     junction: i64
     """Where some groups knew a longer prefix than all agreed on, at the last look-up; 0: nowhere.
     """
@@ -255,9 +258,8 @@ class Request:
         self.input_length = self.length = input_length
         self.state = WAITING
         self.computed = self.placeholders = self.in_flight = self.stale = self.drafts = 0
-        self.filled = self.seen = self.published = self.junction = self.next_unit = self.room = (
-            self.keyed
-        ) = 0
+        self.filled = self.seen = self.published = self.junction = self.next_unit = 0
+        self.room = self.leaves = self.keyed = 0
         self.prompt_stage, self.gap = True, False
         self.tables = []
         self.contents = EMPTY

@@ -210,3 +210,32 @@ class Bounds:
         if samples:
             ns += max(float(samples) * self.sample_ns, self.head_ns)
         return ns
+
+    def terms(
+        self,
+        prefill_tokens: i64,
+        prefill_seqs: i64,
+        decode_seqs: i64,
+        context_tokens: i64,
+        samples: i64,
+        copied_blocks: i64,
+        draft_tokens: i64,
+    ) -> tuple[float, float, float, float, float]:
+        """What the parts of a step take (`kvsim.cost.explain.ByStep.terms`); floors and all-reduces
+        of layers are dense."""
+        tokens: i64 = prefill_tokens + decode_seqs + draft_tokens
+        count = float(tokens)
+        dense_ns = 0.0
+        if tokens:
+            dense_ns = self.layers_ns + 1e3 * self.reduces.us(count)
+            dense_ns += max(count * self.token_ns, self.weights_ns)
+            dense_ns += 1e3 * self.exchange.us(count)
+            read_ns = self.experts_read_ns * self.routing.active(count)
+            dense_ns += max(count * self.experts_token_ns, read_ns)
+        return (
+            self.host_ns,
+            dense_ns,
+            self.attention.decodes_ns(decode_seqs, context_tokens),
+            max(float(samples) * self.sample_ns, self.head_ns) if samples else 0.0,
+            float(copied_blocks) * self.copy_ns,
+        )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvsim.cost.explain import ByStep
+
 if TYPE_CHECKING:
     from kvsim.core.plan import Plan
-    from kvsim.cost.explain import Work
 
 
-class ConstantCost:
+class ConstantCost(ByStep):
     """step + prompt tokens and drafts, decoding sequences and their context, each times a constant.
 
     The defaults describe an 8 B model on a data-centre GPU in round numbers. Times are whole
@@ -52,15 +53,12 @@ class ConstantCost:
             ns += tokens * self._prefill_token_ns
         return ns
 
-    def explain(self, work: Work) -> dict[str, Any]:
-        """The terms of steps (`kvsim.cost.explain`); prompt and decode tokens count as dense."""
-        prompts = work.prefill_tokens + work.draft_tokens
-        dense = prompts * self._prefill_token_ns + work.decode_seqs * self._decode_seq_ns
-        return {
-            "host": self._step_ns,
-            "dense": dense,
-            "attention_decode": work.context_tokens * self._context_token_ns,
-        }
+    def terms(self, *counts: int) -> tuple[float, ...]:
+        """What the parts of a step take (`ByStep.terms`); prompts and decodes count as dense."""
+        prefill_tokens, _, decode_seqs, context_tokens, _, _, draft_tokens = counts
+        dense = (prefill_tokens + draft_tokens) * self._prefill_token_ns
+        dense += decode_seqs * self._decode_seq_ns
+        return self._step_ns, dense, context_tokens * self._context_token_ns, 0.0, 0.0
 
     def describe(self) -> dict[str, Any]:
         """Coefficients in nanoseconds."""

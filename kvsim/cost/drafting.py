@@ -21,13 +21,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvsim.cost.explain import Explains, Work, Wrapped
+from kvsim.cost.explain import Explains, Wrapped, terms_of
 
 if TYPE_CHECKING:
     from kvsim.core.plan import Plan
     from kvsim.cost import Cost
-
-_KERNELS = ("dense", "attention_decode", "head")
 
 
 class DraftedCost(Wrapped):
@@ -51,26 +49,24 @@ class Passes:
     """Prices a drafter: `number` passes of a share of the layers that `cost` prices."""
 
     def __init__(self, cost: Explains, share: float, number: int) -> None:
-        self._cost, self._share, self._number = cost, share, number
+        self._terms, self._share, self._number = terms_of(cost), share, number
 
     def __call__(self, plan: Plan) -> int:
         """Nanoseconds that the drafter takes at the end of a step."""
-        import numpy as np
-
-        ready = [each for each in plan.prefills if each.samples]
-        sequences = plan.decode_seqs + len(ready)
+        sequences, context = plan.decode_seqs, plan.context_tokens
+        for each in plan.prefills:
+            if each.samples:
+                sequences += 1
+                context += each.computed_before + each.scheduled
         if not sequences:
             return 0
-        context = plan.context_tokens
-        context += sum(each.computed_before + each.scheduled for each in ready)
-        # The first pass, and one of the others.
-        none, seqs = np.zeros(2, np.int64), np.full(2, sequences)
-        drafts = np.array([plan.tokens - sequences, 0])
-        work = Work(none, none, seqs, np.full(2, context), seqs, none, drafts)
-        terms = self._cost.explain(work)
-        dense, attention, head = (np.broadcast_to(terms.get(key, 0.0), 2) for key in _KERNELS)
-        first_ns, later_ns = map(float, (dense + attention) * self._share + head)
-        return round(first_ns + (self._number - 1) * later_ns)
+        first_ns = self._pass_ns(sequences, context, plan.tokens - sequences)
+        return round(first_ns + (self._number - 1) * self._pass_ns(sequences, context, 0))
+
+    def _pass_ns(self, sequences: int, context_tokens: int, draft_tokens: int) -> float:
+        terms = self._terms(0, 0, sequences, context_tokens, sequences, 0, draft_tokens)
+        _, dense, attention, head, _ = terms
+        return (dense + attention) * self._share + head
 
 
 class Fixed:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
-    Floats = NDArray[np.float64]
     from kvsim.core.plan import Plan
     from kvsim.cost import Cost
 
@@ -56,12 +55,23 @@ class Work(NamedTuple):
         return picked._replace(draft_tokens=drafts if isinstance(drafts, int) else drafts[places])
 
 
+class Terms(NamedTuple):
+    """Nanoseconds of a step by what takes them, before any rounding or floor."""
+
+    host: float
+    dense: float
+    attention_decode: float
+    """Attention of decoding sequences."""
+    head: float
+    copies: float
+
+
 @runtime_checkable
 class Explains(Protocol):
     """The method of a cost model that explains its prices; it is optional."""
 
     def explain(self, work: Work) -> dict[str, Any]:
-        """Nanoseconds, as floats, of `host`, `dense`, `attention_decode`, `head` and `copies`.
+        """Nanoseconds, as floats, of each of `Terms`.
 
         Missing keys count as 0. They are the terms of `step_ns` before it is rounded or raised to a
         floor. `rest` names the one that takes what is left of a step without prompts, `host` by
@@ -70,12 +80,39 @@ class Explains(Protocol):
         ...
 
 
-def each(price: Callable[..., float], *counts: Ints) -> Floats:
-    """What each step takes, given its counts."""
-    import numpy as np
+class ByStep:
+    """A cost model that explains each step by its own counts."""
 
-    steps = zip(*(column.tolist() for column in counts), strict=True)
-    return np.array([price(*step) for step in steps], np.float64)
+    rest = "host"
+    """The term that takes what is left of a step without prompts."""
+
+    def terms(self, *counts: int) -> tuple[float, ...]:
+        """`Terms` of a step with the counts of `Work`."""
+        raise NotImplementedError
+
+    def explain(self, work: Work) -> dict[str, Any]:
+        """The terms of many steps (`Explains`)."""
+        import numpy as np
+
+        columns = np.broadcast_arrays(*work)
+        steps = zip(*(column.tolist() for column in columns), strict=True)
+        rows = np.array([self.terms(*step) for step in steps], np.float64)
+        terms = rows.reshape(-1, len(Terms._fields)).T
+        return {**dict(zip(Terms._fields, terms, strict=True)), "rest": self.rest}
+
+
+def terms_of(cost: Explains) -> Callable[..., tuple[float, ...]]:
+    """What explains one step by its counts, as `ByStep.terms` does."""
+    if isinstance(cost, ByStep) and type(cost).explain is ByStep.explain:
+        return cost.terms
+
+    def explained(*counts: int) -> tuple[float, ...]:
+        import numpy as np
+
+        terms = cost.explain(Work(*(np.array([count]) for count in counts)))
+        return tuple(float(np.broadcast_to(terms.get(key, 0.0), 1)[0]) for key in Terms._fields)
+
+    return explained
 
 
 class Wrapped:
@@ -83,9 +120,8 @@ class Wrapped:
 
     def __init__(self, cost: Cost) -> None:
         self._cost = cost
-        self._explains = cost if isinstance(cost, Explains) else None
-        if self._explains is not None:
-            self.explain = self._explains.explain
+        if isinstance(cost, Explains):
+            self.explain = cost.explain
 
     @property
     def kind(self) -> str:

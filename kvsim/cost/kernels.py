@@ -138,6 +138,30 @@ class Kernels:
         host_us = self._a0 + self._prompt_step_us if chunks else self._a0
         return host_us + self._a1 * us + self._a2 * float(entries)
 
+    def terms(
+        self,
+        prefill_tokens: i64,
+        prefill_seqs: i64,
+        decode_seqs: i64,
+        context_tokens: i64,
+        samples: i64,
+        copied_blocks: i64,
+        draft_tokens: i64,
+    ) -> tuple[float, float, float, float, float]:
+        """What the parts of a step take (`kvsim.cost.explain.ByStep.terms`)."""
+        tokens: i64 = prefill_tokens + decode_seqs + draft_tokens
+        scale = self._a1 * 1000.0
+        host_us = self._a0 + (self._prompt_step_us if prefill_seqs else 0.0)
+        host_us += self._a2 * float(prefill_seqs + decode_seqs)
+        attention_us = self.decodes_us(decode_seqs, context_tokens) * float(self._layers)
+        return (
+            host_us * 1000.0,
+            self.dense.at(float(tokens)) * scale if tokens else 0.0,
+            attention_us * scale,
+            self.head.at(float(samples)) * scale if samples else 0.0,
+            float(copied_blocks) * self._copied_block_us * scale,
+        )
+
     def decode_ns(self, sequences: i64, context_tokens: i64, longest: list[int]) -> int:
         """Nanoseconds of a pure decode step: every sequence of the batch computes one token."""
         further_ns = self._uneven_ns(sequences, context_tokens, longest) if longest else 0

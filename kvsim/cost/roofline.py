@@ -25,17 +25,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvsim.cost.bounds import Bounds
-from kvsim.cost.explain import each
+from kvsim.cost.explain import ByStep
 from kvsim.machine.hardware import Hardware
 from kvsim.machine.models import Model
 from kvsim.settings.config import RunConfig
 
 if TYPE_CHECKING:
     from kvsim.core.plan import Plan
-    from kvsim.cost.explain import Work
 
 
-class RooflineCost:
+class RooflineCost(ByStep):
     """A roofline of one GPU of the tensor-parallel group; all GPUs do the same work.
 
     Efficiencies (shares of the peaks) and overheads default to the hardware's own.
@@ -86,26 +85,9 @@ class RooflineCost:
         """Nanoseconds of a step."""
         return self._bounds.step_ns(plan)
 
-    def explain(self, work: Work) -> dict[str, Any]:
-        """The terms of steps (`kvsim.cost.explain`); floors and all-reduces of layers are dense."""
-        import numpy as np
-
-        bounds, tokens, samples = self._bounds, work.tokens, work.samples
-        dense = bounds.layers_ns + 1e3 * each(bounds.reduces.us, tokens)
-        dense += np.maximum(tokens * bounds.token_ns, bounds.weights_ns)
-        dense += 1e3 * each(bounds.exchange.us, tokens)
-        read_ns = bounds.experts_read_ns * each(bounds.routing.active, tokens)
-        dense += np.maximum(tokens * bounds.experts_token_ns, read_ns)
-        head = np.maximum(samples * bounds.sample_ns, bounds.head_ns)
-        return {
-            "host": bounds.host_ns,
-            "dense": np.where(tokens > 0, dense, 0.0),
-            "attention_decode": each(
-                bounds.attention.decodes_ns, work.decode_seqs, work.context_tokens
-            ),
-            "head": np.where(samples > 0, head, 0.0),
-            "copies": work.copied_blocks * bounds.copy_ns,
-        }
+    def terms(self, *counts: int) -> tuple[float, ...]:
+        """What the parts of a step take (`ByStep.terms`)."""
+        return self._bounds.terms(*counts)
 
     def describe(self) -> dict[str, Any]:
         """Settings, and the source of every figure of the hardware."""

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvsim.cost.explain import Work, Wrapped
+from kvsim.cost.explain import Explains, Wrapped, terms_of
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import AllReduce, Hardware
 from kvsim.machine.link import STAGE_LINK
@@ -56,6 +56,7 @@ class StagedCost(Wrapped):
         """Raises `ConfigError` for more stages than layers, and for a `cost.stage_link` that is not
         one."""
         super().__init__(cost)
+        self._terms = terms_of(cost) if isinstance(cost, Explains) else None
         self._layers = [len(each) for each in model.stages(config.pipeline_parallel_size)]
         self.number = len(self._layers)
         self._tensor_parallel_size = config.tensor_parallel_size
@@ -89,14 +90,12 @@ class StagedCost(Wrapped):
 
     def _host_and_head_ns(self, plan: Plan, step_ns: int) -> tuple[int, int]:
         """The part of the host in a step, and that of the logits."""
-        import numpy as np
-
-        if self._explains is None:
+        if self._terms is None:
             return 0, 0
-        prompts = sum(new for new, _ in plan.chunks), len(plan.chunks)
-        counts = *prompts, plan.decode_seqs, plan.context_tokens, plan.samples, plan.copied_blocks
-        terms = self._explains.explain(Work(*(np.array([count]) for count in counts)))
-        host, head = (np.broadcast_to(terms.get(key, 0.0), 1)[0] for key in ("host", "head"))
+        host, _, _, head, _ = self._terms(
+            *(plan.prefill_tokens, plan.num_chunks, plan.decode_seqs, plan.context_tokens),
+            *(plan.samples, plan.copied_blocks, 0),
+        )
         host_ns = min(int(host), step_ns)
         return host_ns, min(int(head), step_ns - host_ns)
 

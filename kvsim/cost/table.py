@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from kvsim.cost.experts import AllReduces, ExpertLayers
-from kvsim.cost.explain import each
+from kvsim.cost.explain import ByStep
 from kvsim.cost.kernels import ByTokens, Kernels
 from kvsim.cost.profile import (
     Curve,
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from kvsim.core.plan import Plan
-    from kvsim.cost.explain import Work
 
 _KINDS = {
     "measured": "measured",
@@ -71,7 +70,7 @@ _KINDS = {
 }
 
 
-class TableCost:
+class TableCost(ByStep):
     """Prices from a profile; a profile of another model, dtype or tensor parallelism is scaled.
 
     A measured profile of another block size is scaled as well. `kvsim.cost.scaling` says how;
@@ -104,9 +103,11 @@ class TableCost:
         tail = fit.tail if isinstance(fit.tail, Tail) else None
         if uneven and tail is None:
             raise ValueError(f"uneven: profile {profile} has no term of uneven batches (fit.tail)")
-        self._fit = fit = self._drawn(fit, config.seed)
+        fit = self._drawn(fit, config.seed)
         uses = tail is not None and (tail.used if uneven is None else uneven)
         self._uneven = Uneven(tail) if tail is not None and uses else None
+        if self._uneven is not None:
+            self.rest = "attention_decode"
         self._beside: list[ByTokens] = []
         if isinstance(fit.all_reduce, AllReduce):
             width = model.hidden_size * DTYPE_BYTES[self._profile.model.dtype]
@@ -117,13 +118,14 @@ class TableCost:
             grid, link = fit.experts or None, fit.all_reduce or hardware.all_reduce
             self._experts = ExpertLayers(model, config, hardware, grid, link)
             self._beside.append(self._experts)
-        self._layers = model.num_hidden_layers
         decode = fit.decode_v1 if decode_kernel == "v1" else fit.decode_v2
         if not isinstance(decode, DecodeGrid):
             kernel = f"decode_{decode_kernel}"
             raise ValueError(f"decode_kernel: profile {profile} has no {kernel}")
         eager = not self._profile.engine.graph
-        self._kernels = Kernels(fit, decode, self._layers, self._beside, self._uneven, eager)
+        self._kernels = Kernels(
+            fit, decode, model.num_hidden_layers, self._beside, self._uneven, eager
+        )
 
     def _drawn(self, fit: Fit, seed: int) -> Fit:
         """The tables that price the run of a seed."""
@@ -175,23 +177,9 @@ class TableCost:
         further_us = experts.us(plan.rank_tokens) - experts.us(plan.tokens)
         return self._kernels.step_ns(plan, further_us)
 
-    def explain(self, work: Work) -> dict[str, Any]:
-        """The terms of steps in nanoseconds, before any floor (`kvsim.cost.explain`)."""
-        import numpy as np
-
-        fit, kernels, tokens, samples = self._fit, self._kernels, work.tokens, work.samples
-        a0, a1, a2 = fit.step
-        scale, entries = a1 * 1000, work.prefill_seqs + work.decode_seqs
-        prompts_us = np.where(work.prefill_seqs > 0, fit.prompt_step_us, 0.0)
-        attention_us = each(kernels.decodes_us, work.decode_seqs, work.context_tokens)
-        return {
-            "host": (a0 + prompts_us + a2 * entries) * 1000,
-            "dense": np.where(tokens > 0, each(kernels.dense.at, tokens), 0.0) * scale,
-            "attention_decode": attention_us * self._layers * scale,
-            "head": np.where(samples > 0, each(kernels.head.at, samples), 0.0) * scale,
-            "copies": work.copied_blocks * fit.copied_block_us * scale,
-            "rest": "host" if self._uneven is None else "attention_decode",
-        }
+    def terms(self, *counts: int) -> tuple[float, ...]:
+        """What the parts of a step take (`ByStep.terms`)."""
+        return self._kernels.terms(*counts)
 
     def describe(self) -> dict[str, Any]:
         """Provenance of the profile, its stated error, and how much was priced outside it."""

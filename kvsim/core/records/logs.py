@@ -65,19 +65,14 @@ class DraftLog:
     def __init__(self) -> None:
         self._rows = array("q")
         """The entries: the end of the step, the time of the drafter, and `DRAFT_COLUMNS`."""
-        self._sequences = self._drafts = self._accepted = 0
 
-    def verified(self, drafts: int, accepted: int) -> None:
-        """Of `drafts` drafts of a sequence, `accepted` were accepted."""
-        self._sequences += 1
-        self._drafts += drafts
-        self._accepted += accepted
-
-    def end_step(self, end_ns: int, drafter_ns: int) -> None:
-        """A step is over whose end the drafter delayed by `drafter_ns`."""
-        if self._sequences or drafter_ns:
-            self._rows.extend((end_ns, drafter_ns, self._sequences, self._drafts, self._accepted))
-            self._sequences = self._drafts = self._accepted = 0
+    def end_step(
+        self, end_ns: int, drafter_ns: int, sequences: int, drafts: int, accepted: int
+    ) -> None:
+        """A step is over whose end the drafter delayed by `drafter_ns`. Of the `drafts` drafts that
+        it verified in so many sequences, `accepted` were accepted."""
+        if sequences or drafter_ns:
+            self._rows.extend((end_ns, drafter_ns, sequences, drafts, accepted))
 
     def added_to(self, steps: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """Columns of steps with `drafter_ns` and `DRAFT_COLUMNS`; packed ones are widened in

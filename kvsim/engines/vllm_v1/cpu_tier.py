@@ -11,8 +11,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-Key = tuple[int, int]
-"""Identity of a chunk's tokens and of all before them, and the number of its group."""
+from mypy_extensions import mypyc_attr
+
+Key = int
+"""Identity of a chunk's tokens, of all before them and of its group: `KVCacheManager.content_key`.
+Of chunks of the same tokens, that of the first group is smallest."""
 
 PENDING, READY = -1, 0
 """State of a chunk. It is above `READY` while loads read it."""
@@ -20,8 +23,6 @@ PENDING, READY = -1, 0
 
 class Access:
     """The chunks that one request has offered or read."""
-
-    __slots__ = ("inserted", "missed", "position", "rank", "reused", "seen")
 
     def __init__(self) -> None:
         self.position: dict[Key, int] = {}
@@ -38,26 +39,32 @@ class Access:
     def in_order(self) -> list[Key]:
         """Returns the chunks from the head of the sequence to its tail; at one place, in the order
         of the groups."""
-        return sorted(self.seen, key=lambda key: (self.position[key], key[1]))
+        return sorted(self.seen, key=lambda key: (self.position[key], key))
 
 
 class _Run:
-    """Chunks of one rank, and the order in which they make room."""
+    """Chunks of one rank, and the order in which they make room: the tail of a sequence first."""
 
-    __slots__ = ("order", "places")
+    def __init__(self, access: Access, sign: int) -> None:
+        """Of chunks at one place, that of the first group makes room first where `sign` is 1, that
+        of the last group where it is -1."""
+        self.keys: dict[Key, None] = {}
+        self._position, self._sign = access.position, sign
+        self._order: list[Key] | None = None
 
-    def __init__(self) -> None:
-        self.places: dict[Key, tuple[int, int]] = {}
-        """Chunk → its sort key; the smallest one goes first."""
-        self.order: list[Key] | None = None
-        """The chunks in order, the first one to go at the end, and some that left; None: a chunk
-        was added since it was sorted."""
+    def add(self, keys: list[Key]) -> None:
+        """Adds chunks of the request."""
+        self.keys.update(dict.fromkeys(keys))
+        self._order = None
 
     def sorted(self) -> list[Key]:
-        """Returns `order`, sorted."""
-        if self.order is None:
-            self.order = sorted(self.places, key=self.places.__getitem__, reverse=True)
-        return self.order
+        """The chunks in order, the first one to go at the end, and some that left."""
+        if self._order is None:
+            position, sign = self._position, self._sign
+            self._order = sorted(
+                self.keys, key=lambda key: (-position[key], sign * key), reverse=True
+            )
+        return self._order
 
 
 class Lru:
@@ -100,7 +107,7 @@ class Lru:
             order, seen = run.sorted(), list[Key]()
             while order and len(chosen) < number:
                 key = order.pop()
-                if key in run.places:
+                if key in run.keys:
                     seen.append(key)
                     if evictable(key):
                         chosen.append(key)
@@ -121,25 +128,25 @@ class Lru:
         return access.rank
 
     def _move(self, keys: list[Key], rank: int, access: Access, sign: int) -> None:
-        """Gives chunks a rank. Of those at one place, the one of the first group makes room first
-        where `sign` is 1, that of the last group where it is -1."""
+        """Gives chunks a rank, and their order in it (`_Run`)."""
         if not keys:
             return
-        rank_of, position = self._rank_of, access.position
-        run = self._runs.setdefault(rank, _Run())
-        places, run.order = run.places, None
+        rank_of = self._rank_of
+        run = self._runs.get(rank)
+        if run is None:
+            run = self._runs[rank] = _Run(access, sign)
         for key in keys:
             before = rank_of.get(key, rank)
             if before != rank:
                 self._leave(key, before)
             rank_of[key] = rank
-            places[key] = -position[key], sign * key[1]
+        run.add(keys)
 
     def _leave(self, key: Key, rank: int) -> None:
         """Takes a chunk out of its run."""
-        places = self._runs[rank].places
-        del places[key]
-        if not places:
+        keys = self._runs[rank].keys
+        del keys[key]
+        if not keys:
             del self._runs[rank]
 
 
@@ -258,6 +265,7 @@ class Counter:
         return self._counts.get(key, 0) >= self._threshold
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class CpuTier:
     """The chunks in CPU memory."""
 
@@ -340,8 +348,10 @@ class CpuTier:
     def copied(self, copy: Any) -> None:
         """A copy to or from a tier below is over."""
 
-    cascades = False
-    """Whether what is stored goes on to a tier below."""
+    @property
+    def cascades(self) -> bool:
+        """Whether what is stored goes on to a tier below."""
+        return False
 
     @property
     def copying(self) -> bool:

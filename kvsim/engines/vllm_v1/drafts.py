@@ -13,6 +13,8 @@ from hashlib import blake2b
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
+from mypy_extensions import mypyc_attr
+
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
 
@@ -48,6 +50,7 @@ class Verifier(Protocol):
         ...
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Speculation:
     """Proposes drafts, and tells which ones the model accepts. This one proposes none."""
 
@@ -76,6 +79,7 @@ class Speculation:
         return 0
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Drafts(Speculation):
     """Always as many drafts as configured, of which the model accepts as many as a verifier
     says."""

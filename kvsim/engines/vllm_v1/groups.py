@@ -8,7 +8,7 @@ keeping. Source: vLLM 0.33.0, `v1/core/single_type_kv_cache_manager.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
@@ -18,6 +18,8 @@ from kvsim.core.pool import Pool
 from kvsim.core.request import Request, Table
 from kvsim.core.vectors import EMPTY, zeros
 from kvsim.engines.deaths import died
+
+NEVER: Final = 1 << 60
 
 
 class Layout:
@@ -164,6 +166,14 @@ class Group:
         """Leading tokens that nobody reads once `computed` tokens are computed
         (`get_num_skipped_tokens`)."""
         return 0
+
+    def leaves(self, computed: i64) -> i64:
+        """The computed tokens from which on `trim` gives back more than at `computed`."""
+        return NEVER
+
+    def room(self, table: Table, layout: Layout) -> i64:
+        """Tokens for which a table needs no further blocks."""
+        return len(table.blocks) * self.block_size
 
     def most_blocks(self, layout: Layout) -> i64:
         """The most blocks that a sequence ever holds; 0 if its length decides."""
@@ -375,6 +385,10 @@ class Sliding(Group):
     def skipped(self, computed: i64) -> i64:
         return max(0, computed - self.window + 1)
 
+    def leaves(self, computed: i64) -> i64:
+        size: i64 = self.block_size
+        return (self.skipped(computed) // size + 1) * size + self.window - 1
+
     def most_blocks(self, layout: Layout) -> i64:
         tokens: i64 = min(self.window - 1 + layout.max_in_flight_tokens, layout.max_model_len)
         return (tokens + self.block_size - 1) // self.block_size + 1
@@ -453,6 +467,9 @@ class Chunked(Group):
     def skipped(self, computed: i64) -> i64:
         return computed // self.chunk * self.chunk
 
+    def leaves(self, computed: i64) -> i64:
+        return (computed // self.chunk + 1) * self.chunk
+
     def most_blocks(self, layout: Layout) -> i64:
         tokens: i64 = min(self.chunk + layout.max_in_flight_tokens, layout.max_model_len)
         return (tokens + self.block_size - 1) // self.block_size
@@ -512,6 +529,13 @@ class Mamba(Group):
 
     def skipped(self, computed: i64) -> i64:
         return max(computed - 1, 0)
+
+    def leaves(self, computed: i64) -> i64:
+        size: i64 = self.block_size
+        return (self.skipped(computed) // size + 1) * size + 1
+
+    def room(self, table: Table, layout: Layout) -> i64:
+        return (len(table.blocks) - layout.num_spec_tokens) * self.block_size
 
     def peak_blocks(self, layout: Layout) -> int:
         return 1 + layout.num_spec_tokens
@@ -685,6 +709,9 @@ class AlignedMamba(Mamba):
 
 guard.keep(Layout)
 guard.keep(Group, "hits")
+
+STEADY = (Full, Sliding, Chunked, Mamba, AlignedMamba)
+"""Kinds whose tables change only where `room` and `leaves` say."""
 
 KINDS: dict[str, type[Group]] = {
     "full": Full,

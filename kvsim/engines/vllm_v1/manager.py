@@ -20,7 +20,7 @@ from kvsim.core.plan import Plan
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request, Table
 from kvsim.core.vectors import EMPTY, zeros
-from kvsim.engines.vllm_v1.groups import AlignedMamba, Ask, Full, Group, Layout, Prompt
+from kvsim.engines.vllm_v1.groups import STEADY, AlignedMamba, Ask, Full, Group, Layout, Prompt
 from kvsim.engines.vllm_v1.releases import LATEST, Release
 from kvsim.policies.eviction import LeastRecentlyUsed, make_eviction
 from kvsim.policies.sharing import FULL_HITS, FullHit
@@ -51,9 +51,14 @@ class KVCacheManager(BlockManager):
     num_hits: i64
     short_blocks: i64
     """Free blocks that the last request to be refused lacked."""
-    _full: bool
-    """Whether every group keeps all tokens."""
+    _steady: bool
+    """Whether every group is of a kind that changes only where `Request.room` and
+    `Request.leaves` say."""
     _aligned: list[AlignedMamba]
+    _short_chunk: i64
+    """Chunks of at most so many tokens save no state on their way."""
+    _holding: i64
+    """Number of groups with a slot for each token."""
     _marked: bool
     _most_tokens: i64
     _detached: list[list[int]]
@@ -102,8 +107,10 @@ class KVCacheManager(BlockManager):
             eagle_drop,
         )
         self._begin_kinds()
-        self._full = all(type(group) is Full for group in self.groups)
+        self._steady = all(type(group) in STEADY for group in self.groups)
         self._aligned = [each for each in self.groups if isinstance(each, AlignedMamba)]
+        self._short_chunk = min([max_model_len, *(each.block_size for each in self._aligned)])
+        self._holding = sum([group.holds_tokens for group in self.groups])
         self._marked = any(group.marked() for group in self.groups) or len(set(sizes)) > 1
         self._most_tokens = min(
             max_num_batched_tokens, long_prefill_token_threshold or max_num_batched_tokens
@@ -183,7 +190,7 @@ class KVCacheManager(BlockManager):
         return found
 
     def report(self, events: Any) -> bool:
-        if not self.caching or len(self.groups) > 1 or not self._full:
+        if not self.caching or len(self.groups) > 1 or type(self.groups[0]) is not Full:
             return False
         self.gpu.events = events
         self.gpu.watched = True
@@ -411,14 +418,16 @@ class KVCacheManager(BlockManager):
         held: bool = len(request.tables) > 0
         upto: i64
         slots: i64
-        if found < 0 and held and self._full:
-            # Slots of blocks that it has are enough, and no others fall behind.
+        if found < 0 and held and tokens <= self._short_chunk:
+            # Slots of blocks that it has are enough.
             upto = request.computed + tokens
             slots = min(upto + lookahead, layout.max_model_len)
             if slots <= request.room:
                 self.trim(request, max(0, request.computed - request.in_flight))
-                self.empty_slots -= (slots - request.filled) * len(self.groups)
+                self.empty_slots -= (slots - request.filled) * self._holding
                 request.filled = slots
+                for group in self._aligned:
+                    request.tables[group.number].export_tokens = 0
                 self.publish(request, min(upto, request.length))
                 return True
         hit: bool = found >= 0
@@ -465,13 +474,14 @@ class KVCacheManager(BlockManager):
         layout: Layout = self.layout
         unit: i64 = layout.key_tokens
         known: i64 = request.length - 1 if layout.lookahead_keys else request.length
-        if upto < request.next_unit and min(upto, known) >= request.published * unit:
+        saves: bool = len(self._aligned) > 0 and self._saves(request)
+        if upto < request.next_unit and min(upto, known) >= request.published * unit and not saves:
             return
         units: i64 = min(upto, known) // unit
-        if units == request.published and not self._aligned:
+        if units == request.published and not saves:
             return
         request.published = units
-        request.next_unit = 0 if self._aligned else (units + 1) * unit
+        request.next_unit = (units + 1) * unit
         request.keyed = max(request.keyed, units)
         known = known // unit * unit
         self.number(request)
@@ -484,6 +494,12 @@ class KVCacheManager(BlockManager):
             if self.gpu.watched:
                 self._note_keys(request, request.tables[k], group, most)
             group.register(request.tables[k], request, most, prompt, self.gpu, layout)
+
+    def _saves(self, request: Request) -> bool:
+        """Whether a chunk of a request may have saved a state that its units do not tell of."""
+        return self.layout.lookahead_keys or any(
+            request.tables[group.number].export_tokens for group in self._aligned
+        )
 
     def registered_tokens(self, number: i64, upto: i64) -> i64:
         """How many of the first `upto` tokens of a request a group lets others hit."""
@@ -512,11 +528,14 @@ class KVCacheManager(BlockManager):
 
     def trim(self, request: Request, computed: i64) -> None:
         """Gives back the blocks that nobody reads once `computed` tokens are computed."""
-        if self._full or not request.tables:
+        if computed < request.leaves or not request.tables:
             return
-        k: i64
-        for k in range(len(self.groups)):
-            self.groups[k].trim(request.tables[k], computed, self.gpu)
+        leaves: i64 = self.layout.max_model_len
+        group: Group
+        for group in self.groups:
+            group.trim(request.tables[group.number], computed, self.gpu)
+            leaves = min(leaves, group.leaves(computed))
+        request.leaves = leaves if self._steady else 0
 
     def free(self, request: Request) -> None:
         """Gives back all its blocks."""
@@ -617,8 +636,8 @@ class KVCacheManager(BlockManager):
         for k in range(len(self.groups)):
             group, table = self.groups[k], tables[k]
             group.grow(table, ask, self.gpu, self.layout)
-            room = min(room, len(table.blocks) * group.block_size)
-        request.room = room
+            room = min(room, group.room(table, self.layout))
+        request.room, request.leaves = room if self._steady else 0, 0
 
     def _prefill_end(self, request: Request) -> i64:
         return max(request.input_length, request.length - 1)
@@ -626,7 +645,7 @@ class KVCacheManager(BlockManager):
     def _leave(self, request: Request) -> None:
         """Forgets a request."""
         request.junction = request.filled = request.seen = request.published = 0
-        request.next_unit = request.room = 0
+        request.next_unit = request.room = request.leaves = 0
         request.tables = []
 
     def _empty(self, request: Request) -> i64:

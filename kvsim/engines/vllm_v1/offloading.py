@@ -12,8 +12,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kvsim.core.plan import Move, Plan
-from kvsim.core.request import ABORTED, Request
+from mypy_extensions import i64
+
+from kvsim.core.plan import Plan
+from kvsim.core.request import ABORTED, Request, Table
 from kvsim.engines.vllm_v1.connector import (
     Connector,
     Done,
@@ -167,8 +169,6 @@ class Search:
 class _Chunks:
     """The chunks of one group of a request."""
 
-    __slots__ = ("blocks", "keys", "next")
-
     def __init__(self) -> None:
         self.keys: list[Key] = []
         """Keys of the chunks whose tokens are all known."""
@@ -176,12 +176,12 @@ class _Chunks:
         """The table as the tier knows it; 0 where a block is not there, or was reused."""
         self.next = 0
         """First chunk that was not considered for a store yet."""
+        self.grown, self.old = -1, 0
+        """The last step that went on with `blocks`, and how many there were before it."""
 
 
 class _Known:
     """What the tier knows of a request."""
-
-    __slots__ = ("access", "events", "groups", "jobs", "junction", "local", "over", "stored")
 
     def __init__(self, groups: int) -> None:
         self.access = Access()
@@ -201,8 +201,6 @@ class _Known:
 
 class _Copy:
     """A transfer in flight."""
-
-    __slots__ = ("fenced", "held", "keys")
 
     def __init__(self, keys: list[Key], held: Iterable[int] = ()) -> None:
         self.keys = keys
@@ -252,6 +250,10 @@ class Offloading(Connector):
         self._new_loads: list[Job] = []
         self._touched: set[int] = set()
         """Blocks that this step gave to somebody."""
+        self._sparse = any(group.window for group in self._groups)
+        self._holders: dict[int, list[tuple[_Chunks, int]]] = {}
+        """Block of a group with a window → the tables that it was last put into, and its places."""
+        self._step = 0
 
     # -- a request waits -------------------------------------------------------------------------
 
@@ -351,61 +353,69 @@ class Offloading(Connector):
     # -- a step is composed ----------------------------------------------------------------------
 
     def build_connector_meta(self, plan: Plan) -> Transfers:
-        self._note_tables(plan.moves)
+        self._note_tables(plan)
         loads, self._new_loads = self._new_loads, []
-        new = {job.number for job in loads}
-        flush = {
-            number
-            for request, _ in plan.preempted
-            if request in self._known
-            for number in self._known[request].jobs - new
-        }
-        self.happened[PREEMPTED] += len(flush)
-        for block in self._touched & self._fences.keys():
-            flush |= self._fences[block]
+        flush: set[int] = set()
+        if plan.preempted:
+            new = {job.number for job in loads}
+            for request, _ in plan.preempted:
+                if request in self._known:
+                    flush |= self._known[request].jobs - new
+            self.happened[PREEMPTED] += len(flush)
+        if self._fences:
+            for block in self._touched & self._fences.keys():
+                flush |= self._fences[block]
         stores: list[Job] = []
-        for move in plan.moves:
-            if not self._known[move.request].stored:
-                computed = move.request.sequences[0].computed + move.tokens
-                stores += self._stored(move.request, computed, flush)
+        k: i64
+        for k in range(len(plan.requests)):
+            request = plan.requests[k]
+            if not self._known[request].stored:
+                stores += self._stored(request, request.computed + plan.scheduled[k], flush)
         for request in plan.finished:
             stores += self._stored(request, _written(request), flush)
         for request in plan.finished:
             self._over(request)
-        self.happened[FLUSHED] += len(flush)
+        if flush:
+            self.happened[FLUSHED] += len(flush)
         self._touched.clear()
         self._sync_left = self._sync_budget
         return Transfers(loads, stores, sorted(flush), [], below=self.tier.copies())
 
-    def _note_tables(self, moves: list[Move]) -> None:
+    def _note_tables(self, plan: Plan) -> None:
         """Notes the tables of the batch, and forgets blocks that were reused."""
-        sparse = [number for number, group in enumerate(self._groups) if group.window]
-        before: dict[Request, list[int]] = {}
-        for move in moves:
-            known = self._known_of(move.request)
+        self._step += 1
+        touched, put = self._touched, list[tuple[int, _Chunks, int]]()
+        chunks: _Chunks
+        table: Table
+        k: i64
+        place: i64
+        for k in range(len(plan.requests)):
+            request: Request = plan.requests[k]
+            known = self._known_of(request)
             if not known.stored:
-                self._extend_keys(move.request, known)
-            tables = self._blocks.tables(move.request.sequences[0])
-            if move.resumed:
-                for chunks in known.groups:
+                self._extend_keys(request, known)
+            for number, chunks in enumerate(known.groups):
+                if k >= plan.num_continued:
                     chunks.blocks.clear()
-            if sparse:
-                before[move.request] = [len(chunks.blocks) for chunks in known.groups]
-            for chunks, table in zip(known.groups, tables, strict=True):
-                if len(table) > len(chunks.blocks):
-                    new = table[len(chunks.blocks) :]
-                    chunks.blocks += new
-                    self._touched.update(new)
-        self._touched.discard(0)
-        if not (sparse and self._touched):
+                chunks.grown, chunks.old = self._step, len(chunks.blocks)
+                table = request.tables[number]
+                for place in range(len(chunks.blocks), len(table.blocks)):
+                    block = int(table.blocks[place])
+                    chunks.blocks.append(block)
+                    if block:
+                        touched.add(block)
+                        if self._sparse and self._groups[number].window:
+                            put.append((block, chunks, place))
+        touched.discard(0)
+        if not self._sparse:
             return
-        for request, known in self._known.items():
-            for number in sparse:
-                chunks = known.groups[number]
-                end = before[request][number] if request in before else len(chunks.blocks)
-                for place in range(chunks.next * self._size, end):
-                    if chunks.blocks[place] in self._touched:
-                        chunks.blocks[place] = 0
+        for block in touched:
+            for chunks, at in self._holders.pop(block, ()):
+                end = chunks.old if chunks.grown == self._step else len(chunks.blocks)
+                if chunks.next * self._size <= at < end and chunks.blocks[at] == block:
+                    chunks.blocks[at] = 0
+        for block, chunks, at in put:
+            self._holders.setdefault(block, []).append((chunks, at))
 
     def _stored(self, request: Request, computed: int, flush: set[int]) -> list[Job]:
         """Offers the chunks of a request whose first `computed` tokens are computed. Returns the
@@ -419,6 +429,9 @@ class Offloading(Connector):
             tokens = min(tokens, request.input_length)
         pairs = [*zip(self._groups, known.groups, strict=True)]
         ends = [self._whole(group, chunks, request, tokens) for group, chunks in pairs]
+        if not (ended or any(end > known.groups[n].next for n, end in enumerate(ends))):
+            known.stored = self._all_offered(request, known)
+            return []
         offers = [
             self._offers(group, chunks, request, end, known.junction)
             for (group, chunks), end in zip(pairs, ends, strict=True)
@@ -432,9 +445,7 @@ class Offloading(Connector):
             return []
         for chunks, end in zip(known.groups, ends, strict=True):
             chunks.next = max(chunks.next, end)
-        known.stored = self.prompts_only and all(
-            chunks.next >= request.input_length // group.tokens for group, chunks in pairs
-        )
+        known.stored = self._all_offered(request, known)
         if not places:
             return []
         self._unstored.difference_update(places)
@@ -461,6 +472,13 @@ class Offloading(Connector):
             if not self._touched.isdisjoint(later):
                 flush.add(job.number)
         return [job]
+
+    def _all_offered(self, request: Request, known: _Known) -> bool:
+        """Whether nothing of a request will be offered before it ends."""
+        return self.prompts_only and all(
+            chunks.next >= request.input_length // group.tokens
+            for group, chunks in zip(self._groups, known.groups, strict=True)
+        )
 
     def _whole(self, group: ChunkedGroup, chunks: _Chunks, request: Request, tokens: int) -> int:
         """Returns the number of chunks of a group that could be stored by now."""
@@ -618,11 +636,11 @@ class Offloading(Connector):
     def _extend_keys(self, request: Request, known: _Known) -> None:
         """Notes the keys of chunks whose tokens are known by now."""
         unit = self._blocks.layout.key_tokens
-        keys = self._blocks.keys(request.sequences[0])
+        contents = self._blocks.number(request)
         for number, (group, chunks) in enumerate(zip(self._groups, known.groups, strict=True)):
             each = group.tokens // unit
-            for end in range((len(chunks.keys) + 1) * each, len(keys) + 1, each):
-                key = (keys[end - 1], number)
+            for end in range((len(chunks.keys) + 1) * each, len(contents) + 1, each):
+                key = self._blocks.content_key(contents[end - 1], number)
                 chunks.keys.append(key)
                 known.access.position[key] = end * unit
 

@@ -519,29 +519,9 @@ class VllmV1(Scheduler):
         tokens: i64 = 0
         drafts: i64 = 0
         if not match.asynchronous:
-            if self.cadence.holds and computed < request.length - 1:
-                return -TOKENS
-            left: i64 = min(self._budget, self._inputs - self._slots)
-            spec: i64 = self._num_spec_tokens
-            tokens = request.length - computed
-            joins: bool = tokens == 1 and (plan.num_continued > 0 or computed > 0)
-            fits: bool = computed + spec + 2 <= self.max_model_len
-            if spec and joins and fits and self._all_decode(plan):
-                # Padded with drafts, so that all who decode in the step have equally many.
-                if 1 + spec > left:
-                    return -TOKENS
-                drafts = spec
-                tokens += spec
-            tokens = min(tokens, most)
-            if tokens > left and not self.chunked:
-                return ASIDE if self.release.sets_long_prompts_aside else -TOKENS
-            tokens = self.blocks.cut(request, computed, min(tokens, left))
-            if tokens == 0:
-                return -TOKENS
-            if drafts and tokens != 1 + drafts:
-                if not self.blocks.cuts:
-                    raise died("padding-cut", request, padded=1 + drafts, most=most)
-                tokens, drafts = 1, 0
+            tokens, drafts = self._num_new_tokens(plan, request, computed, most)
+            if tokens <= 0:
+                return tokens
         loads: bool = match.asynchronous
         watermark: i64 = self.watermark_blocks if batch.running else 0
         if not self.blocks.allocate(
@@ -578,6 +558,37 @@ class VllmV1(Scheduler):
         self._budget -= tokens
         self._inputs -= tokens + self._slots
         return tokens
+
+    def _num_new_tokens(
+        self, plan: Plan, request: Request, computed: i64, most: i64
+    ) -> tuple[i64, i64]:
+        """The tokens that the head of a waiting queue takes on, less than 0 for the reason why it
+        is refused; and the drafts among them."""
+        if self.cadence.holds and computed < request.length - 1:
+            return -TOKENS, 0
+        left: i64 = min(self._budget, self._inputs - self._slots)
+        spec: i64 = self._num_spec_tokens
+        drafts: i64 = 0
+        tokens: i64 = request.length - computed
+        joins: bool = tokens == 1 and (plan.num_continued > 0 or computed > 0)
+        fits: bool = computed + spec + 2 <= self.max_model_len
+        if spec and joins and fits and self._all_decode(plan):
+            # Padded with drafts, so that all who decode in the step have equally many.
+            if 1 + spec > left:
+                return -TOKENS, 0
+            drafts = spec
+            tokens += spec
+        tokens = min(tokens, most)
+        if tokens > left and not self.chunked:
+            return (ASIDE if self.release.sets_long_prompts_aside else -TOKENS), 0
+        tokens = self.blocks.cut(request, computed, min(tokens, left))
+        if tokens == 0:
+            return -TOKENS, 0
+        if drafts and tokens != 1 + drafts:
+            if not self.blocks.cuts:
+                raise died("padding-cut", request, padded=1 + drafts, most=most)
+            return 1, 0
+        return tokens, drafts
 
     def _all_decode(self, plan: Plan) -> bool:
         """Whether none of the requests that the step continues is in the middle of a prompt."""
@@ -647,6 +658,9 @@ class VllmV1(Scheduler):
                 self.blocks.drop_at_once(self._late.popleft()[1])
         over = len(batch.ended)
         waiting_ended: bool = False
+        verified_seqs: i64 = 0
+        verified: i64 = 0
+        accepted_tokens: i64 = 0
         k: i64
         for k in range(len(plan.requests)):
             request: Request = plan.requests[k]
@@ -663,30 +677,19 @@ class VllmV1(Scheduler):
             drafts: i64 = plan.drafts[k]
             if drafts and k < plan.num_continued:
                 accepted = self.speculation.accepted(request, drafts)
-                self.draft_log.verified(drafts, accepted)
-            expected: bool = request.placeholders > 0
-            if drafts and not stale:
-                # The KV of rejected drafts is forgotten.
-                if request.computed > 0:
-                    request.computed -= drafts - accepted
-                if request.placeholders > 0:
-                    request.placeholders -= drafts - accepted
-            stopped: bool = batch.token(request)
-            new: i64 = 1
-            while not stopped and new <= accepted:
-                stopped = batch.further_token(request)
-                new += 1
-            if not stale:
-                request.computed -= 1 + accepted - new
-                if request.placeholders:
-                    request.placeholders -= 1 + accepted
-                if request.state == RUNNING and (expected or self._num_spec_tokens):
-                    self.blocks.publish(request, request.computed - request.in_flight)
+                verified_seqs += 1
+                verified += drafts
+                accepted_tokens += accepted
+            stopped: bool = self._update_request_with_output(
+                batch, request, drafts, accepted, stale
+            )
             if stopped:
                 waiting_ended |= request.state != RUNNING
                 self._retire(batch, request, False)
         if self._num_spec_tokens:
-            self.draft_log.end_step(now_ns, plan.drafter_ns)
+            self.draft_log.end_step(
+                now_ns, plan.drafter_ns, verified_seqs, verified, accepted_tokens
+            )
         if len(batch.ended) > over:
             batch.remove_ended()
             if waiting_ended:
@@ -699,6 +702,31 @@ class VllmV1(Scheduler):
         if self.worker is not None:
             self._hear(batch, self.worker.collect(now_ns))
         self.after_step(batch, plan, now_ns)
+
+    def _update_request_with_output(
+        self, batch: Batch, request: Request, drafts: i64, accepted: i64, stale: bool
+    ) -> bool:
+        """Books the token of a request, and of its `drafts` drafts the `accepted` ones. Returns
+        whether it stops. `stale`: it was preempted while the step was in flight."""
+        expected: bool = request.placeholders > 0
+        if drafts and not stale:
+            # The KV of rejected drafts is forgotten.
+            if request.computed > 0:
+                request.computed -= drafts - accepted
+            if request.placeholders > 0:
+                request.placeholders -= drafts - accepted
+        stopped: bool = batch.token(request)
+        new: i64 = 1
+        while not stopped and new <= accepted:
+            stopped = batch.further_token(request)
+            new += 1
+        if not stale:
+            request.computed -= 1 + accepted - new
+            if request.placeholders:
+                request.placeholders -= 1 + accepted
+            if request.state == RUNNING and (expected or self._num_spec_tokens):
+                self.blocks.publish(request, request.computed - request.in_flight)
+        return stopped
 
     def _retire(self, batch: Batch, request: Request, keeps: bool) -> None:
         """Ends a request. `keeps`: a load into its blocks is under way."""

@@ -50,8 +50,6 @@ class Storage:
 class TieredCpu(CpuTier):
     """The chunks in CPU memory, above a storage."""
 
-    cascades = True
-
     def __init__(
         self,
         capacity: int,
@@ -131,6 +129,10 @@ class TieredCpu(CpuTier):
         self._risen.update(copy.keys)
         for key in copy.keys:
             self.ended(self._reading.pop(key))
+
+    @property
+    def cascades(self) -> bool:
+        return True
 
     @property
     def copying(self) -> bool:

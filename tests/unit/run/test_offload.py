@@ -87,15 +87,15 @@ def test_a_tier_no_larger_than_the_pool_is_remarked_upon() -> None:
 
 def test_tails_are_evicted_before_heads_and_offers_are_all_or_nothing() -> None:
     tier, first, second = CpuTier(4), Access(), Access()
-    keys = [(number, 0) for number in range(3)]
-    first.position = {key: 16 * (key[0] + 1) for key in keys}
-    assert tier.offer(keys, first) == {(0, 0): 0, (1, 0): 1, (2, 0): 2}
+    keys = [0, 1, 2]
+    first.position = {key: 16 * (key + 1) for key in keys}
+    assert tier.offer(keys, first) == {0: 0, 1: 1, 2: 2}
     tier.stored(keys)
     tier.ended(first)
-    new = [(number, 0) for number in range(10, 15)]
-    second.position = {key: key[0] for key in new}
+    new = [*range(10, 15)]
+    second.position = {key: key for key in new}
     assert tier.offer(new, second) is None
-    assert tier.offer(new[:2], second) == {(10, 0): 3, (11, 0): 2}
+    assert tier.offer(new[:2], second) == {10: 3, 11: 2}
     assert [tier.look_up(key) for key in keys] == [0, 0, None]
 
 
@@ -118,7 +118,7 @@ def test_an_offer_of_nothing_gives_a_request_no_place_among_the_others() -> None
     """Recency is the first access, which an empty offer is not."""
     first, second, lru = Access(), Access(), Lru(2)
     lru.inserted([], first)
-    for access, key in ((second, (2, 0)), (first, (1, 0))):
+    for access, key in ((second, 2), (first, 1)):
         access.position[key] = 4
         lru.inserted([key], access)
-    assert lru.evict(1, lambda key: True) == [(2, 0)]
+    assert lru.evict(1, lambda key: True) == [2]
