@@ -46,7 +46,7 @@ from kvsim.report.pages.figures import (
     titled,
 )
 from kvsim.report.pages.html import Html, card, cards, element, join, key_of, lead, panel, table
-from kvsim.report.pages.over_time import View, look_at
+from kvsim.report.pages.view import View, look_at
 from kvsim.report.routing import fleet_verdict
 from kvsim.results.metrics import HEADLINES, LATENCIES
 from kvsim.results.numerals import count, percent, plural, show, signed
