@@ -91,14 +91,13 @@ def advise(
 
 def _diagnosis(advice: Advice) -> list[Remark]:
     """What the present settings suffer from on the first seed, and where step times come from."""
-    from kvsim.report.wording import Remark, diagnosis, measured, time_source
+    from kvsim.report.wording import Remark, diagnosis_of, measured, time_source
     from kvsim.run.assembly import assemble
 
-    first, cost = advice.base.runs[0].record, assemble(advice.base.config).cost
+    cost = assemble(advice.base.config).cost
     meta = {"cost": {"kind": cost.kind, "source": cost.source}}
-    figures = {**first["figures"], "meta": {"outcome": first["outcome"]}}
     source = Remark(f"{time_source(meta)}.", "plain" if measured(meta) else "warning")
-    return [*diagnosis(figures), source]
+    return [*diagnosis_of(advice.base.runs[0].record), source]
 
 
 def _line(advice: Advice, word: ServerWord, server: ServerOptions) -> str:
