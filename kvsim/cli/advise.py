@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from kvsim.cli.console import progress_bar
+from kvsim.cli.console import progress_bar, tell_written
 from kvsim.cli.options import (
     AsJson,
     ConfigFile,
     Jobs,
     Objectives,
+    OutDir,
     TraceForm,
     note_arrivals,
     takes_bundles,
@@ -21,6 +22,7 @@ from kvsim.cli.server import ServerOptions, SettingOptions
 from kvsim.report.screen import make_console, make_table
 
 if TYPE_CHECKING:
+    from kvsim.report.wording import Remark
     from kvsim.search.advise.search import Advice
     from kvsim.settings.server import ServerWord
 
@@ -40,6 +42,7 @@ def advise(
     config: ConfigFile = None,
     seeds: Seeds = 8,
     jobs: Jobs = None,
+    out: OutDir = None,
     as_json: AsJson = False,
     form: TraceForm,
     server: ServerOptions,
@@ -50,13 +53,14 @@ def advise(
     Every change meets the same seeds. Prints what limits the server now, three sentences, a table
     with intervals, and the command line of the server.
     """
+    from kvsim.search.advise.page import NAME, PAGE, build_page
     from kvsim.search.advise.search import MOST_COMBINED
     from kvsim.search.advise.search import advise as search
     from kvsim.search.advise.statement import cache_sentences, record, sentences
     from kvsim.search.advise.trials import changes_of
     from kvsim.search.replicates import load_of
     from kvsim.search.slo import parse_slo
-    from kvsim.writing import json_text
+    from kvsim.writing import json_text, write_together
 
     objectives = parse_slo(slo)
     word = server.word()
@@ -73,21 +77,27 @@ def advise(
     line = _line(advice, word, server)
     cache = cache_sentences(opened, advice.best.config)
     now = _diagnosis(advice)
+    said = [remark.text for remark in now]
+    found = json_text({"diagnosis": said, **record(advice, line), "cache": cache})
     if as_json:
-        print(json_text({"diagnosis": now, **record(advice, line), "cache": cache}), end="")
+        print(found, end="")
     else:
-        _show(advice, [*now, *sentences(advice), *cache], line)
+        _show(advice, [*said, *sentences(advice), *cache], line)
+    if out is not None:
+        write_together(out, {PAGE: build_page(advice, opened, now, cache, line), NAME: found})
+        if not as_json:
+            tell_written(out, PAGE)
 
 
-def _diagnosis(advice: Advice) -> list[str]:
+def _diagnosis(advice: Advice) -> list[Remark]:
     """What the present settings suffer from on the first seed, and where step times come from."""
-    from kvsim.report.wording import diagnosis, time_source
+    from kvsim.report.wording import Remark, diagnosis_of, measured, time_source
     from kvsim.run.assembly import assemble
 
-    first, cost = advice.base.runs[0].record, assemble(advice.base.config).cost
-    source = time_source({"cost": {"kind": cost.kind, "source": cost.source}})
-    figures = {**first["figures"], "meta": {"outcome": first["outcome"]}}
-    return [*(remark.text for remark in diagnosis(figures)), f"{source}."]
+    cost = assemble(advice.base.config).cost
+    meta = {"cost": {"kind": cost.kind, "source": cost.source}}
+    source = Remark(f"{time_source(meta)}.", "plain" if measured(meta) else "warning")
+    return [*diagnosis_of(advice.base.runs[0].record), source]
 
 
 def _line(advice: Advice, word: ServerWord, server: ServerOptions) -> str:

@@ -108,10 +108,21 @@ def report(directory: RunDir) -> None:
     print(write_text(Path(directory) / PAGE, build_page(summary, requests, steps, block_map)))
 
 
-def policies() -> None:
+def policies(as_json: AsJson = False) -> None:
     """List every engine, block manager and cost model, with its parameters."""
     from kvsim.cli.catalogue import catalogue
 
+    if as_json:
+        found = {}
+        for table in catalogue():
+            names, columns = zip(
+                *((each.header, each.cells) for each in table.columns), strict=True
+            )
+            found[str(table.title)] = [
+                dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)
+            ]
+        print(json.dumps(found, indent=1))
+        return
     console = make_console()
     for table in catalogue():
         console.print(table)

@@ -10,7 +10,15 @@ from typer import Argument, Option
 from kvsim.cli.console import command_line, progress_bar, simulate_shown, tell_written
 from kvsim.cli.fleet import Fleet, FleetOptions
 from kvsim.cli.kinds import Kind, Named, of_engines, of_fleets
-from kvsim.cli.options import Jobs, OutDir, TraceForm, TracePath, note_arrivals, takes_bundles
+from kvsim.cli.options import (
+    AsJson,
+    Jobs,
+    OutDir,
+    TraceForm,
+    TracePath,
+    note_arrivals,
+    takes_bundles,
+)
 from kvsim.cli.server import ServerOptions, SettingOptions
 from kvsim.errors import ConfigError
 from kvsim.explain.certainty import MARGIN
@@ -58,7 +66,8 @@ CostUncertainty = Annotated[
 def compare(
     *,
     configs: Annotated[
-        list[str] | None, Argument(metavar="CONFIG...", help="TOML files or names in configs/runs.")
+        list[str] | None,
+        Argument(metavar="CONFIG...", help="TOML files or names in configs/runs; or the trace."),
     ] = None,
     trace: TracePath = None,
     form: TraceForm,
@@ -68,9 +77,7 @@ def compare(
     margin: Margin = MARGIN,
     cost_uncertainty: CostUncertainty = False,
     jobs: Jobs = None,
-    as_json: Annotated[
-        bool, Option("--json", help="With --seeds: print figures and verdicts as JSON.")
-    ] = False,
+    as_json: AsJson = False,
     fleet: FleetOptions,
     server: ServerOptions,
     settings: SettingOptions,
@@ -82,10 +89,11 @@ def compare(
     --seeds, requests, arrivals and random policies are drawn anew for each seed, and every
     difference has an interval and a verdict.
     """
+    if trace is None:
+        configs, trace = _trace_among(configs or [])
     loaded, kind = _contenders(configs or [], fleet, settings, server.word())
     of_seeds = {
         "--cost-uncertainty": cost_uncertainty,
-        "--json": as_json,
         "--margin": margin != MARGIN,
     }
     if seeds is None and any(of_seeds.values()):
@@ -113,6 +121,21 @@ def compare(
     _show(results, kind, out, comparison, as_json=as_json)
     for upgrade in () if as_json else found:
         _show_upgrade(upgrade, dict(results), opened, jobs)
+
+
+def _trace_among(given: list[str]) -> tuple[list[str], str | None]:
+    """Configurations, and what among them is a shipped trace or a file that is no TOML."""
+    from kvsim.settings.library import names
+
+    traces, runs = names("traces"), names("runs")
+    found = [
+        each
+        for each in given
+        if each in traces or (Path(each).is_file() and Path(each).suffix != ".toml")
+    ]
+    if len(found) != 1 or found[0] in runs:
+        return given, None
+    return [each for each in given if each != found[0]], found[0]
 
 
 def _contenders(
@@ -190,22 +213,24 @@ def _show(
 ) -> None:
     """Print figures and reasons; write the results of every run, then the page."""
     from kvsim.report.certainty import comparison_record
+    from kvsim.report.compare import table_record
     from kvsim.report.terminal import render_comparison
     from kvsim.writing import json_text, write_together
 
-    record = "" if comparison is None else json_text(comparison_record(comparison))
+    summaries = [(name, each.summary) for name, each in results]
+    record = json_text(comparison_record(comparison) if comparison else table_record(summaries))
     if as_json:
         print(record, end="")
     else:
         console, first = make_console(), results[0][1].summary
-        render_comparison([(name, each.summary) for name, each in results], console, comparison)
+        render_comparison(summaries, console, comparison)
         title = f"Why, on seed {first['meta']['seed']}" if comparison else "Why"
         _render_why(results, kind, title, console)
     if out is not None:
         page = kind.comparison_page(results, comparison)
         for name, result in results:
             kind.write(result, Path(out) / name)
-        write_together(out, ({"comparison.json": record} if comparison else {}) | {PAGE: page})
+        write_together(out, {"comparison.json": record, PAGE: page})
         if not as_json:
             tell_written(out, PAGE)
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from kvsim.fleet.folder import FleetRun
     from kvsim.report.explanation import Explanation
 
+_REMEDY = "Give two runs of the same trace."
+
 
 def diff(
     first: Annotated[str, Argument(metavar="RUN_A", help="Folder written by `kvsim run --out`.")],
@@ -41,7 +43,10 @@ def diff(
     one, two = zip(_names(first, other), runs, strict=True)
     explanation = kind.explain(one, two)
     if explanation.pairs is None:
-        raise OutputError(f"{other}: {explanation.headline[0]} Give two runs of the same trace.")
+        raise OutputError(f"{other}: {explanation.headline[0]} {_REMEDY}")
+    traces = [(run.summary["meta"].get("trace") or {}).get("sha256") for run in runs]
+    if traces[0] != traces[1]:
+        raise OutputError(f"{other}: its trace has not the content of that of {first}. {_REMEDY}")
     record = json_text(explanation_record(explanation))
     if as_json:
         print(record, end="")

@@ -13,6 +13,7 @@ from typer import Option
 from kvsim.cli.console import note, spinner, tell_written
 from kvsim.cli.fleet import FleetOptions
 from kvsim.cli.options import (
+    AsJson,
     ConfigFile,
     Objectives,
     OutDir,
@@ -77,6 +78,7 @@ def size(
     prefixes: Prefixes = 16,
     price_per_gpu_hour: Price = None,
     out: OutDir = None,
+    as_json: AsJson = False,
     workers: Workers,
     form: TraceForm,
     fleet: FleetOptions,
@@ -117,11 +119,15 @@ def size(
                 opened, base, knob, objectives, numbers, store, runner, workers.jobs, done
             )
             searches.append(searched(lab, varies))
-    _show(searches, price_per_gpu_hour)
+    record = json_text(size_record(searches, price_per_gpu_hour))
+    if as_json:
+        print(record, end="")
+    else:
+        _show(searches, price_per_gpu_hour)
     if out is not None:
-        record = json_text(size_record(searches, price_per_gpu_hour))
         write_together(out, {PAGE: build_page(searches, price_per_gpu_hour), NAME: record})
-        tell_written(out, PAGE)
+        if not as_json:
+            tell_written(out, PAGE)
 
 
 def _bases(loaded: RunConfig, fleet: FleetOptions, find: str) -> list[RunConfig]:

@@ -10,6 +10,7 @@ from typer import Argument, Option
 from kvsim.cli.console import note, progress_bar, tell_written
 from kvsim.cli.fleet import FleetOptions
 from kvsim.cli.options import (
+    AsJson,
     ConfigFile,
     TraceForm,
     TracePath,
@@ -40,7 +41,8 @@ Slo = Annotated[
 ]
 Out = Annotated[str, Option("--out", metavar="DIR", help="Results, table and page.")]
 Folders = Annotated[
-    list[str] | None, Argument(metavar="[DIR...]", help="With --merge: sweeps to join.")
+    list[str] | None,
+    Argument(metavar="[TRACE|DIR...]", help="As --trace; with --merge, sweeps to join."),
 ]
 Grid = Annotated[
     list[str] | None,
@@ -81,6 +83,7 @@ def sweep(
     ledger: Ledger = False,
     shard: Shard = None,
     merge: Merge = False,
+    as_json: AsJson = False,
     form: TraceForm,
     fleet: FleetOptions,
     server: ServerOptions,
@@ -96,10 +99,11 @@ def sweep(
     from kvsim.search.sweep.sweep import TABLE, make_plan, read_plan, shard_of, write_plan
 
     if merge:
-        _merge(out, folders, trace, grid, rows, random)
+        _merge(out, as_json, folders, trace, grid, rows, random)
         return
-    if folders:
-        raise ConfigError(f"{folders[0]}: folders are for --merge; a trace is --trace FILE")
+    if folders and (trace is not None or folders[1:]):
+        raise ConfigError(f"{folders[-1]}: one trace, please; folders are for --merge")
+    trace = folders[0] if folders else trace
     tried = grid or (), rows or (), random or ()
     space = parse_space(*tried, samples=samples, sample_seed=sample_seed, seeds=seeds)
     if slo is not None:
@@ -116,7 +120,7 @@ def sweep(
     configs = {plan.points[i].key: points[i].config for i in mine}
     _run(out, opened, configs, ledger, runner, workers.jobs)
     if shard is None:
-        _finish(out, plan)
+        _finish(out, plan, as_json)
     else:
         print(f"shard {shard}: {len(mine)} of {len(points)} points are in {out}; join with --merge")
 
@@ -141,7 +145,7 @@ def _run(
     note(f"{made} runs made, {len(configs) - made} already there")
 
 
-def _merge(out: str, folders: list[str] | None, *others: object) -> None:
+def _merge(out: str, as_json: bool, folders: list[str] | None, *others: object) -> None:
     from kvsim.search.sweep.sweep import merge
 
     if not folders:
@@ -150,21 +154,24 @@ def _merge(out: str, folders: list[str] | None, *others: object) -> None:
         raise ConfigError(
             "--merge: joins finished runs; leave out --trace, --grid, --list and --random"
         )
-    _finish(out, merge(folders, out))
+    _finish(out, merge(folders, out), as_json)
 
 
-def _finish(out: str, plan: Plan) -> None:
+def _finish(out: str, plan: Plan, as_json: bool) -> None:
     """Table, page and the verdict on the terminal."""
     from kvsim.search.store import Store
-    from kvsim.search.sweep.choose import choose
+    from kvsim.search.sweep.choose import choose, chosen_record
     from kvsim.search.sweep.page import PAGE, build_page
     from kvsim.search.sweep.sweep import MANIFEST, TABLE, gather, manifest, table_bytes
-    from kvsim.writing import write_together
+    from kvsim.writing import json_text, write_together
 
     outcomes = gather(Store(out), plan, out)
     chosen = choose(plan, outcomes)
     table, page = table_bytes(plan, outcomes), build_page(plan, chosen)
     write_together(out, {MANIFEST: manifest(plan), TABLE: table, PAGE: page})
+    if as_json:
+        print(json_text(chosen_record(chosen)), end="")
+        return
     console = make_console()
     for text, _ in chosen.verdict:
         console.print(text)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from kvsim.core.schema import CAUSES
+from kvsim.core.schema import CAUSES, LEG_LABELS, LEGS
 from kvsim.explain.certainty.verdicts import Comparison
 from kvsim.fleet.difference import (
     REPLICA_DIFF_HEAD,
@@ -26,17 +27,32 @@ from kvsim.report.pages.figures import (
     Points,
     TimeAxis,
     area,
+    compact,
     held,
     ratios,
+    rows_axis,
     step_line,
     time_axis,
     time_chart,
     titled,
 )
-from kvsim.report.pages.html import Html, card, cards, id_of, join, key_of, lead, panel, table
-from kvsim.report.pages.over_time import RATES, View, look_at, one_axis
+from kvsim.report.pages.html import (
+    Html,
+    card,
+    cards,
+    element,
+    id_of,
+    join,
+    key_of,
+    lead,
+    panel,
+    shares,
+    table,
+)
+from kvsim.report.pages.over_time import one_axis
 from kvsim.report.pages.provenance import provenance_panels
 from kvsim.report.pages.run import figure_cards, tags
+from kvsim.report.pages.view import RATES, View, look_at
 from kvsim.report.routing import (
     CAUSE_WORDS,
     HITS,
@@ -50,7 +66,7 @@ from kvsim.report.routing import (
     replica_names,
     routing_tables,
 )
-from kvsim.results.numerals import MISSING, count, number, plural, seconds, show
+from kvsim.results.numerals import MISSING, count, milliseconds, number, plural, seconds, show
 
 MOST_LANES = 16
 """Lanes that are drawn; of more replicas, those with the most prompt tokens."""
@@ -63,6 +79,10 @@ CAUSE_COLOURS = {
     "tie": "swap-in",
     "no_index": "cause-slots",
 }
+LEG_COLOURS = (
+    *("waiting", "prefill", "cause-watermark", "part-interference", "swap", "part-waiting_load"),
+    *("part-waiting_step", "recompute", "decode"),
+)
 _LANE_PX = 190
 
 
@@ -73,7 +93,7 @@ def build_fleet(run: FleetRun) -> str:
     end_ns = max(view.end_ns for view in views)
     axis, caching = time_axis(end_ns), summary["meta"]["prefix_caching"]
     lanes = one_axis(list(_lanes(run, views, axis)))
-    over = [_load(run, axis), *([_found(run, axis, end_ns)] if caching else [])] if end_ns else []
+    over = [*_load(run, axis), *([_found(run, axis, end_ns)] if caching else [])] if end_ns else []
     curves = [(f"replica {i}", f"run-{i}", v.durations) for i, v in enumerate(views[:MOST_CURVES])]
     left, left_out = len(run.replicas) - MOST_LANES, None
     if left > 0:
@@ -82,7 +102,7 @@ def build_fleet(run: FleetRun) -> str:
     spread, key = distribution_figures(curves), key_of((colour, name) for name, colour, _ in curves)
     tables = routing_tables(summary)
     replicas = panel(None, table(*tables[REPLICAS]))
-    legs = panel("Legs of a request", table(*tables[TRIP])) if TRIP in tables else None
+    legs = _legs(summary) if TRIP in tables else None
     sections = {
         "At a glance": _cards(run),
         "Decisions": join((lead(_DECISIONS), *_decisions(run))) if caching else None,
@@ -167,8 +187,22 @@ def _costliest(run: FleetRun) -> list[list[object]]:
     return rows
 
 
-def _load(run: FleetRun, axis: TimeAxis) -> Figure:
-    """Requests in flight of the busiest, the mean and the idlest replica."""
+def _legs(summary: Mapping[str, Any]) -> Html:
+    """The legs of the mean request, up to its first token and up to its last one."""
+    means = summary["handovers"]
+    legs = [
+        (colour, means[f"mean_{name.removesuffix('_ns')}_ms"] or 0.0, LEG_LABELS[name])
+        for name, colour in zip(LEGS, LEG_COLOURS, strict=True)
+    ]
+    bars = (
+        (element("h3", title), shares(parts, milliseconds))
+        for title, parts in (("Mean TTFT, by leg", legs[:-1]), ("Mean E2EL, by leg", legs))
+    )
+    return panel(None, *(part for bar in bars for part in bar))
+
+
+def _load(run: FleetRun, axis: TimeAxis) -> Iterator[Figure]:
+    """Requests in flight of the busiest, the mean and the idlest replica; and of each."""
     replicas = len(run.replicas)
     instants, counts = in_flight(sent_to([each.requests for each in run.replicas]), replicas)
     bins = binning.bin_states(
@@ -187,7 +221,26 @@ def _load(run: FleetRun, axis: TimeAxis) -> Figure:
     x = axis.of(bins.edges_ns)
     data = [step_line(x, held(y), colour, name) for y, colour, name in lines]
     note = "Requests in flight on the busiest and the idlest replica, and on average."
-    return time_chart(axis, "load", "Load of the replicas", note, data, titled("requests"))
+    yield time_chart(axis, "load", "Load of the replicas", note, data, titled("requests"))
+    yield _heat(axis, x, mean, replica_names(run.summary))
+
+
+def _heat(axis: TimeAxis, x: Points, mean: np.ndarray, names: Sequence[str]) -> Figure:
+    """Requests in flight, a row for each replica."""
+    data = {
+        "type": "heatmap",
+        "x": x,
+        "y0": 0,
+        "dy": 1,
+        "z": [compact(row, 3) for row in mean],
+        "colorscale": [[0, "var(--least)"], [1, "var(--most)"]],
+        "showscale": False,  # A bar beside it would part its axis from those of the others.
+        "hovertemplate": "%{z:.3~g} in flight<extra>%{y}</extra>",
+    }
+    note = f"Requests in flight on each replica, from none to {number(mean.max())} (darkest)."
+    height = 80 + min(14 * len(names), 320) + 26 * (len(names) < 8)
+    id, title = "heat", "Replicas over time"
+    return time_chart(axis, id, title, note, [data], rows_axis(names), keyed=False, height=height)
 
 
 def _found(run: FleetRun, axis: TimeAxis, end_ns: int) -> Figure:

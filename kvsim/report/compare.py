@@ -68,6 +68,31 @@ def compare_table(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Row]:
     return [row for row in rows if any(row.values)]
 
 
+def table_record(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    """The table as plain values, for a JSON file: as `comparison_record`, without certainty."""
+    names = [name for name, _ in runs]
+    figures = {
+        row.metric.key: {
+            "label": row.metric.label,
+            "unit": row.metric.unit,
+            "better": row.metric.better,
+            "runs": dict(zip(names, row.values, strict=True)),
+            "differences": [
+                {
+                    "first": names[0],
+                    "other": name,
+                    "difference": row.difference(i),
+                    "finding": row.judge(i),
+                    "words": change_words(row, i),
+                }
+                for i, name in enumerate(names[1:])
+            ],
+        }
+        for row in compare_table(runs)
+    }
+    return {"runs": names, "method": "one run", "figures": figures}
+
+
 def difference_words(row: Row, i: int) -> str:
     """`+1.20 s`, `+3.1 points`, `no difference`; empty if it is undefined."""
     difference = row.difference(i)

@@ -12,7 +12,8 @@ from kvsim.report.explanation import Run, explain
 from kvsim.report.pages.distribution import distribution_figures
 from kvsim.report.pages.figures import Figure, coloured
 from kvsim.report.pages.html import Html, element, join, table
-from kvsim.report.pages.over_time import look_at, time_figures
+from kvsim.report.pages.over_time import time_figures
+from kvsim.report.pages.view import look_at
 from kvsim.report.screen import make_console
 from kvsim.report.terminal import render_comparison
 from kvsim.report.wording import fate, subject, verdict

@@ -127,7 +127,7 @@ def outcome_title(summary: Mapping[str, Any]) -> str:
 def diagnosis(summary: Mapping[str, Any]) -> list[Remark]:
     """What a finished run suffers from, why, and what would help: the first sentence everywhere.
     A second one has the load, where the first one says what kept requests in the queue."""
-    if not (finished(summary) and summary["num_requests"]):
+    if not (finished(summary) and summary.get("num_requests")):
         return []
     state, found, shares = state_of(summary), _bounds(summary), _refused(summary)
     load = load_words(summary) if summary["completed"] else "nothing was completed"
@@ -149,6 +149,13 @@ def diagnosis(summary: Mapping[str, Any]) -> list[Remark]:
     tone = TONES.get(state, "warning" if found else "plain")
     first = Remark(f"{outcome_title(summary)}: {'; '.join(said)}.", tone)
     return [first, Remark(f"{_capital(load)}.", tone)] if found else [first]
+
+
+def diagnosis_of(record: Mapping[str, Any]) -> list[Remark]:
+    """The diagnosis of a run of a search, from its record."""
+    replicas = (record.get("config") or {}).get("replicas")
+    several = {"replicas": range(replicas)} if replicas else {}
+    return diagnosis({**record["figures"], **several, "meta": {"outcome": record["outcome"]}})
 
 
 def _names(summary: Mapping[str, Any]) -> list[str]:

@@ -18,9 +18,22 @@ from worlds import MS, config, trace
 
 import kvsim
 from kvsim.report.pages import requests as request_table
+from kvsim.report.pages.causes import turns_of
 from kvsim.report.pages.run import build_page
+from kvsim.report.pages.work import passages
 from kvsim.results.numerals import SPACE
 from kvsim.run.result import Result
+
+CHAT = str(ROOT / "traces" / "chat.jsonl")
+FEATURES: dict[str, Any] = {
+    "model": "llama-3.1-8b",
+    "hardware": "l40s",
+    "num_prompts": 60,
+    "request_rate": 20,
+    "max_model_len": 8192,
+    "num_gpu_blocks_override": 800,
+}
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "acceptance_rate": 0.5}
 
 
 def page_of(run: Result) -> str:
@@ -66,8 +79,8 @@ def busy() -> Result:
 def test_every_section_has_a_heading_and_a_link_to_it(busy: Result) -> None:
     page = page_of(busy)
     assert re.findall(r"<h2>(.*?)</h2>", page) == [
-        *("Key figures", "Latency", "Where time went", "Over time", "Lengths", "Requests"),
-        *("Prefix cache", "Memory", "Provenance"),
+        *("Key figures", "Latency", "Where time went", "Over time", "Steps", "Lengths"),
+        *("Requests", "Prefix cache", "Memory", "Provenance"),
     ]
     for anchor in re.findall(r'href="#(.*?)"', page):
         assert f'<section id="{anchor}">' in page
@@ -91,10 +104,11 @@ def test_all_that_is_needed_to_repeat_a_run_is_there(busy: Result) -> None:
 def test_only_figures_with_something_to_show_are_drawn() -> None:
     quiet = result(4, rate=0.1, caching=False, goodput=False)
     always = {"rates", "tokens", "ttft", "itl", "gpu-blocks", "queues", "batch", "fragmentation"}
+    always |= {"tpot", "e2el", "waits", "step-time", "kernels", "step-tokens", "ttft-tokens"}
     always |= {"dist-ttft", "dist-tpot", "dist-e2el", "lengths-number", "lengths-e2el"}
     assert figures_in(page_of(quiet)).keys() == always
     busy = figures_in(page_of(result(rate=8, swap=True))).keys()
-    assert busy == always | {"blocked", "preemptions", "swaps", "cpu-blocks"}
+    assert busy == always | {"blocked", "preemptions", "swaps", "cpu-blocks", "goodput-limits"}
     assert "hit-rate" in figures_in(page_of(result(rate=8)))
 
 
@@ -158,6 +172,72 @@ def test_latencies_over_time_are_those_of_the_requests(busy: Result) -> None:
     longest = max(y for y in figures["itl"]["data"][1]["y"] if y is not None)
     gaps = np.diff(busy.steps["end_ns"])[busy.steps["decode_seqs"][1:] > 0]
     assert longest == pytest.approx(gaps.max() / 1e6, rel=1e-3)
+
+
+def test_the_ledger_over_time_adds_up_to_the_latencies(busy: Result) -> None:
+    figures, requests = figures_in(page_of(busy)), busy.requests
+    parts = figures["waits"]["data"]
+    height = np.sum([[y or 0 for y in part["y"][:-1]] for part in parts], axis=0)
+    edges = np.array(parts[0]["x"]) * 1e9
+    done = np.array(requests["status"]) == "completed"
+    arrived, _ = np.histogram(requests["arrival_ns"][done], edges)
+    # Parts below a thousandth of the whole are not drawn.
+    assert (height * arrived).sum() == pytest.approx(
+        ((requests["finish_ns"] - requests["arrival_ns"])[done] / 1e9).sum(), rel=0.01
+    )
+
+
+def test_kernels_over_time_fill_the_busy_time(busy: Result) -> None:
+    parts, steps = figures_in(page_of(busy))["kernels"]["data"], busy.steps
+    shares, edges = np.sum([part["y"][:-1] for part in parts], axis=0), np.array(parts[0]["x"])
+    busy_s = (steps["end_ns"] - steps["start_ns"]).sum() / 1e9
+    assert shares.max() <= 100.1
+    # A step is drawn where it begins, so a full bin may be cut at 100 %.
+    assert 0.95 * busy_s <= (shares / 100 * np.diff(edges)).sum() <= 1.001 * busy_s
+
+
+def test_goodput_at_the_limits_is_that_of_the_run(busy: Result) -> None:
+    [curve] = figures_in(page_of(busy))["goodput-limits"]["data"]
+    share = busy.summary["request_goodput"] / busy.summary["request_throughput"]
+    assert curve["y"][curve["x"].index(1)] == pytest.approx(100 * share, rel=1e-3)
+    assert curve["y"] == sorted(curve["y"])
+
+
+def test_turns_are_counted_within_sessions() -> None:
+    assert turns_of(["a", "", "b", "a", "a", "b"]).tolist() == [1, 0, 1, 2, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "drawn"),
+    [
+        ({"speculative_config": DRAFTS}, {"drafts"}),
+        ({"pipeline_parallel_size": 4}, {"bubbles", "lanes"}),
+        ({"kv_offloading_size": 16}, {"prompt-tiers"}),
+    ],
+)
+def test_a_feature_shows_itself(settings: dict[str, Any], drawn: set[str]) -> None:
+    run = kvsim.simulate(CHAT, {**FEATURES, **settings})
+    plain = figures_in(page_of(kvsim.simulate(CHAT, FEATURES))).keys()
+    figures = figures_in(page_of(run))
+    assert drawn <= figures.keys() and not drawn & plain
+    assert "utilisation" in plain
+    for line in figures["utilisation"]["data"]:
+        assert all(0 <= y <= 100 for y in line["y"])
+    if drawn == {"drafts"}:
+        accepted, rejected, _ = figures["drafts"]["data"]
+        assert sum(accepted["y"]) == run.steps["accepted_tokens"].sum() > 0
+        assert sum(accepted["y"] + rejected["y"]) == run.steps["draft_tokens"].sum()
+
+
+def test_lanes_of_a_pipeline_never_overlap() -> None:
+    run = kvsim.simulate(CHAT, {**FEATURES, "pipeline_parallel_size": 4})
+    layers, steps = run.meta["cost"]["stages"]["layers"], run.steps
+    names = ("start_ns", "end_ns", "host_ns", "head_ns", "send_ns", "stage_wait_ns")
+    begin, took = passages({name: steps[name].astype(np.int64) for name in names}, layers)
+    assert len(begin) > 100 and (took > 0).all()
+    assert (begin[1:] >= begin[:-1] + took[:-1]).all()  # on each stage, one step after another
+    assert (begin[:, 1:] >= begin[:, :-1] + took[:, :-1]).all()  # from stage to stage
+    assert (begin[:, -1] + took[:, -1] == steps["end_ns"] - steps["start_ns"][0]).all()
 
 
 def test_limits_are_lines_in_the_charts_of_their_latencies(busy: Result) -> None:
@@ -266,7 +346,9 @@ PROGRAM = """
 import hashlib, sys
 sys.path[:0] = {tests!r}
 from runs import result
+from kvsim.report.pages.causes import turns_of
 from kvsim.report.pages.run import build_page
+from kvsim.report.pages.work import passages
 run = result(30)
 page = build_page(run.summary, run.requests, run.steps)
 print(hashlib.sha256(page.encode()).hexdigest())

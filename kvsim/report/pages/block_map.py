@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,9 +17,18 @@ import xxhash
 from numpy.typing import NDArray
 
 from kvsim.report.pages.document import embedded, placed, text_of
-from kvsim.report.pages.figures import Figure, TimeAxis, line, time_chart, titled
+from kvsim.report.pages.figures import (
+    Figure,
+    TimeAxis,
+    area,
+    held,
+    line,
+    step_line,
+    time_chart,
+    titled,
+)
 from kvsim.report.pages.html import Html, element, join, key_of, lead
-from kvsim.report.pages.over_time import View
+from kvsim.report.pages.view import View
 from kvsim.results.blockmap import (
     CACHED,
     CPU,
@@ -101,6 +110,24 @@ def paint(block_map: BlockMap, end_ns: int, columns: int) -> Picture:
     cells = number[sample].T
     cells[:, first] = _SHOWN.index(FREE)
     return Picture(cells, owners.astype(np.int64))
+
+
+def tier_use(block_map: BlockMap | None, run: View) -> Iterator[Figure]:
+    """What a tier in CPU memory holds over time, and what is copied; nothing without samples."""
+    if block_map is None or not run.summary["meta"].get("kv_offload"):
+        return
+    totals, x = block_map.totals(CPU), run.axis.of(np.append(block_map.time_ns, run.end_ns))
+    used = totals.sum(axis=1) - totals[:, FREE] - totals[:, STORING] - totals[:, LOADING]
+    parts = (
+        (used, "cached", "Stored"),
+        (totals[:, STORING], "swap", "Being stored"),
+        (totals[:, LOADING], "waiting", "Being loaded"),
+    )
+    if not any(each.any() for each, *_ in parts):
+        return
+    drawn = [area(step_line(x, held(each), *words)) for each, *words in parts if each.any()]
+    note, y = "Places of the tier, at samples of the block map.", titled("places")
+    yield time_chart(run.axis, "tier-use", "CPU memory in use", note, drawn, y)
 
 
 def _figure(block_map: BlockMap, axis: TimeAxis) -> Figure:

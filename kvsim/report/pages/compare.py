@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.explain.attribution import Pairs, pair
-from kvsim.explain.certainty.verdicts import Comparison, Pair
+from kvsim.explain.certainty.verdicts import Comparison, Pair, Verdict
 from kvsim.report import wording
 from kvsim.report.certainty import certain_table, finding_words, method_words, ranking_words
 from kvsim.report.compare import (
@@ -46,7 +46,7 @@ from kvsim.report.pages.figures import (
     titled,
 )
 from kvsim.report.pages.html import Html, card, cards, element, join, key_of, lead, panel, table
-from kvsim.report.pages.over_time import View, look_at
+from kvsim.report.pages.view import View, look_at
 from kvsim.report.routing import fleet_verdict
 from kvsim.results.metrics import HEADLINES, LATENCIES
 from kvsim.results.numerals import count, percent, plural, show, signed
@@ -260,47 +260,60 @@ def _interval_figures(comparison: Comparison, rows: Sequence[Row]) -> list[Figur
         return []
     first, *others = comparison.names
     data = [_intervals(shown, i, len(others), name) for i, name in enumerate(others)]
-    note = "A filled mark: a significant difference. An open one: no significant difference."
-    figure = chart(
-        "intervals",
-        "Differences and their intervals",
-        note,
-        data,
-        titled(f"difference to {first} (%)", zeroline=False, showgrid=True),
-        rows_axis([row.metric.label for row in shown]),
-        keyed=False,
-        height=_FRAME_PX + _ROW_PX * len(shown),
-        hovermode="closest",
-        margin={"l": 190},
-        shapes=[rule("x", 0)],
-    )
-    return [figure]
+    labels, across = [row.metric.label for row in shown], f"difference to {first} (%)"
+    title = "Differences and their intervals"
+    return [_interval_chart(title, across, data, labels, 190, _ROW_PX)]
 
 
 def _intervals(rows: Sequence[Row], i: int, others: int, name: str) -> Trace:
     """One mark with its interval for each row in which run `i + 1` has one."""
     known = [
-        (place, verdict, row.values[0] / 100)
+        (place + 0.6 * ((i + 0.5) / others - 0.5), row.values[0], verdict)
         for place, row in enumerate(rows)
         if (verdict := row.verdicts[i]) is not None and row.values[0]
     ]
-    colour = run_colour(i + 1)
-    x = compact(verdict.difference / first for _, verdict, first in known)
-    y = compact(place + 0.6 * ((i + 0.5) / others - 0.5) for place, *_ in known)
+    return _marks(known, run_colour(i + 1)) | {"name": name}
+
+
+def interval_figure(title: str, first: float, verdicts: Sequence[tuple[str, Verdict]]) -> Figure:
+    """Verdicts on one figure, each with its name, as shares of its first value."""
+    data = [_marks([(place, first, each) for place, (_, each) in enumerate(verdicts)], "run-1")]
+    return _interval_chart(title, "difference (%)", data, [name for name, _ in verdicts], 260, 28)
+
+
+def _marks(known: Sequence[tuple[float, float, Verdict]], colour: str) -> Trace:
+    """Marks with intervals, each at its height: a verdict as shares of the first value."""
+    x = compact(100 * verdict.difference / first for _, first, verdict in known)
     reach = {
-        "array": compact((v.high - v.difference) / first for _, v, first in known),
-        "arrayminus": compact((v.difference - v.low) / first for _, v, first in known),
+        "array": compact(100 * (v.high - v.difference) / first for _, first, v in known),
+        "arrayminus": compact(100 * (v.difference - v.low) / first for _, first, v in known),
         "type": "data",
         "symmetric": False,
         "thickness": 1.6,
         "width": 4,
     }
-    trace = points(x, y, colour, size=9, opacity=1)
+    trace = points(x, compact(place for place, *_ in known), colour, size=9, opacity=1)
     trace["marker"]["symbol"] = [
-        "circle" if v.finding == "significant" else "circle-open" for _, v, _ in known
+        "circle" if v.finding == "significant" else "circle-open" for *_, v in known
     ]
     reach["color"] = f"var(--{colour})"
-    return trace | {"name": name, "error_x": reach, "hovertemplate": "%{x:.3~g} %"}
+    return trace | {"error_x": reach, "hovertemplate": "%{x:.3~g} %"}
+
+
+def _interval_chart(
+    title: str, across: str, data: list[Trace], labels: Sequence[str], left_px: int, row_px: int
+) -> Figure:
+    note = "A filled mark: a significant difference. An open one: no significant difference."
+    return chart(
+        *("intervals", title, note, data),
+        titled(across, zeroline=False, showgrid=True),
+        rows_axis(labels),
+        keyed=False,
+        height=_FRAME_PX + row_px * len(labels),
+        hovermode="closest",
+        margin={"l": left_px},
+        shapes=[rule("x", 0)],
+    )
 
 
 def _request_by_request(names: Sequence[str], paired: Sequence[tuple[str, Pairs | None]]) -> Html:

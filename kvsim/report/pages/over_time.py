@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from kvsim.core.schema import BLOCKED, SGLANG_COLUMNS
+from kvsim.core.schema import BLOCKED
+from kvsim.core.sums import added
 from kvsim.report import binning
-from kvsim.report.binning import Bins, Ints
 from kvsim.report.pages.figures import (
     Axis,
     Figure,
-    Points,
-    TimeAxis,
     Trace,
-    area,
     band,
     bars,
     compact,
@@ -30,88 +27,32 @@ from kvsim.report.pages.figures import (
     scale,
     step_line,
     thinned,
-    time_axis,
     time_chart,
     time_unit,
     titled,
 )
-from kvsim.results import phases, timeline
+from kvsim.report.pages.view import (
+    BARS,
+    DOTS,
+    LEAST_SHARE,
+    RATES,
+    View,
+    event_bars,
+    lined,
+    mean_and_longest,
+    per_second,
+)
+from kvsim.report.pages.work import WORK
+from kvsim.results import phases
+from kvsim.results.ledger import TIME_LABELS, TIME_PARTS
+from kvsim.results.ledger_summary import bare
 from kvsim.results.metrics import BLOCKED_BY, LATENCIES
 from kvsim.results.numerals import count, milliseconds, percent, seconds
+from kvsim.results.phases import ints
 from kvsim.results.statistics import percentiles
 from kvsim.results.summary import good_requests
 
-FINE, COARSE, BARS = 1500, 240, 200
-"""Numbers of bins: for levels, which are drawn as lines; for averages, which must not flicker; for
-events, because a bar needs some pixels."""
-RATES = 80
-"""Number of bins of rates and percentiles, which need some requests each."""
-DOTS = 1500
-"""Most requests that are drawn one by one."""
-
-LEVELS = (
-    *("used_blocks", "cached_blocks", "free_blocks", "cpu_used_blocks"),
-    *("waiting", "running", "swapped"),
-)
-AVERAGES = (
-    *("prefill_tokens", "decode_seqs", "used_blocks", "empty_slots", "stranded_blocks"),
-    *("waiting", "running"),
-)
-"""Columns of `timeline.States` for the fine and for the coarse bins."""
-
-
-class Cut(NamedTuple):
-    """A time line in bins."""
-
-    x: Points
-    """Edges in the unit of the time axis."""
-    bins: Bins
-    """Columns: `LEVELS` and those that SGLang alone has; or `AVERAGES` and `blocked_CAUSE`, the
-    share of time with this cause."""
-
-
-class View(NamedTuple):
-    """A run, ready to be drawn."""
-
-    summary: Mapping[str, Any]
-    requests: Mapping[str, Any]
-    steps: Mapping[str, Ints]
-    durations: Mapping[str, phases.Floats]
-    """Durations of each request in ns, as returned by `phases.durations_ns`."""
-    end_ns: int
-    axis: TimeAxis
-    fine: Cut
-    coarse: Cut
-
-    def even(self, bins: int) -> tuple[Ints, Points]:
-        """Edges of at most so many bins of equal width, in ns and in the unit of the axis."""
-        edges_ns = binning.even_edges(self.end_ns, bins)
-        return edges_ns, self.axis.of(edges_ns)
-
-
-def look_at(
-    summary: Mapping[str, Any], requests: Mapping[str, Any], steps: Mapping[str, Ints]
-) -> View:
-    """Cut a run into at most `FINE` and at most `COARSE` bins."""
-    end_ns = timeline.run_end_ns(steps, requests)
-    axis = time_axis(end_ns)
-    rows = timeline.States(steps, end_ns, summary["meta"])
-    causes = {f"blocked_{name}": i for i, name in enumerate(BLOCKED) if i}
-
-    def part(name: str, first: int, last: int) -> Ints:
-        if name not in causes:
-            return rows.part(name, first, last)
-        blocked = rows.part("blocked", first, last)
-        return np.where(blocked == causes[name], 1, 0)
-
-    def cut(names: Sequence[str], limit: int) -> Cut:
-        bins = binning.bin_states(rows["start_ns"], end_ns, names, part, limit)
-        return Cut(axis.of(bins.edges_ns), bins)
-
-    own = [name for name in SGLANG_COLUMNS if name in steps]
-    fine, coarse = cut((*LEVELS, *own), FINE), cut((*AVERAGES, *causes), COARSE)
-    durations = phases.durations_ns(requests)
-    return View(summary, requests, steps, durations, end_ns, axis, fine, coarse)
+LATENCY_KINDS = ("ttft", "tpot", "e2el")
 
 
 def time_figures(run: View) -> list[Figure]:
@@ -119,8 +60,8 @@ def time_figures(run: View) -> list[Figure]:
     if not run.end_ns or not len(run.steps["start_ns"]):
         return []
     makers = (
-        *(_rates, _tokens, _ttft, _itl, _queues, _blocked, _gpu_blocks, _cpu_blocks),
-        *(_preemptions, _swaps, _new_token_ratio, _batch, _hit_rate, _fragmentation),
+        *(_rates, _tokens, _latencies, _itl, _waits, _queues, _blocked, _gpu_blocks, _cpu_blocks),
+        *(_preemptions, _swaps, _new_token_ratio, _batch, *WORK, _hit_rate, _tiers, _fragmentation),
     )
     return one_axis([figure for make in makers for figure in make(run)])
 
@@ -139,34 +80,18 @@ def limits_words(goals: Mapping[str, float]) -> str:
     return ", ".join(f"{LATENCIES[kind]} ≤ {milliseconds(ms)}" for kind, ms in goals.items())
 
 
-def _lined(x: Points, named: Iterable[tuple[Points, str, str]], stack: str = "") -> list[Trace]:
-    """Lines of (heights, colour, label), or stacked areas."""
-    lines = (step_line(x, y, colour, label) for y, colour, label in named)
-    return [area(trace, stack) if stack else trace for trace in lines]
-
-
-def _per_second(run: View, colour: str, label: str, instants_ns: Any, amounts: Any = None) -> Trace:
-    """A line of events per second; instants below 0 are those of events that never happened."""
-    edges, x = run.even(RATES)
-    instants = np.asarray(instants_ns, dtype=np.int64)
-    weights = np.ones(len(instants), np.int64) if amounts is None else amounts
-    happened = instants >= 0
-    sums = binning.bin_events(instants[happened], weights[happened], edges)
-    return step_line(x, held(sums / np.diff(edges) * 1e9), colour, label)
-
-
 def _rates(run: View) -> Iterator[Figure]:
     summary, goals = run.summary, run.summary["meta"].get("goodput")
     done, good = phases.completed(run.requests), good_requests(run.durations, goals)
     finish = np.where(done, np.asarray(run.requests["finish_ns"]), -1)
     note = f"{_number(summary['request_throughput'])} completed per second over the whole run"
     drawn = [
-        _per_second(run, "waiting", "Offered", run.requests["arrival_ns"]),
-        _per_second(run, "running", "Completed", finish),
+        per_second(run, "waiting", "Offered", run.requests["arrival_ns"]),
+        per_second(run, "running", "Completed", finish),
     ]
     if good is not None:
         kept = np.where(good, finish, -1)
-        drawn.append(_per_second(run, "good", "Completed within all limits", kept))
+        drawn.append(per_second(run, "good", "Completed within all limits", kept))
         note += f", {_number(summary['request_goodput'])} within {limits_words(goals)}"
     yield time_chart(
         run.axis, "rates", "Offered and served", f"{note}.", drawn, titled("requests/s")
@@ -175,7 +100,7 @@ def _rates(run: View) -> Iterator[Figure]:
 
 def _tokens(run: View) -> Iterator[Figure]:
     drawn = [
-        _per_second(run, colour, label, run.steps["start_ns"], run.steps[column])
+        per_second(run, colour, label, run.steps["start_ns"], run.steps[column])
         for colour, label, column in (
             ("prefill", "Prompt", "prefill_tokens"),
             ("decode", "Decode", "decode_seqs"),
@@ -186,26 +111,41 @@ def _tokens(run: View) -> Iterator[Figure]:
     yield time_chart(run.axis, "tokens", "Tokens", note, drawn, titled("tokens/s", tickformat="~s"))
 
 
-def _ttft(run: View) -> Iterator[Figure]:
-    """Each request where it arrived, and the percentiles of those that arrived together."""
-    known = np.flatnonzero(~np.isnan(run.durations["ttft"]))
-    if not len(known):
-        return
-    ttft, arrival = run.durations["ttft"][known], np.asarray(run.requests["arrival_ns"])[known]
-    unit, ns = time_unit(ttft)
-    edges, x = run.even(RATES)
-    place, cuts = binning.places(arrival, edges), np.full((len(edges) - 1, 2), np.nan)
-    for i in set(place.tolist()):
-        cuts[i] = percentiles(ttft[place == i], (50, 99))
-    shown = thinned(len(known), DOTS)
-    dots = points(run.axis.of(arrival[shown]), compact(ttft[shown] / ns), "running", size=4)
-    dots |= {"name": "Request", "opacity": 0.5, "customdata": known[shown].tolist()}
-    dots["hoverinfo"] = "skip"
-    lines = [(held(cuts[:, 0] / ns), "running", "p50"), (held(cuts[:, 1] / ns), "peak", "p99")]
-    note, shapes = _limit(run, "ttft", ns)
-    note = f"Of the requests that arrived at this time. Click a request to see its story.{note}"
-    y, drawn = titled(f"TTFT ({unit})", **scale(ttft / ns, 50)), [dots, *_lined(x, lines)]
-    yield time_chart(run.axis, "ttft", "TTFT", note, drawn, y, height=240, shapes=shapes)
+def _latencies(run: View) -> Iterator[Figure]:
+    """Percentiles of the requests that arrived together; of TTFT, each request, too."""
+    for kind in LATENCY_KINDS:
+        known = np.flatnonzero(~np.isnan(run.durations[kind]))
+        if not len(known):
+            continue
+        values, arrival = run.durations[kind][known], ints(run.requests["arrival_ns"])[known]
+        unit, ns = time_unit(values)
+        edges, x = run.even(RATES)
+        cuts = _cuts(values / ns, binning.places(arrival, edges), len(edges) - 1)
+        named = zip(cuts.T, ("running", "peak"), ("p50", "p99"), strict=True)
+        drawn = lined(x, ((held(y), colour, label) for y, colour, label in named))
+        limit, shapes = _limit(run, kind, ns)
+        note = f"Of the requests that arrived at this time.{limit}"
+        if kind == "ttft":
+            note = note.replace(".", ". Click a request to see its story.", 1)
+            shown = thinned(len(known), DOTS)
+            dots = points(run.axis.of(arrival[shown]), compact(values[shown] / ns), "running")
+            dots["marker"]["size"] = 4
+            dots |= {"name": "Request", "opacity": 0.5, "customdata": known[shown].tolist()}
+            drawn.insert(0, dots | {"hoverinfo": "skip"})
+        name = LATENCIES[kind]
+        y = titled(f"{name} ({unit})", **scale(values / ns, 50))
+        height = 240 if kind == "ttft" else 200
+        yield time_chart(run.axis, kind, name, note, drawn, y, height=height, shapes=shapes)
+
+
+def _cuts(values: Any, place: Any, bins: int) -> Any:
+    """p50 and p99 of the values in each bin; NaN where there are none."""
+    order = np.argsort(place, kind="stable")
+    ordered, ends = values[order], np.searchsorted(place[order], np.arange(bins + 1))
+    cuts = np.full((bins, 2), np.nan)
+    for i in np.flatnonzero(np.diff(ends)):
+        cuts[i] = percentiles(ordered[ends[i] : ends[i + 1]], (50, 99))
+    return cuts
 
 
 def _itl(run: View) -> Iterator[Figure]:
@@ -216,18 +156,70 @@ def _itl(run: View) -> Iterator[Figure]:
         return
     instants, gaps, weights = ends[later + 1], ends[later + 1] - ends[later], decodes[later + 1]
     unit, ns = time_unit(gaps)
-    edges, x = run.even(RATES)
-    whole, most = binning.bin_events(instants, weights, edges), np.zeros(len(edges) - 1)
-    mean = ratios(binning.bin_events(instants, gaps * weights, edges), whole)
-    np.maximum.at(most, binning.places(instants, edges), gaps)
-    most[whole == 0] = np.nan
-    lines = [(held(mean / ns), "decode", "Mean over tokens"), (held(most / ns), "peak", "Longest")]
+    drawn = mean_and_longest(run, instants, gaps, weights, ns, "decode", "Mean over tokens")
     note, shapes = _limit(run, "tpot", ns)
     note = (
         f"Gaps between the tokens of running requests; waits after a preemption do not count.{note}"
     )
     y = titled(f"ITL ({unit})", **scale(gaps / ns, 50))
-    yield time_chart(run.axis, "itl", "ITL", note, _lined(x, lines), y, shapes=shapes)
+    yield time_chart(run.axis, "itl", "ITL", note, drawn, y, shapes=shapes)
+
+
+def _waits(run: View) -> Iterator[Figure]:
+    """The ledger of those that arrived together."""
+    if TIME_PARTS[0] not in run.requests:
+        return
+    done = np.flatnonzero(phases.completed(run.requests))
+    edges, x = run.even(RATES)
+    place = binning.places(ints(run.requests["arrival_ns"])[done], edges)
+    number, sums = np.bincount(place, minlength=len(edges) - 1), {}
+    for name in TIME_PARTS:
+        values = ints(run.requests[name])[done]
+        if values.any():
+            sums[name] = np.bincount(place, values, len(edges) - 1)
+    if not sums:
+        return
+    unit, ns = time_unit([float(np.nanmax(ratios(added(sums.values()), number)))])
+    whole = added(each.sum() for each in sums.values())
+    # What no one would see in the stack is left to the table of the ledger.
+    parts = (
+        (held(np.nan_to_num(ratios(each, number) / ns)), f"part-{bare(name)}", TIME_LABELS[name])
+        for name, each in sums.items()
+        if each.sum() > LEAST_SHARE * whole
+    )
+    note = "Mean E2EL of the requests that arrived at this time, by where it went; parts below"
+    note += f" {percent(LEAST_SHARE)} of the whole are left out."
+    drawn, y = lined(x, parts, "one"), titled(f"E2EL ({unit})")
+    yield time_chart(run.axis, "waits", "Where the time went", note, drawn, y, height=260)
+
+
+def _tiers(run: View) -> Iterator[Figure]:
+    """Where the prompt tokens of those that were admitted together came from."""
+    hits, cpu, below, whole = (
+        ints(run.requests[name])
+        for name in ("num_cached_tokens", "tier1_hit_tokens", "tier2_hit_tokens", "input_length")
+    )
+    if not (cpu.any() or below.any()):
+        return
+    begun = ints(run.requests["first_scheduled_ns"])
+    edges, x = run.even(RATES)
+    there = begun >= 0
+    place, bins = binning.places(begun[there], edges), len(edges) - 1
+    asked = np.bincount(place, whole[there], bins)
+    parts = (
+        (hits - cpu - below, "cached", "Found on the GPU"),
+        (cpu, "swapped", "Loaded from CPU memory or a prefill engine"),
+        (below, "swap-in", "Loaded from the tier below"),
+        (whole - hits, "prefill", "Computed"),
+    )
+    shown = (
+        (held(np.nan_to_num(100 * ratios(np.bincount(place, part[there], bins), asked))), c, label)
+        for part, c, label in parts
+        if part.any()
+    )
+    note = "Prompt tokens of the requests whose first step was at this time."
+    drawn, y = lined(x, shown, "one"), titled("prompt tokens (%)", range=[0, 101])
+    yield time_chart(run.axis, "prompt-tiers", "Where prompts came from", note, drawn, y)
 
 
 def _limit(run: View, kind: str, ns: float) -> tuple[str, list[Axis]]:
@@ -267,7 +259,7 @@ def _blocked(run: View) -> Iterator[Figure]:
     waits = run.summary["head_blocked_s"]
     parts = ", ".join(f"{BLOCKED_BY[c]}: {seconds(waits[c])}" for c in causes)
     note = f"Share of the time that it was refused. In total: {parts}."
-    drawn, y = _lined(run.coarse.x, shares, "one"), titled("time (%)", range=[0, 101])
+    drawn, y = lined(run.coarse.x, shares, "one"), titled("time (%)", range=[0, 101])
     yield time_chart(run.axis, "blocked", "Why the head of the queue waited", note, drawn, y)
 
 
@@ -291,7 +283,7 @@ def _gpu_blocks(run: View) -> Iterator[Figure]:
         for heights, colour, label in parts
         if colour in ("used", "free") or heights.any()
     )
-    drawn = [*_lined(run.fine.x, shown, "one"), *_peak(run, "used_blocks")]
+    drawn = [*lined(run.fine.x, shown, "one"), *_peak(run, "used_blocks")]
     used, most = run.summary["kv_cache_usage_mean"], run.summary["kv_cache_usage_max"]
     note, shapes = "", list[Axis]()
     if used is not None and most is not None:
@@ -310,7 +302,7 @@ def _cpu_blocks(run: View) -> Iterator[Figure]:
     if not run.fine.bins.high["cpu_used_blocks"].any():
         return
     mean = held(run.fine.bins.mean["cpu_used_blocks"])
-    swapped = _lined(run.fine.x, [(mean, "swapped", "Swapped out")], "one")
+    swapped = lined(run.fine.x, [(mean, "swapped", "Swapped out")], "one")
     total = count(run.summary["meta"].get("num_cpu_blocks") or 0)
     note = f"Blocks of swapped requests, in a pool of {total}."
     drawn = [*swapped, *_peak(run, "cpu_used_blocks")]
@@ -331,7 +323,7 @@ def _preemptions(run: View) -> Iterator[Figure]:
         ("preempted_recompute", 1, "recompute", "Recompute"),
         ("preempted_swap", 1, "swap", "Swap"),
     ]
-    yield from _event_bars(run, "preemptions", "Preemptions", note, unit, kinds)
+    yield from event_bars(run, "preemptions", "Preemptions", note, unit, kinds)
 
 
 def _swaps(run: View) -> Iterator[Figure]:
@@ -340,30 +332,7 @@ def _swaps(run: View) -> Iterator[Figure]:
         ("swap_in_blocks", 1, "swap-in", "Swapped in"),
         ("swap_out_blocks", -1, "swap", "Swapped out"),
     ]
-    yield from _event_bars(run, "swaps", "Swapped blocks", note, unit, kinds)
-
-
-def _event_bars(
-    run: View, id: str, title: str, note: str, unit: str, kinds: Sequence[tuple[str, int, str, str]]
-) -> Iterator[Figure]:
-    """Sums of columns of steps over short times, if there is anything to sum."""
-    edges, x = run.even(BARS)
-    sums = [
-        (sign * binning.bin_events(run.steps["start_ns"], run.steps[column], edges), colour, label)
-        for column, sign, colour, label in kinds
-        if run.steps[column].any()
-    ]
-    if not sums:
-        return
-    width_ns = int(edges[1] - edges[0])
-    drawn = [
-        bars(x[:-1], compact(each), width_ns / run.axis.ns, colour, label)
-        for each, colour, label in sums
-    ]
-    y = titled(unit, dtick=1) if max(abs(each).max() for each, *_ in sums) < 5 else titled(unit)
-    note = f"{note} A bar is {seconds(width_ns / 1e9)} wide."
-    stacked = {"barmode": "relative", "bargap": 0}
-    yield time_chart(run.axis, id, title, note, drawn, y, height=180, **stacked)
+    yield from event_bars(run, "swaps", "Swapped blocks", note, unit, kinds)
 
 
 def _new_token_ratio(run: View) -> Iterator[Figure]:
@@ -372,15 +341,15 @@ def _new_token_ratio(run: View) -> Iterator[Figure]:
     ratio = held(run.fine.bins.mean["new_token_ratio_ppm"] / 1e6)
     note = "Share of the announced tokens for which SGLang reserves memory. It falls with every"
     note += " decode step; a retraction estimates it anew."
-    drawn = _lined(run.fine.x, [(ratio, "ink", "New-token ratio")])
+    drawn = lined(run.fine.x, [(ratio, "ink", "New-token ratio")])
     id, title, y = "new-token-ratio", "New-token ratio", titled("ratio")
     yield time_chart(run.axis, id, title, note, drawn, y, keyed=False)
 
 
 def _batch(run: View) -> Iterator[Figure]:
     mean, x = run.coarse.bins.mean, run.coarse.x
-    prompts = _lined(x, [(held(mean["prefill_tokens"]), "prefill", "Prompt tokens")], "one")
-    decodes = _lined(x, [(held(mean["decode_seqs"]), "decode", "Decoding sequences")], "two")
+    prompts = lined(x, [(held(mean["prefill_tokens"]), "prefill", "Prompt tokens")], "one")
+    decodes = lined(x, [(held(mean["decode_seqs"]), "decode", "Decoding sequences")], "two")
     drawn = [*prompts, {**decodes[0], "yaxis": "y2"}]
     note = "What the running step computes, averaged over time;"
     note += f" {count(run.summary['steps'])} steps."
@@ -426,7 +395,7 @@ def _fragmentation(run: View) -> Iterator[Figure]:
     ]
     if shown:
         note = "Memory that is allocated or free, but cannot be used."
-        drawn, y = _lined(run.coarse.x, shown), titled("share (%)")
+        drawn, y = lined(run.coarse.x, shown), titled("share (%)")
         yield time_chart(run.axis, "fragmentation", "Fragmentation", note, drawn, y, height=180)
 
 

@@ -23,7 +23,7 @@ from kvsim.report.pages.figures import (
     titled,
 )
 from kvsim.report.pages.html import Html, element, join, lead
-from kvsim.report.pages.over_time import View
+from kvsim.report.pages.view import View
 from kvsim.results.ledger import TIME_LABELS, TIME_PARTS
 from kvsim.results.ledger_summary import bare
 from kvsim.results.numerals import count, plural

@@ -8,7 +8,8 @@ from typing import Any
 
 from kvsim.core.sums import added
 from kvsim.report import wording
-from kvsim.report.pages.block_map import block_map_section
+from kvsim.report.pages.block_map import block_map_section, tier_use
+from kvsim.report.pages.causes import cause_figures
 from kvsim.report.pages.distribution import distribution_figures
 from kvsim.report.pages.document import document, placed
 from kvsim.report.pages.figures import Figure
@@ -27,9 +28,11 @@ from kvsim.report.pages.html import (
 )
 from kvsim.report.pages.html import table as table_of
 from kvsim.report.pages.html import tags as tags_of
-from kvsim.report.pages.over_time import View, limits_words, look_at, time_figures
+from kvsim.report.pages.over_time import limits_words, one_axis, time_figures
 from kvsim.report.pages.provenance import memory_panel, provenance_panels
 from kvsim.report.pages.requests import explorer, length_figures
+from kvsim.report.pages.view import View, look_at
+from kvsim.report.pages.work import step_figures
 from kvsim.results.blockmap import BlockMap
 from kvsim.results.ledger import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
 from kvsim.results.ledger_summary import SHOWN, bare
@@ -65,7 +68,8 @@ def build_page(
 ) -> str:
     """The report of a run, for `report.html`: the result and the arguments of `summarise`."""
     run, meta = look_at(summary, requests, steps), summary["meta"]
-    timed, lengths = time_figures(run), length_figures(run)
+    timed, lengths, sized = time_figures(run), length_figures(run), step_figures(run)
+    held = placed(one_axis([*tier_use(block_map, run)]))
     spread = distribution_figures(
         [("requests", "used", run.durations)], goals=meta.get("goodput") or {}
     )
@@ -74,14 +78,15 @@ def build_page(
     tiers = [[label, ", ".join(parts)] for label, parts in wording.tier_figures(summary)]
     sections = {
         "Key figures": cards(figure_cards(summary)),
-        "Latency": _latency(summary, spread),
+        "Latency": _latency(summary, spread, cause_figures(run)),
         "Where time went": _ledger(summary),
         "Over time": join((lead(_OVER_TIME), placed(timed))) if timed else lead(_NO_STEP),
+        "Steps": placed(sized, "duo"),
         "Block map": block_map_section(block_map, run),
         "Lengths": join((lead(_LENGTHS), placed(lengths, "duo"))) if lengths else None,
         "Requests": _requests(run),
         "Prefix cache": _words(rates, "Hit rate of", "Definition", ""),
-        "Tiers": _words(tiers, "KV offload", ""),
+        "Tiers": join((_words(tiers, "KV offload", ""), held)),
         "Memory": memory_panel(meta),
         "Provenance": provenance_panels(meta),
     }
@@ -158,7 +163,7 @@ def figure_cards(summary: Mapping[str, Any]) -> list[Html]:
     return [*shown, card("Waiting in the queue", figure("mean_queue_ms", "ms"), longest)]
 
 
-def _latency(summary: Mapping[str, Any], figures: list[Figure]) -> Html:
+def _latency(summary: Mapping[str, Any], figures: list[Figure], causes: list[Figure]) -> Html:
     words = "Of completed requests, from the arrival at the engine. Each curve shows the share"
     words += " of requests whose latency is at most the value on the axis."
     if summary["meta"].get("goodput"):
@@ -167,7 +172,8 @@ def _latency(summary: Mapping[str, Any], figures: list[Figure]) -> Html:
         [label, *(show(summary[f"{name}_{kind}_ms"], "ms") for name in LISTED)]
         for kind, label in LATENCIES.items()
     ]
-    return join((lead(words), placed(figures, "trio"), panel(None, table_of(["", *LISTED], rows))))
+    table = panel(None, table_of(["", *LISTED], rows))
+    return join((lead(words), placed(figures, "trio"), table, placed(causes, "duo")))
 
 
 def _requests(run: View) -> Html:

@@ -68,7 +68,7 @@ def rows(advice: Advice) -> Iterator[Row]:
             for each in listed:
                 yield Row(f"  {_value(each.changes[0])}", *_judged(advice, each))
     if len(advice.best.changes) > 1:
-        names = " + ".join(f"{each.key} {_value(each)}" for each in advice.best.changes)
+        names = " + ".join(map(named, advice.best.changes))
         yield Row("together")
         yield Row(f"  {names}", *_judged(advice, advice.best))
 
@@ -132,7 +132,7 @@ def _change(advice: Advice) -> str:
         if not met
         else f"which meets all objectives on {met} of {plural(seeds, 'seed')}"
     )
-    changes = " and ".join(f"{each.key} {_value(each)}" for each in best.changes)
+    changes = " and ".join(map(named, best.changes))
     becomes = f"{decides.metric.label} becomes {show(best.mean(decides), decides.metric.unit)}"
     return f"Set {changes}: {becomes} (difference {_interval(advice, best)}), {outcome}."
 
@@ -144,7 +144,7 @@ def _others(advice: Advice) -> str:
         change = each.changes[0]
         if change.trial.caveat and advice.helps(each):
             parts.append(
-                f"Left out: {change.key} {_value(change)} alone gives {_figure(advice, each)}, but"
+                f"Left out: {named(change)} alone gives {_figure(advice, each)}, but"
                 f" {change.trial.caveat}"
             )
     by_key: dict[str, set[str]] = {}
@@ -189,6 +189,11 @@ def _interval(advice: Advice, tried: Tried) -> str:
 def _figure(advice: Advice, tried: Tried) -> str:
     metric = advice.decides.metric
     return f"{metric.label} {show(tried.mean(advice.decides), metric.unit)}"
+
+
+def named(change: Change) -> str:
+    """A setting and its value: `max_num_seqs 64`."""
+    return f"{change.key} {_value(change)}"
 
 
 def _value(change: Change) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvsim.fleet.settings import FleetConfig
-from kvsim.report.wording import Remark
+from kvsim.report.wording import Remark, diagnosis_of
 from kvsim.results.load import rates_words
 from kvsim.results.metrics import Metric
 from kvsim.results.numerals import MISSING, count, percent, plural, show
@@ -99,11 +99,12 @@ def _nothing(lab: Laboratory) -> Remark:
     text = f"No {lab.knob.name} from {tried[0]:g} to {tried[-1]:g} keeps {_bounds(lab)}."
     value, best = min(lab.tried.items(), key=lambda each: each[1].load)
     if best.load == inf:
-        return Remark(f"{text} At {value:g}: {best.reason or 'requests were rejected'}", "bad")
+        why = _suffers(lab, value) or "requests were rejected"
+        return Remark(f"{text} At {value:g}: {best.reason or why}", "bad")
     nearest = (
         f"Nearest is {written(lab.knob, value)}, with {best.load:.3g} times a limit on a seed."
     )
-    return Remark(f"{text} {nearest}", "bad")
+    return Remark(f"{text} {nearest} {_suffers(lab, value)}".rstrip(), "bad")
 
 
 def _nothing_lasts(lab: Laboratory, found: Answer) -> Remark:
@@ -144,15 +145,19 @@ def _boundary(lab: Laboratory, found: Answer, value: float) -> list[Remark]:
         return [*remarks, Remark(text, "warning"), *_lasting(lab, found)]
     met, seeds = lab.tried[bad].met, len(lab.seeds)
     held = f"they hold on {met} of {plural(seeds, 'seed')}" if seeds > 1 else "they do not hold"
-    if lab.tried[bad].overloaded:
-        held += f", and it is overloaded: {rates_words(lab.tried[bad].figures)}"
-    remarks.append(Remark(f"With {written(knob, bad)} {held}."))
+    remarks.append(Remark(f"With {written(knob, bad)} {held}. {_suffers(lab, bad)}".rstrip()))
     lucky = [v for v, each in lab.ascending if each.meets and (v > bad if most else v < bad)]
     if lucky:
         values = ", ".join(f"{v:g}" for v in lucky[:_MOST_NAMED])
         text = f"By chance they hold at {values}, too, but not at all values between."
         remarks.append(Remark(text, "warning"))
     return remarks + _lasting(lab, found)
+
+
+def _suffers(lab: Laboratory, value: float) -> str:
+    """What the worst seed of a value suffers from; empty where it did not finish."""
+    worst = max(lab.tried[value].records, key=lab.objectives.load)
+    return next((remark.text for remark in diagnosis_of(worst)), "")
 
 
 def _bounds(lab: Laboratory) -> str:

@@ -13,6 +13,7 @@ from kvsim.report.wording import Remark, time_source
 from kvsim.results.load import OVERLOADED, rates_words, state_of
 from kvsim.results.metrics import NAMED, Metric
 from kvsim.results.numerals import count, plural, show
+from kvsim.results.plain import plain
 from kvsim.search.points import REFUSED, Record
 from kvsim.search.slo import Objectives, parse_slo
 from kvsim.search.sweep.grid import Settings
@@ -111,6 +112,28 @@ class Chosen(NamedTuple):
         if self.standing:
             return min(members, key=lambda each: self.standing[each.number])
         return min(members, key=lambda each: (_costs(each, metric), each.number))
+
+
+def chosen_record(chosen: Chosen) -> dict[str, Any]:
+    """Verdict, ranking and every configuration as plain values."""
+    configurations = [
+        {
+            "settings": each.settings,
+            "outcome": each.outcome,
+            "seeds": len(each.records),
+            "seeds_met": each.met,
+            "figures": each.figures,
+        }
+        for each in chosen.configurations
+    ]
+    best = [[member.number - 1 for member in place.members] for place in chosen.best]
+    verdict = [remark.text for remark in chosen.verdict]
+    return {
+        "verdict": verdict,
+        "rule": chosen.rule,
+        "best": best,
+        "configurations": plain(configurations),
+    }
 
 
 def choose(plan: Plan, outcomes: Sequence[Outcome]) -> Chosen:

@@ -115,13 +115,46 @@ def test_runs_of_different_traces_are_refused(
     assert not (tmp_path / "diff").exists()
 
 
+def test_a_trace_of_other_content_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Though its requests have the same names and lengths."""
+    trace = (ROOT / "traces" / "chat.jsonl").read_text()
+    (tmp_path / "other.jsonl").write_text(trace.replace('"assistant"', '"secretary"', 1))
+    for name, path in (("a", CHAT), ("b", str(tmp_path / "other.jsonl"))):
+        kvsim(capsys, "run", path, "--num-prompts", "20", "--out", str(tmp_path / name))
+    said = kvsim(capsys, "diff", str(tmp_path / "a"), str(tmp_path / "b"), code=2)
+    assert said.count("\n") == 1 and "has not the content of" in said
+
+
+def test_single_runs_are_compared_as_json(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    runs = ["compare", "naive", "swap", *SHORT, "--out", str(tmp_path)]
+    record = json.loads(kvsim(capsys, *runs, "--json"))
+    assert record == json.loads((tmp_path / "comparison.json").read_text())
+    assert record["runs"] == ["naive", "swap"]
+    summary = json.loads((tmp_path / "swap" / "summary.json").read_text())
+    figure = record["figures"]["p99_ttft_ms"]
+    assert figure["runs"]["swap"] == summary["p99_ttft_ms"]
+    [difference] = figure["differences"]
+    assert difference["finding"] in ("same", "better", "worse")
+
+
+def test_the_trace_may_stand_among_the_configurations(capsys: pytest.CaptureFixture[str]) -> None:
+    place = SHORT.index("--trace")
+    rest = [*SHORT[:place], *SHORT[place + 2 :], "--json"]
+    assert kvsim(capsys, "compare", "naive", "swap", SHORT[place + 1], *rest) == kvsim(
+        capsys, "compare", "naive", "swap", *SHORT, "--json"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["compare", "naive", *SHORT, "--seeds", "4"], ["two configurations"]),
         (["compare", "naive", "swap", *SHORT, "--seeds", "1"], ["--seeds", "2"]),
         (["compare", "naive", "swap", *SHORT, "--seeds", "some"], ["--seeds", "int"]),
-        (["compare", "naive", "swap", *SHORT, "--json"], ["--json", "--seeds N"]),
         (["compare", "naive", "swap", *SHORT, "--margin", "0.05"], ["--margin", "--seeds N"]),
         (["compare", "naive", "swap", "--seeds", "4"], ["--trace FILE", "--workload"]),
         (["compare", "naive", "watermark-off", "--seeds", "4"], ["workload: naive None"]),

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from html import escape
 from typing import NamedTuple
 
 import pytest
@@ -225,13 +226,21 @@ def test_the_command_prints_three_sentences_a_table_and_the_line(
         *["--seeds", "2", "--jobs", "1"],
     ]
     printed = []
-    for further in ([], ["--json"]):
+    for further in (["--out", str(tmp_path / "out")], ["--json"]):
         with pytest.raises(SystemExit) as stop:
             main([*asked, *further])
         assert stop.value.code == 0
         printed.append(capsys.readouterr().out)
     made = json.loads(printed[1])
-    assert printed[0].splitlines()[-1] == made["command"]
+    assert made["command"] in printed[0].splitlines()
+    assert json.loads((tmp_path / "out" / "advice.json").read_text()) == made
+    page = (tmp_path / "out" / "advice.html").read_text()
+    advised = made["advice"]["settings"].items()
+    title = f"Set {', '.join(f'{k} {v}' for k, v in advised)}" if advised else "No tested change"
+    assert f"<h1>{title}" in page
+    for sentence in (*made["diagnosis"][:-1], *made["sentences"]):
+        assert escape(sentence) in page
+    assert escape(made["command"]) in page
     assert made["command"].startswith("vllm serve meta-llama/Llama-3.1-8B --port 8000 --max-")
     text = " ".join(printed[0].split())
     for sentence in made["sentences"]:

@@ -1,0 +1,154 @@
+"""Cuts a run into the bins that its figures over time are drawn from; all share one axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvsim.core.schema import BLOCKED, SGLANG_COLUMNS
+from kvsim.report import binning
+from kvsim.report.binning import Bins, Ints
+from kvsim.report.pages.figures import (
+    Figure,
+    Points,
+    TimeAxis,
+    Trace,
+    area,
+    bars,
+    compact,
+    held,
+    ratios,
+    step_line,
+    time_axis,
+    time_chart,
+    titled,
+)
+from kvsim.results import phases, timeline
+from kvsim.results.numerals import seconds
+
+FINE, COARSE, BARS = 1500, 240, 200
+"""Numbers of bins: for levels, which are drawn as lines; for averages, which must not flicker; for
+events, because a bar needs some pixels."""
+RATES = 80
+"""Number of bins of rates and percentiles, which need some requests each."""
+DOTS = 1500
+"""Most requests that are drawn one by one."""
+LEAST_SHARE = 0.001
+"""Parts of a whole below this share are not drawn."""
+
+LEVELS = (
+    *("used_blocks", "cached_blocks", "free_blocks", "cpu_used_blocks"),
+    *("waiting", "running", "swapped"),
+)
+AVERAGES = (
+    *("prefill_tokens", "decode_seqs", "used_blocks", "empty_slots", "stranded_blocks"),
+    *("waiting", "running"),
+)
+"""Columns of `timeline.States` for the fine and for the coarse bins."""
+
+
+class Cut(NamedTuple):
+    """A time line in bins."""
+
+    x: Points
+    """Edges in the unit of the time axis."""
+    bins: Bins
+    """Columns: `LEVELS` and those that SGLang alone has; or `AVERAGES` and `blocked_CAUSE`, the
+    share of time with this cause."""
+
+
+class View(NamedTuple):
+    """A run, ready to be drawn."""
+
+    summary: Mapping[str, Any]
+    requests: Mapping[str, Any]
+    steps: Mapping[str, Ints]
+    durations: Mapping[str, phases.Floats]
+    """Durations of each request in ns, as returned by `phases.durations_ns`."""
+    end_ns: int
+    axis: TimeAxis
+    fine: Cut
+    coarse: Cut
+
+    def even(self, bins: int) -> tuple[Ints, Points]:
+        """Edges of at most so many bins of equal width, in ns and in the unit of the axis."""
+        edges_ns = binning.even_edges(self.end_ns, bins)
+        return edges_ns, self.axis.of(edges_ns)
+
+
+def look_at(
+    summary: Mapping[str, Any], requests: Mapping[str, Any], steps: Mapping[str, Ints]
+) -> View:
+    """Cut a run into at most `FINE` and at most `COARSE` bins."""
+    end_ns = timeline.run_end_ns(steps, requests)
+    axis = time_axis(end_ns)
+    rows = timeline.States(steps, end_ns, summary["meta"])
+    causes = {f"blocked_{name}": i for i, name in enumerate(BLOCKED) if i}
+
+    def part(name: str, first: int, last: int) -> Ints:
+        if name not in causes:
+            return rows.part(name, first, last)
+        blocked = rows.part("blocked", first, last)
+        return np.where(blocked == causes[name], 1, 0)
+
+    def cut(names: Sequence[str], limit: int) -> Cut:
+        bins = binning.bin_states(rows["start_ns"], end_ns, names, part, limit)
+        return Cut(axis.of(bins.edges_ns), bins)
+
+    own = [name for name in SGLANG_COLUMNS if name in steps]
+    fine, coarse = cut((*LEVELS, *own), FINE), cut((*AVERAGES, *causes), COARSE)
+    durations = phases.durations_ns(requests)
+    return View(summary, requests, steps, durations, end_ns, axis, fine, coarse)
+
+
+def lined(x: Points, named: Iterable[tuple[Points, str, str]], stack: str = "") -> list[Trace]:
+    """Lines of (heights, colour, label), or stacked areas."""
+    lines = (step_line(x, y, colour, label) for y, colour, label in named)
+    return [area(trace, stack) if stack else trace for trace in lines]
+
+
+def per_second(run: View, colour: str, label: str, instants_ns: Any, amounts: Any = None) -> Trace:
+    """A line of events per second; instants below 0 are those of events that never happened."""
+    edges, x = run.even(RATES)
+    instants = np.asarray(instants_ns, dtype=np.int64)
+    weights = np.ones(len(instants), np.int64) if amounts is None else amounts
+    happened = instants >= 0
+    sums = binning.bin_events(instants[happened], weights[happened], edges)
+    return step_line(x, held(sums / np.diff(edges) * 1e9), colour, label)
+
+
+def mean_and_longest(
+    run: View, instants: Ints, values: Ints, weights: Ints, ns: float, colour: str, label: str
+) -> list[Trace]:
+    """Lines of the weighted mean and of the longest of durations that end at these instants."""
+    edges, x = run.even(RATES)
+    whole, most = binning.bin_events(instants, weights, edges), np.zeros(len(edges) - 1)
+    mean = ratios(binning.bin_events(instants, values * weights, edges), whole)
+    np.maximum.at(most, binning.places(instants, edges), values)
+    most[whole == 0] = np.nan
+    return lined(x, [(held(mean / ns), colour, label), (held(most / ns), "peak", "Longest")])
+
+
+def event_bars(
+    run: View, id: str, title: str, note: str, unit: str, kinds: Sequence[tuple[str, int, str, str]]
+) -> Iterator[Figure]:
+    """Sums of columns of steps over short times, if there is anything to sum."""
+    edges, x = run.even(BARS)
+    sums = [
+        (sign * binning.bin_events(run.steps["start_ns"], run.steps[column], edges), colour, label)
+        for column, sign, colour, label in kinds
+        if run.steps[column].any()
+    ]
+    if not sums:
+        return
+    width_ns = int(edges[1] - edges[0])
+    drawn = [
+        bars(x[:-1], compact(each), width_ns / run.axis.ns, colour, label)
+        for each, colour, label in sums
+    ]
+    y = titled(unit, dtick=1) if max(abs(each).max() for each, *_ in sums) < 5 else titled(unit)
+    note = f"{note} A bar is {seconds(width_ns / 1e9)} wide."
+    stacked = {"barmode": "relative", "bargap": 0}
+    yield time_chart(run.axis, id, title, note, drawn, y, height=180, **stacked)
