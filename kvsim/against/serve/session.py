@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple
 
 import simpy
 
+from kvsim.against.serve.watch import Entry, Step, Steps
 from kvsim.against.serve.words import filler
 from kvsim.core.batch import Batch
-from kvsim.core.plan import Plan
-from kvsim.core.request import ABORTED, Request
+from kvsim.core.request import Request
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.fleet.news import Mailbox
 from kvsim.run.assembly import Parts
@@ -56,39 +54,6 @@ class Ask(NamedTuple):
     salt: str | None = None
 
 
-@dataclass(eq=False, slots=True)
-class Entry:
-    """A request on its way, as its client sees it. Instants are in nanoseconds; -1: not yet."""
-
-    ask: Ask
-    index: int
-    request: Request
-    words: Sequence[int]
-    """Places of its output in `words.FILLER`."""
-    wake: Callable[[], None]
-    """Called when anything of it changed."""
-    tokens: int = 0
-    """Tokens generated so far."""
-    reason: str = ""
-    """How it ended: `stop`, `length`, `abort` or `error`."""
-    error: str = ""
-    admitted: bool = False
-    preemptions: int = 0
-    """Those up to its last token."""
-    last_ns: int = -1
-    """When its last token came."""
-
-
-@dataclass(slots=True)
-class Step:
-    """What came of a step of the engine, or of what happened between two."""
-
-    now_ns: int
-    tokens: list[tuple[Entry, int]] = field(default_factory=list)
-    """Requests that got tokens, and how many, with `Entry.last_ns` still of the token before."""
-    ended: list[Entry] = field(default_factory=list)
-
-
 class Asked:
     """Whose keys were asked for last, which is how the tokens of stored blocks are found."""
 
@@ -96,6 +61,12 @@ class Asked:
         self.ask: Ask | None = None
         self.tokens: Sequence[int] = ()
         """Those up to the end of the last block that was asked for."""
+
+    def of(self, keys: Sequence[int], block_size: int) -> tuple[Sequence[int], str | None]:
+        """The tokens of the last blocks that were asked for, as many as keys, and the cache salt
+        of their request."""
+        assert self.ask is not None
+        return self.tokens[-len(keys) * block_size :], self.ask.salt
 
 
 class LiveStream(TokenStream):
@@ -152,19 +123,15 @@ class _GivenUp:
 
 
 class Session:
-    """One engine at work, and its clients. It is a watcher of its own loop."""
+    """One engine at work, and its clients."""
 
     def __init__(self, config: RunConfig, *, records: bool = False) -> None:
         """`records`: keep what `result` needs of every request. Raises `ConfigError` for settings
         that cannot be served live."""
         self.parts = _parts_of(config)
-        self.listeners: list[Callable[[Step], None]] = []
-        """Called with every `Step`, before the clients are."""
-        self.entries: dict[int, Entry] = {}
-        """Requests in progress, by index."""
+        self.steps = Steps()
+        self.steps.listeners.append(self._forget)
         self.stopped: EngineStopped | None = None
-        self.delivered = 0
-        """Steps after which clients were told something."""
         self.asked = Asked()
         self._records = records
         self._env = simpy.Environment()
@@ -174,7 +141,6 @@ class Session:
         self._salts: dict[str | None, int] = {None: 0}
         self._numbers: dict[int, int] = {}
         self._given_up = _GivenUp()
-        self._flights: deque[tuple[Plan, list[Request]]] = deque()
         self._mailbox = Mailbox(self._env, self._env.peek, self._told)
         config = self.parts.config
         self._requests = _Growing(self._rows, self._streams, ignore_eos=config.ignore_eos)
@@ -186,7 +152,7 @@ class Session:
             self._mailbox,
             self._lengths.__getitem__,
             refused={},
-            watcher=self,
+            watcher=self.steps,
             departures=self._given_up,
         )
         self._env.process(self._serving.run())
@@ -211,10 +177,13 @@ class Session:
             self._env.step()
         except EngineStopped as stop:
             self.stopped = stop
-            self._deliver(Step(self.now_ns, [], [*self.entries.values()]))
+            left = [*self.steps.entries.values()]
+            for entry in left:
+                entry.reason, entry.error = "error", str(stop)
+            self.steps.tell(self.batch, Step(self.now_ns, ended=left))
 
-    def send(self, ask: Ask, at_ns: int, wake: Callable[[], None] = lambda: None) -> Entry:
-        """A request arrives at `at_ns`, not before now."""
+    def send(self, ask: Ask, at_ns: int, wake: Callable[[], None] | None = None) -> Entry:
+        """A request arrives at `at_ns`, not before now. `wake` is called when it has changed."""
         words, output = filler(len(self._rows), ask.output_length)
         index, salt = len(self._rows), self._salts.setdefault(ask.salt, len(self._salts))
         kept = TokenContent(tuple(ask.prompt), tuple(output)) if self._records else None
@@ -240,20 +209,20 @@ class Session:
             else None
         )
         request = self._requests.grow()
-        entry = self.entries[index] = Entry(ask, index, request, words, wake)
+        entry = self.steps.entries[index] = Entry(request, words, wake)
         self._at(at_ns, lambda: self._arrives(request))
         return entry
 
     def cancel(self, entry: Entry, at_ns: int) -> None:
         """A client gives its request up. Engines that do not end requests early serve it on."""
-        if entry.index in self.entries:
+        if entry.request.index in self.steps.entries:
             self._at(at_ns, lambda: self._leaves(entry.request))
 
     def close(self) -> None:
         """All clients are gone, and the engine settles what it has begun."""
-        for entry in [*self.entries.values()]:
+        for entry in [*self.steps.entries.values()]:
             self.cancel(entry, self.now_ns)
-        while self.entries and self.next_ns < inf:
+        while self.steps.entries and self.next_ns < inf:
             self.step()
 
     def result(self, command: str = "") -> Result:
@@ -272,53 +241,7 @@ class Session:
         self._serving.archive.let_rows_go()
         return made
 
-    # -- a watcher of the loop -------------------------------------------------------------------
-
-    def begin(self) -> None:
-        """The loop begins."""
-
-    def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
-        """A step was composed."""
-        if plan.computes:
-            self._flights.append((plan, list(plan.requests)))
-
-    def settled(self, batch: Batch, ended: Iterable[Request]) -> None:
-        """A step is over, or nothing but a request."""
-        step = Step(batch.now_ns)
-        while self._flights and not self._flights[0][0].flying:
-            plan, requests = self._flights.popleft()
-            step.now_ns = plan.end_ns
-            for request in requests:
-                entry = self.entries.get(request.index)
-                if entry is None:
-                    continue
-                new = request.length - request.input_length - entry.tokens
-                if new > 0:
-                    entry.tokens += new
-                    step.tokens.append((entry, new))
-        for request in ended:
-            entry = self.entries[request.index]
-            entry.reason = _reason(request, entry.ask)
-            entry.error = "" if request.reason in ("", ABORTED) else request.reason
-            step.ended.append(entry)
-        if step.tokens or step.ended:
-            self._deliver(step)
-
     # --------------------------------------------------------------------------------------------
-
-    def _deliver(self, step: Step) -> None:
-        for listener in self.listeners:
-            listener(step)
-        for entry in step.ended:
-            if self.stopped is not None:
-                entry.reason, entry.error = "error", str(self.stopped)
-            del self.entries[entry.index]
-            self._streams[entry.index] = None
-            entry.wake()
-        for entry, _ in step.tokens:
-            entry.last_ns = step.now_ns
-            entry.wake()
-        self.delivered += 1
 
     def _at(self, at_ns: int, happens: Callable[[], None]) -> None:
         timer = self._env.timeout(max(0, at_ns - self.now_ns))
@@ -332,17 +255,12 @@ class Session:
         self._given_up.now.append(request)
         self._mailbox.wake()
 
+    def _forget(self, batch: Batch, step: Step) -> None:
+        for entry in step.ended:
+            self._streams[entry.request.index] = None
+
     def _told(self, ended: Iterable[Request]) -> None:
         """Clients hear of the ends of requests when a step is settled."""
-
-
-def _reason(request: Request, ask: Ask) -> str:
-    """How a request ended, in vLLM's words."""
-    if request.reason == ABORTED:
-        return "abort"
-    if request.reason:
-        return "error"
-    return "length" if request.length - request.input_length == ask.max_tokens else "stop"
 
 
 _OF_CLIENTS = ("request_rate", "max_concurrency", "num_prompts", "workload")

@@ -9,18 +9,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from kvsim.against.serve.session import Ask, Entry, Session, Step
+from kvsim.against.serve.session import Ask, Session
+from kvsim.against.serve.watch import Entry, Step
 from kvsim.against.serve.words import FILLER, filler, tokens_of, tokens_of_chat
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import read_config, simulate
 from kvsim.workload.trace import Row, TokenContent, Trace
-
-SMALL: dict[str, Any] = {
-    "num_gpu_blocks_override": 120,
-    "max_model_len": 1024,
-    "max_num_seqs": 32,
-    "max_num_batched_tokens": 256,
-}
+from tests.support.serving import SMALL
 
 
 def made_trace(requests: int, seed: int) -> Trace:
@@ -93,8 +88,8 @@ def test_decides_as_kvsim_run(further: dict[str, Any]) -> None:
 
 def test_clients_see_every_token_at_the_end_of_its_step() -> None:
     session, seen = Session(read_config(SMALL)), list[tuple[int, str]]()
-    session.listeners.append(
-        lambda step: seen.extend((step.now_ns, entry.ask.id) for entry, _ in step.tokens)
+    session.steps.listeners.append(
+        lambda _, step: seen.extend((step.now_ns, each.request.id) for each, _ in step.tokens)
     )
     entry = session.send(Ask("a", range(40), 5, 5), 1_000)
     other = session.send(Ask("b", range(20), 3, 9), 5_000_000)
@@ -113,7 +108,7 @@ def run_until(session: Session, entry: Entry, tokens: int) -> None:
 def test_given_up_streams_free_their_blocks_in_that_step() -> None:
     session = Session(read_config(SMALL))
     pool, steps = session.parts.blocks.gpu, list[Step]()
-    session.listeners.append(steps.append)
+    session.steps.listeners.append(lambda _, step: steps.append(step))
     stays = session.send(Ask("stays", range(1000, 1100), 60), 0)
     gone = session.send(Ask("gone", range(600), 400), 0)
     run_until(session, gone, 3)
