@@ -45,8 +45,9 @@ def serve(
         str | None, Option(metavar="JSON", help="As of vllm serve: publish KV events.")
     ] = None,
     kv_events_layout: Annotated[
-        str, Option(metavar="NAME", help="Layout of an event: map, or array as in older releases.")
-    ] = "map",
+        str | None,
+        Option(metavar="NAME", help="An event is a map or an array. Default: as in the release."),
+    ] = None,
     out: OutDir = None,
     server: ServerOptions,
     settings: SettingOptions,
@@ -62,7 +63,8 @@ def serve(
     from kvsim.against.serve.session import Session
     from kvsim.run.blame import blaming
 
-    check_choice("--kv-events-layout", kv_events_layout, LAYOUTS)
+    if kv_events_layout is not None:
+        check_choice("--kv-events-layout", kv_events_layout, LAYOUTS)
     said = front_of(server.vllm)
     loaded = settings.load(config, server.word())
     events = kv_events_config or said.kv_events_config

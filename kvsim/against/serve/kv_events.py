@@ -1,8 +1,8 @@
 """KV events as vLLM 0.33.0 publishes them: msgpack batches over ZMQ, with replay.
 
-Sources: `distributed/kv_events.py`, `config/kv_events.py`, `v1/core/block_pool.py`. Before vLLM's
-pull request 42892, an event was an array that begins with its type; now it is a map. A hash is
-64 bits of the key of a block; consumers that hash anew take the token ids.
+Sources: `distributed/kv_events.py`, `config/kv_events.py`, `v1/core/block_pool.py`. Up to 0.23.0,
+an event is an array that begins with its type; from 0.24.0 on, a map. A hash is 64 bits of the key
+of a block; consumers that hash anew take the token ids.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ import msgspec
 from xxhash import xxh32_intdigest
 
 from kvsim.errors import ConfigError
+from kvsim.settings.versions import release
 
 _64_BITS = (1 << 64) - 1
 GPU = "GPU"
 MAP, ARRAY = "map", "array"
 LAYOUTS = (MAP, ARRAY)
+_MAPS_SINCE = (0, 24)
 
 
 class _Stored(msgspec.Struct):
+    """Blocks that can be hit from now on."""
+
     block_hashes: list[int]
     parent_block_hash: int | None
     token_ids: list[int]
@@ -32,31 +36,34 @@ class _Stored(msgspec.Struct):
     medium: str | None
     lora_name: str | None
     extra_keys: list[tuple[str, ...] | None] | None = None
-
-
-class _Removed(msgspec.Struct):
-    block_hashes: list[int]
-    medium: str | None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
 
 
 class BlockStored(_Stored, omit_defaults=True, tag=True):
-    """Blocks that can be hit from now on."""
+    """`_Stored`, with what a single server leaves out."""
 
-    group_idx: int = -1
+    locality: str | None = None
+    ownership: str | None = None
+    session_id: str | None = None
+    lookahead_token_ids: list[list[int]] | None = None
 
 
-class BlockRemoved(_Removed, omit_defaults=True, tag=True):
+class BlockRemoved(msgspec.Struct, omit_defaults=True, tag=True):
     """Blocks whose content is lost."""
 
-    group_idx: int = -1
+    block_hashes: list[int]
+    medium: str | None
+    group_idx: int | None = None
 
 
-class StoredArray(_Stored, array_like=True, omit_defaults=True, tag="BlockStored"):
-    """`BlockStored` as vLLM 0.19.0 has it."""
+class StoredArray(_Stored, array_like=True, tag="BlockStored"):
+    """`BlockStored` as vLLM 0.23.0 has it."""
 
 
-class RemovedArray(_Removed, array_like=True, omit_defaults=True, tag="BlockRemoved"):
-    """`BlockRemoved` as vLLM 0.19.0 has it."""
+class RemovedArray(BlockRemoved, array_like=True, tag="BlockRemoved"):
+    """`BlockRemoved` as vLLM 0.23.0 has it."""
 
 
 Event = BlockStored | BlockRemoved | StoredArray | RemovedArray
@@ -75,15 +82,18 @@ Tokens = Callable[[Sequence[int], int], tuple[Sequence[int], str | None]]
 """Token ids of blocks with these keys and so many tokens, and the cache salt of their request."""
 
 
+def layout_of(vllm_version: str | None) -> str:
+    """The layout of a release; None: the latest."""
+    return MAP if vllm_version is None or release(vllm_version) >= _MAPS_SINCE else ARRAY
+
+
 class KVEvents:
     """What a prefix cache reports (`kvsim.core.blocks.CacheEvents`), as events of vLLM."""
 
     def __init__(self, block_size: int, tokens: Tokens, layout: str = MAP) -> None:
         self._block_size, self._tokens = block_size, tokens
-        self._kinds: Any = (StoredArray, RemovedArray)
-        self._group: dict[str, int] = {}
-        if layout == MAP:
-            self._kinds, self._group = (BlockStored, BlockRemoved), {"group_idx": 0}
+        maps = layout == MAP
+        self._kinds: Any = (BlockStored, BlockRemoved) if maps else (StoredArray, RemovedArray)
         self._made: list[Event] = []
 
     def stored(self, parent: int | None, keys: Sequence[int]) -> None:
@@ -102,7 +112,8 @@ class KVEvents:
                 GPU,
                 None,
                 extra,
-                **self._group,
+                0,
+                "full_attention",
             )
         )
 
@@ -113,7 +124,7 @@ class KVEvents:
     def removed(self, keys: Sequence[int]) -> None:
         """Reports blocks whose content is lost."""
         hashes = [key & _64_BITS for key in keys]
-        self._made.append(self._kinds[1](hashes, GPU, **self._group))
+        self._made.append(self._kinds[1](hashes, GPU, 0))
 
     def batch(self, ts: float) -> Batch | None:
         """The events since the last call; None: there are none."""

@@ -18,7 +18,7 @@ import uvicorn
 
 from kvsim.against.serve.app import Front
 from kvsim.against.serve.clock import Clock
-from kvsim.against.serve.kv_events import MAP, KVEvents, KVEventsConfig, Publisher
+from kvsim.against.serve.kv_events import KVEvents, KVEventsConfig, Publisher, layout_of
 from kvsim.against.serve.metrics import EngineMetrics, served
 from kvsim.against.serve.session import Session
 from kvsim.against.serve.watch import Step
@@ -70,7 +70,7 @@ class Server:
         hold: int = 0,
         mean_output_tokens: float = 256.0,
         kv_events: KVEventsConfig | None = None,
-        layout: str = MAP,
+        layout: str | None = None,
     ) -> None:
         """`speed`, `hold`: as for `Clock`; `mean_output_tokens`: as for `Front`. Raises
         `ConfigError`."""
@@ -85,8 +85,9 @@ class Server:
         if kv_events is not None and kv_events.enable_kv_cache_events:
             self._publish(kv_events, layout)
 
-    def _publish(self, config: KVEventsConfig, layout: str) -> None:
+    def _publish(self, config: KVEventsConfig, layout: str | None) -> None:
         blocks, asked = self.session.parts.blocks, self.session.asked
+        layout = layout or layout_of(self.session.parts.config.vllm_version)
         events = KVEvents(int(blocks.block_size), asked.of, layout)
         if self.session.parts.offload is not None or not blocks.report(events):
             raise ConfigError(
