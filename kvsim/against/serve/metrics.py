@@ -8,10 +8,12 @@ Python and of the HTTP server.
 
 from __future__ import annotations
 
+import tomllib
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from prometheus_client.core import (
@@ -25,109 +27,10 @@ from kvsim.against.serve.watch import Entry, Step
 from kvsim.core.batch import Batch
 from kvsim.run.assembly import Parts
 
-_LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)  # fmt: skip # noqa: E501
-_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)  # fmt: skip # noqa: E501
-_ITL = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)  # fmt: skip # noqa: E501
-_ITERATION = (1, *(2.0**power for power in range(3, 15)))
-_N = (1, 2, 5, 10, 20)
-_PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
-_TOKENS: tuple[float, ...] = ()
-"""1, 2, 5, 10, ... up to `max_model_len`."""
-
-GAUGES = {
-    "num_requests_running": "Number of requests in model execution batches.",
-    "num_requests_waiting": "Number of requests waiting to be processed.",
-    "num_requests_waiting_by_reason": (
-        "Number of waiting requests by reason. Reason labels: 'capacity' = waiting for scheduling"
-        " capacity; 'deferred' = deferred by transient constraints (LoRA budget, KV transfer,"
-        " blocked status). Sum of all reasons equals vllm:num_requests_waiting."
-    ),
-    "engine_sleep_state": (
-        "Engine sleep state; awake = 0 means engine is sleeping; awake = 1 means engine is awake;"
-        " weights_offloaded = 1 means sleep level 1; discard_all = 1 means sleep level 2."
-    ),
-    "kv_cache_usage_perc": "KV-cache usage. 1 means 100 percent usage.",
-}
-COUNTERS = {
-    "prefix_cache_queries": "Prefix cache queries, in terms of number of queried tokens.",
-    "prefix_cache_hits": "Prefix cache hits, in terms of number of cached tokens.",
-    "external_prefix_cache_queries": (
-        "External prefix cache queries from KV connector cross-instance cache sharing, in terms of"
-        " number of queried tokens."
-    ),
-    "external_prefix_cache_hits": (
-        "External prefix cache hits from KV connector cross-instance cache sharing, in terms of"
-        " number of cached tokens."
-    ),
-    "num_preemptions": "Cumulative number of preemption from the engine.",
-    "prompt_tokens": "Number of prefill tokens processed.",
-    "prompt_tokens_by_source": "Number of prompt tokens by source.",
-    "prompt_tokens_cached": "Number of cached prompt tokens (local + external).",
-    "prompt_tokens_cached_by_source": (
-        "Prefix-cache hit tokens by the cache tier that supplied them: device (local HBM), host"
-        " (offloaded to DRAM), disk, p2p (transferred from another vLLM instance) or"
-        " external_unspecified. Counted at admission; sums to vllm:prefix_cache_hits +"
-        " vllm:external_prefix_cache_hits."
-    ),
-    "generation_tokens": "Number of generation tokens processed.",
-    "request_success": "Count of successfully processed requests.",
-}
-LABELLED = {
-    "num_requests_waiting_by_reason": ("reason", ("capacity", "deferred")),
-    "engine_sleep_state": ("sleep_state", ("awake", "weights_offloaded", "discard_all")),
-    "prompt_tokens_by_source": (
-        "source",
-        ("local_compute", "local_cache_hit", "external_kv_transfer"),
-    ),
-    "prompt_tokens_cached_by_source": (
-        "source",
-        ("device", "host", "p2p", "disk", "external_unspecified"),
-    ),
-    "request_success": ("finished_reason", ("stop", "length", "abort", "error", "repetition")),
-}
-"""Name → a further label, and its values."""
-HISTOGRAMS = {
-    "request_prompt_tokens": ("Number of prefill tokens processed.", _TOKENS),
-    "request_generation_tokens": ("Number of generation tokens processed.", _TOKENS),
-    "iteration_tokens_total": ("Histogram of number of tokens per engine_step.", _ITERATION),
-    "request_max_num_generation_tokens": (
-        "Histogram of maximum number of requested generation tokens.",
-        _TOKENS,
-    ),
-    "request_params_n": ("Histogram of the n request parameter.", _N),
-    "request_params_max_tokens": ("Histogram of the max_tokens request parameter.", _TOKENS),
-    "time_to_first_token_seconds": ("Histogram of time to first token in seconds.", _TTFT),
-    "inter_token_latency_seconds": ("Histogram of inter-token latency in seconds.", _ITL),
-    "request_time_per_output_token_seconds": (
-        "Histogram of time_per_output_token_seconds per request.",
-        _ITL,
-    ),
-    "e2e_request_latency_seconds": ("Histogram of e2e request latency in seconds.", _LATENCY),
-    "request_queue_time_seconds": (
-        "Histogram of time spent in WAITING phase for request.",
-        _LATENCY,
-    ),
-    "request_inference_time_seconds": (
-        "Histogram of time spent in RUNNING phase for request.",
-        _LATENCY,
-    ),
-    "request_prefill_time_seconds": (
-        "Histogram of time spent in PREFILL phase for request.",
-        _LATENCY,
-    ),
-    "request_decode_time_seconds": (
-        "Histogram of time spent in DECODE phase for request.",
-        _LATENCY,
-    ),
-    "request_num_preemptions": (
-        "Histogram of the number of times a request was preempted.",
-        _PREEMPTIONS,
-    ),
-    "request_prefill_kv_computed_tokens": (
-        "Histogram of new KV tokens computed during prefill (excluding cached tokens).",
-        _TOKENS,
-    ),
-}
+_TABLE = tomllib.loads(Path(__file__).with_name("metrics.toml").read_text())
+GAUGES, COUNTERS, HISTOGRAMS = _TABLE["gauges"], _TABLE["counters"], _TABLE["histograms"]
+"""Name → what is said about it, its further label with all values, or its family of buckets."""
+_TOKENS = "request_tokens"
 
 
 class Histogram:
@@ -198,8 +101,9 @@ class EngineMetrics:
             for each in (1, 2, 5)
             if each * 10**power <= of.max_model_len
         ]
+        buckets = {**_TABLE["buckets"], _TOKENS: tokens}
         self._histograms = {
-            name: Histogram(bounds or tokens) for name, (_, bounds) in HISTOGRAMS.items()
+            name: Histogram(buckets[about["buckets"]]) for name, about in HISTOGRAMS.items()
         }
 
     def __call__(self, batch: Batch, step: Step) -> None:
@@ -224,15 +128,14 @@ class EngineMetrics:
         """All metrics as they are now, for a registry; `at`: the time of their samples."""
         for names, kind in ((GAUGES, GaugeMetricFamily), (COUNTERS, CounterMetricFamily)):
             for name, about in names.items():
-                further, values = LABELLED.get(name, ("", ("",)))
-                labels = [*self._labels, *filter(None, [further])]
-                family: Any = kind(f"vllm:{name}", about, labels=labels)
-                for value in values:
+                labels = [*self._labels, *filter(None, [about.get("label")])]
+                family: Any = kind(f"vllm:{name}", about["about"], labels=labels)
+                for value in about.get("values", [""]):
                     given = [*self._labels.values(), *filter(None, [value])]
                     family.add_metric(given, self._values[name, value], timestamp=at)
                 yield family
         for name, histogram in self._histograms.items():
-            yield histogram.family(f"vllm:{name}", HISTOGRAMS[name][0], self._labels, at)
+            yield histogram.family(f"vllm:{name}", HISTOGRAMS[name]["about"], self._labels, at)
         cache = self._of.cache
         about = "Information of the LLMEngine CacheConfig"
         info = GaugeMetricFamily("vllm:cache_config_info", about, labels=[*cache])
@@ -329,7 +232,7 @@ def history(scrapes: Iterable[Iterable[Metric]]) -> str:
     for family, series in families.values():
         family.samples = [sample for each in series.values() for sample in each]
     merged: Any = _Fixed([family for family, _ in families.values()])
-    return str(generate_latest(merged).decode())  # type: ignore[no-untyped-call]
+    return str(generate_latest(merged, "allow-utf-8").decode())  # type: ignore[no-untyped-call]
 
 
 class _Fixed:
