@@ -82,7 +82,7 @@ def run(
             seen = watcher.block_map()
             result.meta["block_map"] = {"samples": len(seen.time_ns)}
         if out is not None:
-            _write(result, out, seen, csv=csv, page=page)
+            write_run(result, out, seen, csv=csv, page=page)
     if as_json:
         print(json.dumps(result.summary, indent=1))
         return
@@ -160,7 +160,7 @@ def _run_fleet(trace: Trace, configs: Sequence[RunConfig], fleet: Fleet) -> Flee
     return simulate_shown(simulate_contender, trace, contender(configs, *fleet), "simulating")
 
 
-def _write(
+def write_run(
     run: Result | Replica, out: str, block_map: BlockMap | None = None, *, csv: bool, page: bool
 ) -> None:
     """Write the folder of one engine."""
@@ -188,7 +188,7 @@ def _write_fleet(run: FleetRun, out: str, *, csv: bool, page: bool) -> None:
     from kvsim.fleet.folder import write_fleet
 
     def write(number: int, folder: str) -> None:
-        _write(run.replicas[number], folder, csv=csv, page=page)
+        write_run(run.replicas[number], folder, csv=csv, page=page)
 
     html = None
     if page:

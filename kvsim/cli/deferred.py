@@ -18,6 +18,7 @@ COMMANDS = {
     "diff": "Say why two runs of the same requests differ: which decision, which time, which"
     " requests.",
     "why": "Tell one request's story: what it waited for, what delayed it, where its time went.",
+    "serve": "Serve vLLM's HTTP interface, metrics and KV events from the simulated engine.",
     "timeline": "Write a run as a Chrome trace: open it in ui.perfetto.dev or chrome://tracing.",
     "report": "Rebuild report.html from the results in a folder.",
     "policies": "List every engine, block manager and cost model, with its parameters.",

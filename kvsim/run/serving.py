@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from operator import attrgetter
 from struct import Struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import simpy
@@ -36,6 +36,20 @@ from kvsim.workload.trace import Row, Trace
 
 if TYPE_CHECKING:
     from kvsim.run.result import Columns
+
+
+class Departures(Protocol):
+    """Who gives up requests."""
+
+    @property
+    def next_ns(self) -> float:
+        """When the next request in progress is given up; infinite: never."""
+
+    def begins(self, request: Request) -> None:
+        """A request was sent."""
+
+    def over(self, now_ns: int) -> list[Request]:
+        """Takes out the requests in progress that are given up until now, in order."""
 
 
 class Patience:
@@ -84,14 +98,17 @@ class Serving:
         watcher: Watcher | None = None,
         progress: Callable[[int], None] | None = None,
         ranks: Ranks | None = None,
+        departures: Departures | None = None,
     ) -> None:
         """`output_length` tells how long the output of a request becomes, by its index. `refused`:
         request id → why it is turned away. `step_over` is called after every step; `ranks`: whose
-        steps begin and end with its own."""
+        steps begin and end with its own. `departures`: who gives up requests, of rows that are not
+        known in advance; a watcher then looks at no request that is over."""
         self.parts, self.inbox, self._requests = parts, inbox, requests
         self.archive = Archive(rows)
         self._host = host = self._host_of(env, ranks)
-        self._departures = _patience(rows) if parts.scheduler.ends_early else None
+        forgets = watcher is None or departures is not None
+        departures = departures or _patience(rows)
         scheduler = parts.scheduler
         self.batch = Batch(parts.blocks, output_length, scheduler.longest_sequence)
         self.rows = StepRows(scheduler.gauged + host.gauged)
@@ -104,9 +121,9 @@ class Serving:
             refused=refused,
             watcher=watcher,
             progress=progress,
-            # A watcher looks at requests that are over.
-            over=self._shelve if watcher is None else None,
-            departures=self._departures,
+            # Other watchers look at requests that are over.
+            over=self._shelve if forgets else None,
+            departures=departures if parts.scheduler.ends_early else None,
         )
 
     def _host_of(self, env: simpy.Environment, ranks: Ranks | None) -> SimulatedTime:

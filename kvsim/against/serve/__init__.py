@@ -1,0 +1,11 @@
+"""`kvsim serve`: the simulated engine behind vLLM's HTTP interface, events and metrics.
+
+Requests enter over HTTP while the engine runs, and leave as answers of the right number of made-up
+tokens at the right time; KV events (ZMQ) and metrics (Prometheus) leave as vLLM writes them.
+
+```
+ HTTP ── app ── Session ── Serving (the loop of `kvsim run`)
+         protocol │ └──► metrics, kv_events
+         words    └ clock: the wall's times a speed, or none at all
+```
+"""

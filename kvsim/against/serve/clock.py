@@ -1,0 +1,123 @@
+"""Lets a session keep pace with the wall clock, and measures how late it is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterator
+from math import inf
+
+import numpy as np
+from prometheus_client.core import Metric
+
+from kvsim.against.serve.metrics import Histogram
+from kvsim.against.serve.session import Session
+from kvsim.against.serve.watch import Step
+from kvsim.core.batch import Batch
+
+_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+_EVER_NS = 1 << 62
+_KEPT = 100_000
+"""Latest steps whose lateness is kept."""
+
+
+class Clock:
+    """Simulated time as the wall's times `speed`; infinite: as fast as possible.
+
+    Lateness is the wall time from when the tokens of a step were due until all streams whose
+    clients read fast enough have them.
+    """
+
+    def __init__(self, session: Session, speed: float, hold: int = 0) -> None:
+        """`hold`: the time stands still until so many requests have come."""
+        self.speed = speed
+        self.hold = hold
+        self.closing = False
+        self._session = session
+        self._origin_ns = time.monotonic_ns()
+        self._wake = asyncio.Event()
+        self._due_ns = -1
+        """When the tokens of the step that was delivered last were due; -1: they are sent."""
+        self._late_s: deque[float] = deque(maxlen=_KEPT)
+        self._steps_s: deque[float] = deque(maxlen=_KEPT)
+        self._histogram = Histogram(_BOUNDS)
+        session.steps.listeners.append(self._stepped)
+
+    @property
+    def virtual(self) -> bool:
+        """Whether nobody waits for the wall clock."""
+        return self.speed == inf
+
+    def now_ns(self) -> int:
+        """The simulated time at which something that happens now happens."""
+        if self.virtual:
+            return self._session.now_ns
+        return max(self._session.now_ns, self._reached_ns())
+
+    def wake(self) -> None:
+        """A request has come, or gone."""
+        self._wake.set()
+
+    async def play(self) -> None:
+        """Lets the session go on until it is closed."""
+        session = self._session
+        while not self.closing:
+            self._wake.clear()
+            now_ns = _EVER_NS if self.virtual else self._reached_ns()
+            if self.hold:
+                now_ns = -1
+            while session.next_ns <= now_ns and self._due_ns < 0:
+                session.step()
+            if self._due_ns >= 0:
+                await asyncio.sleep(0)  # Streams send what they have got.
+                self._sent()
+            elif session.next_ns > now_ns:
+                await self._pause(inf if self.hold else session.next_ns)
+
+    def report(self) -> list[str]:
+        """How late the session was, for people."""
+        if self.virtual or not self._late_s:
+            return []
+        late, step = np.percentile(self._late_s, [50, 99]), float(np.median(self._steps_s))
+        said = (
+            f"{len(self._late_s):,} steps, tokens late by {late[0] * 1e3:.1f} ms (p50),"
+            f" {late[1] * 1e3:.1f} ms (p99); a step took {step * 1e3:.1f} ms (p50)"
+        )
+        if late[1] <= step:
+            return [said]
+        return [said, "p99 lateness exceeds a step: times that clients saw are not to be trusted;"
+                " give a lower --speed, fewer streams or a faster machine"]  # fmt: skip
+
+    def collect(self) -> Iterator[Metric]:
+        """Lateness, for a registry."""
+        about = "Wall time by which tokens were sent later than the simulated step ended."
+        yield self._histogram.family("kvsim:lateness_seconds", about, {}, None)
+
+    def _reached_ns(self) -> int:
+        return int((time.monotonic_ns() - self._origin_ns) * self.speed)
+
+    def _stepped(self, batch: Batch, step: Step) -> None:
+        self._due_ns = step.now_ns
+        if not self.virtual:
+            before_ns = next((each.last_ns for each, _ in step.tokens if each.last_ns >= 0), -1)
+            if before_ns >= 0:
+                self._steps_s.append((step.now_ns - before_ns) / 1e9 / self.speed)
+
+    def _sent(self) -> None:
+        due_ns, self._due_ns = self._due_ns, -1
+        if not self.virtual:
+            late_s = (self._reached_ns() - due_ns) / 1e9 / self.speed
+            self._late_s.append(late_s)
+            self._histogram.add(late_s)
+
+    async def _pause(self, until_ns: float) -> None:
+        """Waits until something is due, or wakes it."""
+        wait_s = None
+        if until_ns < inf:
+            wait_s = max(0.0, (until_ns - self._reached_ns()) / 1e9 / self.speed)
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._wake.wait()
+        except TimeoutError:
+            pass

@@ -1,0 +1,123 @@
+"""What clients and metrics see of an engine: tokens and ends of requests, step by step."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kvsim.core.batch import Batch
+from kvsim.core.plan import Plan
+from kvsim.core.request import ABORTED, Request
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """A request on its way, as its client sees it."""
+
+    request: Request
+    words: Sequence[int] = ()
+    """Places of its output in `words.FILLER`."""
+    wake: Callable[[], None] | None = None
+    """Called when anything of it changed."""
+    family: Sequence[Entry] = ()
+    """The samples of its client's request; empty: it is the only one."""
+    tokens: int = 0
+    """Tokens generated so far."""
+    reason: str = ""
+    """How it ended: `stop`, `length`, `abort` or `error`."""
+    error: str = ""
+    """The reason of an error."""
+    admitted: bool = False
+    preemptions: int = 0
+    """Those up to its last token."""
+    last_ns: int = -1
+    """When its last token came; -1: not yet."""
+
+
+@dataclass(slots=True)
+class Step:
+    """What came of a step of the engine, or of what happened between two."""
+
+    now_ns: int
+    admitted: list[Entry] = field(default_factory=list)
+    """Requests that took part in a step for the first time since the last one."""
+    tokens: list[tuple[Entry, int]] = field(default_factory=list)
+    """Requests that got tokens, and how many, with `Entry.last_ns` still of the token before."""
+    ended: list[Entry] = field(default_factory=list)
+
+
+class Steps:
+    """A watcher of a loop that tells its listeners of every step."""
+
+    def __init__(self) -> None:
+        self.listeners: list[Callable[[Batch, Step], None]] = []
+        self.entries: dict[int, Entry] = {}
+        """Requests in progress, by index."""
+        self._admitted: list[Entry] = []
+        self._flights: deque[tuple[Plan, list[Request]]] = deque()
+
+    def begin(self) -> None:
+        """A loop begins."""
+
+    def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
+        """A step was composed."""
+        if not plan.computes:
+            return
+        requests = list(plan.requests)
+        self._flights.append((plan, requests))
+        for request in requests:
+            entry = self._entry(request) if request.finish_ns < 0 else None
+            if entry is not None and not entry.admitted:
+                entry.admitted = True
+                self._admitted.append(entry)
+
+    def settled(self, batch: Batch, ended: Iterable[Request]) -> None:
+        """A step is over, or nothing but a request."""
+        step, landed = Step(batch.now_ns), False
+        while self._flights and not self._flights[0][0].flying:
+            landed = True
+            plan, requests = self._flights.popleft()
+            step.now_ns = plan.end_ns
+            for request in requests:
+                entry = self.entries.get(request.index)
+                new = 0 if entry is None else request.output_tokens - entry.tokens
+                if entry is not None and new > 0:
+                    entry.tokens += new
+                    step.tokens.append((entry, new))
+        for request in ended:
+            entry = self._entry(request)
+            entry.reason = _reason(request)
+            entry.error = "" if request.reason in ("", ABORTED) else request.reason
+            step.ended.append(entry)
+        if landed or step.ended:
+            step.admitted, self._admitted = self._admitted, []
+            self.tell(batch, step)
+
+    def tell(self, batch: Batch, step: Step) -> None:
+        """Tells everybody what came of a step."""
+        for listener in self.listeners:
+            listener(batch, step)
+        for entry in step.ended:
+            del self.entries[entry.request.index]
+        for entry, _ in step.tokens:
+            entry.last_ns = step.now_ns
+            if entry.wake is not None:
+                entry.wake()
+        for entry in step.ended:
+            if entry.wake is not None:
+                entry.wake()
+
+    def _entry(self, request: Request) -> Entry:
+        """That of a request; of a trace, nobody has told of it before."""
+        entry = self.entries.get(request.index)
+        if entry is None:
+            entry = self.entries[request.index] = Entry(request)
+        return entry
+
+
+def _reason(request: Request) -> str:
+    """How a request ended, in vLLM's words."""
+    if request.reason:
+        return "abort" if request.reason == ABORTED else "error"
+    return "length" if request.output_tokens == request.max_new_tokens else "stop"

@@ -1,0 +1,98 @@
+"""`serve`: the simulated engine as a server."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Option
+
+from kvsim.cli.console import command_line, note, tell_written
+from kvsim.cli.options import ConfigFile, OutDir, takes_bundles
+from kvsim.cli.server import ServerOptions, SettingOptions
+from kvsim.errors import ConfigError, check_choice
+
+
+@takes_bundles
+def serve(
+    *,
+    config: ConfigFile = None,
+    host: Annotated[
+        str | None, Option(metavar="ADDRESS", help="Address to listen at. Default: 127.0.0.1.")
+    ] = None,
+    port: Annotated[
+        int | None,
+        Option(min=0, max=65535, metavar="N", help="Port. Default: 8000; 0: any free one."),
+    ] = None,
+    served_model_name: Annotated[
+        str | None, Option(metavar="NAME", help="Name of the model, for clients.")
+    ] = None,
+    speed: Annotated[
+        float, Option(metavar="X", help="Simulated seconds in a second of the wall clock.")
+    ] = 1.0,
+    as_fast_as_possible: Annotated[
+        bool, Option("--as-fast-as-possible", help="Answer at once, with simulated times.")
+    ] = False,
+    hold: Annotated[int, Option(min=0, metavar="N", help="Begin when N requests have come.")] = 0,
+    mean_output_tokens: Annotated[
+        float,
+        Option(
+            min=1,
+            metavar="N",
+            help="Mean length of answers without ignore_eos; inf: all of max_tokens.",
+        ),
+    ] = 256.0,
+    kv_events_config: Annotated[
+        str | None, Option(metavar="JSON", help="As of vllm serve: publish KV events.")
+    ] = None,
+    kv_events_layout: Annotated[
+        str | None,
+        Option(metavar="NAME", help="An event is a map or an array. Default: as in the release."),
+    ] = None,
+    out: OutDir = None,
+    server: ServerOptions,
+    settings: SettingOptions,
+) -> None:
+    """Serve vLLM's HTTP interface, metrics and KV events from the simulated engine."""
+    import asyncio
+
+    try:
+        from kvsim.against.serve.server import Server, front_of, listen, speed_of
+    except ImportError as error:
+        raise ConfigError(f"serve: {error}; pip install 'kvsim[serve]'") from None
+    from kvsim.against.serve.kv_events import LAYOUTS, events_config
+    from kvsim.against.serve.session import Session
+    from kvsim.run.blame import blaming
+
+    if kv_events_layout is not None:
+        check_choice("--kv-events-layout", kv_events_layout, LAYOUTS)
+    said = front_of(server.vllm)
+    loaded = settings.load(config, server.word())
+    events = kv_events_config or said.kv_events_config
+    if hold and not as_fast_as_possible:
+        raise ConfigError("--hold: the wall clock waits for nobody; give --as-fast-as-possible")
+    with blaming(loaded):
+        session = Session(loaded, records=out is not None)
+        model = served_model_name or said.model or session.parts.model.name
+        note(*session.parts.notes)
+        address = host or said.host or "127.0.0.1"
+        with listen(address, (said.port or 8000) if port is None else port) as listening:
+            made = Server(
+                session,
+                model,
+                speed=speed_of(speed, as_fast_as_possible),
+                hold=hold,
+                mean_output_tokens=mean_output_tokens,
+                kv_events=None if events is None else events_config(events),
+                layout=kv_events_layout,
+            )
+            where = f"http://{address}:{listening.getsockname()[1]}"
+            told = f"serving {model} at {where}/v1"
+            asyncio.run(made.run(listening, lambda: print(told, flush=True)))
+        for line in made.clock.report():
+            print(line)
+        if out is not None:
+            from kvsim.cli.commands import write_run
+            from kvsim.report.files import PAGE
+
+            write_run(session.result(command_line()), out, csv=False, page=True)
+            tell_written(out, PAGE)
