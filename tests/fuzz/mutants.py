@@ -118,7 +118,10 @@ class Room(NamedTuple):
 EXACT = "exact/test_tiny.py exact/core exact/engines exact/conformance/test_runs.py"
 ENGINE = f"{EXACT} unit/run exact/test_groups_in_runs.py exact/test_audits.py"
 ROOMS = {
-    "kvsim/core": Room("*", f"{EXACT} exact/test_audits.py unit/core unit/policies"),
+    "kvsim/core": Room(
+        "*",
+        f"{EXACT} exact/test_audits.py unit/core/test_tally.py unit/policies",
+    ),
     "kvsim/engines": Room("*", ENGINE),
     "kvsim/engines/nano": Room("nano*", ENGINE),
     "kvsim/engines/sglang": Room("sglang*", ENGINE),
