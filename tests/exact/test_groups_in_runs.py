@@ -102,11 +102,26 @@ class Newest(Order):
         return self._idle.popitem()[0]
 
 
+class Oldest(Newest):
+    """Reuses the block that became idle first, as vLLM does."""
+
+    def pop(self) -> int:
+        block = next(iter(self._idle))
+        del self._idle[block]
+        return block
+
+
 def test_an_eviction_order_of_ones_own_is_obeyed() -> None:
-    """The last block that became idle goes first: another order than that of vLLM."""
+    """With vLLM's order as one's own nothing changes; with the opposite one, hits do."""
     settings = {"num_gpu_blocks_override": 700, "prefix_cache_retention_interval": "none"}
-    own = run("gpt-oss-20b", **settings, block_manager_args={"eviction": f"{__name__}:Newest"})
-    assert hit_tokens(own) != hit_tokens(run("gpt-oss-20b", **settings))
+    newest, oldest = (
+        run("gpt-oss-20b", **settings, block_manager_args={"eviction": f"{__name__}:{order}"})
+        for order in ("Newest", "Oldest")
+    )
+    built_in = columns(run("gpt-oss-20b", **settings))
+    same = columns(oldest)
+    assert all(np.array_equal(built_in[key], same[key]) for key in built_in)
+    assert hit_tokens(newest) != hit_tokens(oldest)
 
 
 def test_the_manager_holds_nothing_when_all_is_over() -> None:

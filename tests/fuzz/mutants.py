@@ -3,11 +3,11 @@
     python tests/fuzz/mutants.py 100 --of kvsim/engines/sglang --seed 1 --out mutants.jsonl
 
 A fault is one changed line: a comparison or an operator is another, a number is off by one, a
-condition is negated, a statement is left out. The shipped sample of recorded logs is replayed
-first (`kvsim conform tests/data`); what that does not notice is put to the quick tests named by
-`--tests`. Everything is interpreted, in a copy of the package. Each fault is a line of `--out`;
-those that are there already are not tried again. Faults that survive are printed: each is
-equivalent, unreachable, or lacks a test.
+condition is negated, a statement is left out. In a copy of the package with the fault, the shipped
+sample of recorded logs is replayed (`kvsim conform tests/data/...`), then the quick tests of the
+room run: `ROOMS` says which of both. Each fault is a line of `--out`; those that are there already
+are not tried again, but for those that nobody noticed with `--again`. Faults that survive are
+printed: each is equivalent (`equivalent.toml` lists those, and why), unreachable, or lacks a test.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ import argparse
 import ast
 import json
 import os
+import resource
 import subprocess
 import sys
+import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,8 +30,8 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 300
-"""After which a command hangs, which is noticed, too."""
+CPU_SECONDS = 300
+"""After which a command is ended, which is noticed, too."""
 OTHER = {
     ast.Lt: "<=",
     ast.LtE: "<",
@@ -63,13 +66,25 @@ def faults(path: Path) -> Iterator[Fault]:
     """All faults that can be planted in a file."""
     text = path.read_text()
     lines = text.splitlines()
-    for node in ast.walk(ast.parse(text)):
+    tree = ast.parse(text)
+    silent = {each for node in ast.walk(tree) for each in unheard(node)}
+    for node in ast.walk(tree):
+        if node in silent:
+            continue
         place = getattr(node, "lineno", 0)
         if not place or node.end_lineno != place:  # type: ignore[attr-defined]
             continue
         old = lines[place - 1].encode()[node.col_offset : node.end_col_offset].decode()  # type: ignore[attr-defined]
         for new in changed(node, old):
             yield Fault(str(path.relative_to(ROOT)), place, node.col_offset, old, new)  # type: ignore[attr-defined]
+
+
+def unheard(node: ast.AST) -> Iterator[ast.AST]:
+    """What only matters when something else is wrong: decorators, and `strict` of `zip`."""
+    for each in getattr(node, "decorator_list", ()):
+        yield from ast.walk(each)
+    if isinstance(node, ast.keyword) and node.arg == "strict":
+        yield node.value
 
 
 def changed(node: ast.AST, old: str) -> Iterator[str]:
@@ -94,88 +109,130 @@ def changed(node: ast.AST, old: str) -> Iterator[str]:
             return
 
 
-SAMPLES = {
-    "nano": "nano*",
-    "sglang": "sglang*",
-    "vllm_033": "vllm-0.3.3*",
-    "vllm_063": "vllm-0.6.3*",
-    "vllm_v1": "vllm-v1*",
+class Room(NamedTuple):
+    samples: str
+    """Files of the sample that show what it decides; empty: none does."""
+    tests: str
+
+
+EXACT = "exact/test_tiny.py exact/core exact/engines exact/conformance/test_runs.py"
+ENGINE = f"{EXACT} unit/run exact/test_groups_in_runs.py exact/test_audits.py"
+ROOMS = {
+    "kvsim/core": Room(
+        "*",
+        f"{EXACT} exact/test_audits.py unit/core/test_tally.py unit/policies",
+    ),
+    "kvsim/engines": Room("*", ENGINE),
+    "kvsim/engines/nano": Room("nano*", ENGINE),
+    "kvsim/engines/sglang": Room("sglang*", ENGINE),
+    "kvsim/engines/vllm_033": Room("vllm-0.3.3*", ENGINE),
+    "kvsim/engines/vllm_063": Room("vllm-0.6.3*", ENGINE),
+    "kvsim/engines/vllm_v1": Room("vllm-v1*", ENGINE),
+    "kvsim/policies": Room("vllm*", "unit/policies exact/core exact/engines exact/cachelab"),
+    "kvsim/fleet": Room("router-*", "exact/routers"),
+    "kvsim/cost": Room("", "unit/cost"),
+    "kvsim/results": Room("", "unit/results unit/report exact/test_audits.py"),
 }
-"""Folder of an engine → its files of the sample; all other code has all of them."""
+"""Folder → who is asked about a fault in it; that of the longest name is."""
+AT_ONCE = 6
+"""Files of the sample that are replayed by one command, the smallest first."""
 
 
-def noticed(fault: Fault | None, path: str, tests: list[str]) -> str:
-    """Who notices a fault in the file `path`: `sample`, `tests`, or nobody. None: no fault."""
+def room_of(path: str) -> Room:
+    return ROOMS[max((each for each in ROOMS if path.startswith(each)), key=len)]
+
+
+def noticed(fault: Fault | None, room: Room) -> str:
+    """Who notices a fault: `sample`, `tests`, or nobody. None: no fault."""
     with TemporaryDirectory() as folder:
         copytree(ROOT / "kvsim", Path(folder) / "kvsim", ignore=ignore_patterns("__pycache__"))
         for name in ("traces", "configs"):
             (Path(folder) / name).symlink_to(ROOT / name)
         if fault is not None:
-            plant(fault, Path(folder) / path)
-        samples = [SAMPLES[part] for part in Path(path).parts if part in SAMPLES] or ["*"]
-        files = [str(each) for each in (ROOT / "tests/data").glob(f"{samples[0]}.gz")]
-        commands = {"sample": ["kvsim", "conform", *files]}
-        if tests:
-            commands["tests"] = ["pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", *tests]
-        for who, words in commands.items():
-            if failed([sys.executable, "-P", "-m", *words], folder):
-                return who
-    return ""
+            plant(fault, Path(folder) / fault.path)
+        files = sorted((ROOT / "tests/data").glob(f"{room.samples}.gz"), key=size)
+        for first in range(0, len(files) if room.samples else 0, AT_ONCE):
+            if failed(["kvsim", "conform", *map(str, files[first : first + AT_ONCE])], folder):
+                return "sample"
+        tests = [str(ROOT / "tests" / each) for each in room.tests.split()]
+        words = ["pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", *tests]
+        return "tests" if failed(words, folder) else ""
+
+
+def size(path: Path) -> int:
+    return path.stat().st_size
 
 
 def plant(fault: Fault, path: Path) -> None:
     lines = path.read_text().splitlines(keepends=True)
-    line = lines[fault.line - 1].encode()
-    end = fault.column + len(fault.old.encode())
-    lines[fault.line - 1] = (line[: fault.column] + fault.new.encode() + line[end:]).decode()
+    lines[fault.line - 1] = changed_line(fault, lines[fault.line - 1])
     path.write_text("".join(lines))
 
 
-def failed(command: list[str], folder: str) -> bool:
-    environment = {**os.environ, "PYTHONPATH": folder, "KVSIM_INTERPRETED": "1"}
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, timeout=SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return True
+def changed_line(fault: Fault, text: str) -> str:
+    line = text.encode()
+    end = fault.column + len(fault.old.encode())
+    return (line[: fault.column] + fault.new.encode() + line[end:]).decode()
+
+
+def told(fault: Fault) -> tuple[str, str]:
+    """The file, and its line before and after, without the indent."""
+    line = (ROOT / fault.path).read_text().splitlines()[fault.line - 1]
+    return fault.path, f"{line.strip()} -> {changed_line(fault, line).strip()}"
+
+
+def failed(words: list[str], folder: str) -> bool:
+    """Whether a module of Python fails. Compiled modules run only where no source is changed."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", *words],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": folder},
+        capture_output=True,
+        check=False,
+    )
     return done.returncode != 0
+
+
+def equivalent() -> set[tuple[str, str]]:
+    """What `told` says of faults that change nothing."""
+    listed = tomllib.loads(Path(__file__).with_name("equivalent.toml").read_text())
+    return {(path, line) for path, lines in listed.items() for line in lines}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("number", type=int)
     parser.add_argument("--of", nargs="+", default=["kvsim/core", "kvsim/engines"])
-    parser.add_argument("--tests", nargs="*", default=["tests/exact/core", "tests/exact/engines"])
+    parser.add_argument("--again", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("mutants.jsonl"))
     chosen = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     paths = [path for each in chosen.of for path in sorted((ROOT / each).rglob("*.py"))]
     paths += [ROOT / each for each in chosen.of if each.endswith(".py")]
     every = [fault for path in paths for fault in faults(path)]
     planted = Random(chosen.seed).sample(every, min(chosen.number, len(every)))
     rows = [json.loads(line) for line in chosen.out.open()] if chosen.out.exists() else []
     known = {Fault(*row["fault"]): row["noticed"] for row in rows}
-    if who := noticed(None, "", chosen.tests):
-        sys.exit(f"the {who} fails without any fault; mend that first")
+    same = equivalent()
+    known |= {fault: "equivalent" for fault in planted if told(fault) in same}
+    left = [fault for fault in planted if not known.get(fault, "" if chosen.again else None)]
+    for room in {room_of(fault.path) for fault in left}:
+        if who := noticed(None, room):
+            sys.exit(f"the {who} of {room} fail without any fault; mend that first")
     with chosen.out.open("a") as out, ThreadPoolExecutor(chosen.jobs) as pool:
-        left = [fault for fault in planted if fault not in known]
-        for fault, who in zip(
-            left, pool.map(lambda each: noticed(each, each.path, chosen.tests), left), strict=True
-        ):
+        found = pool.map(lambda fault: noticed(fault, room_of(fault.path)), left)
+        for fault, who in zip(left, found, strict=True):
             known[fault] = who
             out.write(json.dumps({"fault": fault, "noticed": who}) + "\n")
             out.flush()
-    found = [known[fault] for fault in planted]
     for fault in planted:
         if not known[fault]:
-            print(f"{fault.path}:{fault.line}: {fault.old} -> {fault.new}")
-    print(
-        f"seed {chosen.seed}: {len(planted)} of {len(every)} faults,"
-        f" {found.count('sample')} noticed by the sample, {found.count('tests')} by tests,"
-        f" {found.count('')} by nobody"
-    )
+            print(f"{fault.path}:{fault.line}: {told(fault)[1]}")
+    counted = Counter(known[fault] or "nobody" for fault in planted)
+    said = ", ".join(f"{counted[who]} {who}" for who in ("sample", "tests", "equivalent", "nobody"))
+    print(f"seed {chosen.seed}: {len(planted)} of {len(every)} faults: {said}")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,11 @@ CHECKED = (
 )
 """Only what is compiled is checked: where a wheel is made, the libraries are not installed."""
 
+NOTHING = """#include <Python.h>
+PyMODINIT_FUNC PyInit_nothing(void) { return NULL; }
+"""
+"""Is compiled first: what is missing is known before mypyc has worked for a minute."""
+
 
 class Compile(BuildHookInterface):  # type: ignore[misc]
     """Adds compiled modules to a wheel, or to what an editable install puts beside the checkout."""
@@ -53,6 +58,40 @@ class Compile(BuildHookInterface):  # type: ignore[misc]
 def _compiled(sources: Sequence[str], made: Path) -> Iterator[tuple[str, str]]:
     """Compiles to files below `made`; each of them, and its place in the wheel."""
     from mypyc.build import mypycify
+    from setuptools import Extension
+
+    (made / "nothing.c").write_text(NOTHING)
+    _built([Extension("nothing", [str(made / "nothing.c")])], made / "nothing")
+    extensions = mypycify(
+        [*CHECKED, *sources],
+        opt_level="2",
+        debug_level="0",
+        multi_file=True,
+        group_name=FOLDER,
+        target_dir=str(made / "c"),
+    )
+    if os.name == "posix":
+        for extension in extensions:  # The same bytes, wherever they were made.
+            extension.extra_compile_args.append(f"-ffile-prefix-map={made}=.")
+            # Products and sums are rounded one by one, as Python does, also where a processor can
+            # do both at once (ARM).
+            extension.extra_compile_args.append("-ffp-contract=off")
+    for path in _built(extensions, made):
+        place = Path(path).relative_to(made / "lib").as_posix()
+        # What they share is a module of its own, which they import by its name.
+        yield path, f"{FOLDER}/{place}" if "/" in place else place
+    listed = made / "sources.txt"
+    listed.write_text(
+        "".join(
+            f"{source_hash(Path(path).read_bytes()).hex()} {path[:-3].replace('/', '.')}\n"
+            for path in sources
+        )
+    )
+    yield str(listed), f"{FOLDER}/{listed.name}"
+
+
+def _built(extensions: Sequence[Any], made: Path) -> list[str]:
+    """The files that extensions are compiled to, below `made`."""
     from setuptools import Distribution
     from setuptools.command.build_ext import build_ext
 
@@ -70,33 +109,9 @@ def _compiled(sources: Sequence[str], made: Path) -> Iterator[tuple[str, str]]:
                 self.compiler.compile = compile_each
                 super().build_extensions()
 
-    extensions = mypycify(
-        [*CHECKED, *sources],
-        opt_level="2",
-        debug_level="0",
-        multi_file=True,
-        group_name=FOLDER,
-        target_dir=str(made / "c"),
-    )
-    if os.name == "posix":
-        for extension in extensions:  # The same bytes, wherever they were made.
-            extension.extra_compile_args.append(f"-ffile-prefix-map={made}=.")
-            # Products and sums are rounded one by one, as Python does, also where a processor can
-            # do both at once (ARM).
-            extension.extra_compile_args.append("-ffp-contract=off")
     command = Build(Distribution({"name": FOLDER, "ext_modules": extensions}))
     command.build_lib, command.build_temp = str(made / "lib"), str(made / "temp")
     command.ensure_finalized()
     command.run()
-    for path in command.get_outputs():
-        place = Path(path).relative_to(made / "lib").as_posix()
-        # What they share is a module of its own, which they import by its name.
-        yield path, f"{FOLDER}/{place}" if "/" in place else place
-    listed = made / "sources.txt"
-    listed.write_text(
-        "".join(
-            f"{source_hash(Path(path).read_bytes()).hex()} {path[:-3].replace('/', '.')}\n"
-            for path in sources
-        )
-    )
-    yield str(listed), f"{FOLDER}/{listed.name}"
+    outputs: list[str] = command.get_outputs()
+    return outputs
