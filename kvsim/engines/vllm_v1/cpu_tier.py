@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from mypy_extensions import mypyc_attr
 
-Key = int
-"""Identity of a chunk's tokens, of all before them and of its group: `KVCacheManager.content_key`.
-Of chunks of the same tokens, that of the first group is smallest."""
+Key: TypeAlias = Any
+"""Identity of a chunk's tokens, of all before them and of its group: the number that is
+`KVCacheManager.content_key`. Of chunks of the same tokens, that of the first group is smallest. To
+mypyc it is an object, so that it is not made anew for every look-up."""
 
 PENDING, READY = -1, 0
 """State of a chunk. It is above `READY` while loads read it."""
@@ -60,10 +61,9 @@ class _Run:
     def sorted(self) -> list[Key]:
         """The chunks in order, the first one to go at the end, and some that left."""
         if self._order is None:
-            position, sign = self._position, self._sign
-            self._order = sorted(
-                self.keys, key=lambda key: (-position[key], sign * key), reverse=True
-            )
+            order = sorted(self.keys, reverse=self._sign > 0)
+            order.sort(key=self._position.__getitem__)
+            self._order = order
         return self._order
 
 
