@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from mypy_extensions import mypyc_attr
 
-Key: TypeAlias = Any
-"""Identity of a chunk's tokens, of all before them and of its group: the number that is
-`KVCacheManager.content_key`. Of chunks of the same tokens, that of the first group is smallest. To
-mypyc it is an object, so that it is not made anew for every look-up."""
+Key = int
+"""Identity of a chunk's tokens, of all before them and of its group: `KVCacheManager.content_key`.
+Of chunks of the same tokens, that of the first group is smallest."""
 
 PENDING, READY = -1, 0
 """State of a chunk. It is above `READY` while loads read it."""
@@ -61,9 +60,10 @@ class _Run:
     def sorted(self) -> list[Key]:
         """The chunks in order, the first one to go at the end, and some that left."""
         if self._order is None:
-            order = sorted(self.keys, reverse=self._sign > 0)
-            order.sort(key=self._position.__getitem__)
-            self._order = order
+            position, sign = self._position, self._sign
+            self._order = sorted(
+                self.keys, key=lambda key: (-position[key], sign * key), reverse=True
+            )
         return self._order
 
 
