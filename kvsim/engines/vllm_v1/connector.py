@@ -176,3 +176,11 @@ class Worker:
     def pause(self, now_ns: int) -> Done:
         """Returns the transfers that were over while the engine had nothing to do."""
         return NOTHING
+
+
+def note_tiers(request: Request) -> None:
+    """Notes, of a request that takes part in a step for the first time, what was loaded for it."""
+    if not request.num_preemptions and request.match is not None:
+        loaded = min(request.match.tokens, request.cached_tokens)
+        request.tier2_hit_tokens = min(request.match.below, loaded)
+        request.tier1_hit_tokens = loaded - request.tier2_hit_tokens

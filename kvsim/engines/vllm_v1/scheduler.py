@@ -30,7 +30,7 @@ from kvsim.core.request import (
 )
 from kvsim.core.scheduler import Scheduler
 from kvsim.engines.deaths import died
-from kvsim.engines.vllm_v1.connector import Connector, Done, Match, Worker
+from kvsim.engines.vllm_v1.connector import Connector, Done, Match, Worker, note_tiers
 from kvsim.engines.vllm_v1.drafts import Speculation
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.engines.vllm_v1.passing import AdapterSlots, Cadence
@@ -628,7 +628,7 @@ class VllmV1(Scheduler):
                 request.computed = 0
                 batch.chunk(plan, k, request, before + tokens, _saved(request, 0, before + tokens))
                 if connected:
-                    _note_tiers(request)
+                    note_tiers(request)
             elif before < known - 1:
                 batch.chunk(plan, k, request, tokens, _saved(request, before, before + tokens))
             else:
@@ -660,7 +660,7 @@ class VllmV1(Scheduler):
         waiting_ended: bool = False
         verified_seqs: i64 = 0
         verified: i64 = 0
-        accepted_tokens: i64 = 0
+        met: i64 = 0
         k: i64
         for k in range(len(plan.requests)):
             request: Request = plan.requests[k]
@@ -679,7 +679,7 @@ class VllmV1(Scheduler):
                 accepted = self.speculation.accepted(request, drafts)
                 verified_seqs += 1
                 verified += drafts
-                accepted_tokens += accepted
+                met += accepted
             stopped: bool = self._update_request_with_output(
                 batch, request, drafts, accepted, stale
             )
@@ -687,9 +687,7 @@ class VllmV1(Scheduler):
                 waiting_ended |= request.state != RUNNING
                 self._retire(batch, request, False)
         if self._num_spec_tokens:
-            self.draft_log.end_step(
-                now_ns, plan.drafter_ns, verified_seqs, verified, accepted_tokens
-            )
+            self.draft_log.end_step(now_ns, plan.drafter_ns, verified_seqs, verified, met)
         if len(batch.ended) > over:
             batch.remove_ended()
             if waiting_ended:
@@ -800,11 +798,3 @@ def _saved(request: Request, before: i64, end: i64) -> i64:
     if request.seen == 0:
         return 0
     return max(0, min(request.seen, min(request.length, end) - 1) - before)
-
-
-def _note_tiers(request: Request) -> None:
-    """Notes, of a request that takes part in a step for the first time, what was loaded for it."""
-    if not request.num_preemptions and request.match is not None:
-        loaded = min(request.match.tokens, request.cached_tokens)
-        request.tier2_hit_tokens = min(request.match.below, loaded)
-        request.tier1_hit_tokens = loaded - request.tier2_hit_tokens
