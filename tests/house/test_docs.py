@@ -143,6 +143,16 @@ def test_examples_print_what_the_page_shows(page: Path) -> None:
     assert page.read_text() == OUTPUTS["fresh"](page), "python docs/site/outputs.py"
 
 
+@long
+def test_pictures_show_what_pages_show_now(tmp_path: Path) -> None:
+    pictures = runpy.run_path(str(ROOT / "docs/site/pictures.py"))
+    known = json.loads(pictures["MADE"].read_text())
+    assert pictures["made"](tmp_path) == known, "python docs/site/pictures.py"
+    drawn = list(pictures["FOLDER"].glob("*.png"))
+    assert {path.stem for path in drawn} == set(known)
+    assert sum(path.stat().st_size for path in drawn) < 600_000
+
+
 def test_the_policy_of_the_readme_is_the_example() -> None:
     (policy,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     example = (DOCS / "examples" / "shortest_first.py").read_text()

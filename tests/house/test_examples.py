@@ -12,8 +12,7 @@ import pytest
 from marks import long
 from places import ROOT
 
-NOTEBOOK = ROOT / "docs/examples/notebook.py"
-EXAMPLES = sorted({*(ROOT / "docs/examples").glob("*.py")} - {NOTEBOOK})
+EXAMPLES = sorted((ROOT / "docs/examples").glob("*.py"))
 SHOWN = {
     "s3_fifo": ("66.9 %", "33.3 ms", "112 ms"),
     "two_queues": ("66.7 %",),

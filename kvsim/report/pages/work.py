@@ -200,21 +200,23 @@ def _against_tokens(run: View) -> Iterator[Figure]:
     lasts, tokens, prompts = _lasts(run), _tokens(run), run.steps["prefill_tokens"] > 0
     unit, ns = time_unit(lasts)
     drawn = []
-    for those, colour, label in (
-        (prompts, "prefill", "With prompts"),
-        (~prompts, "decode", "Decodes only"),
-    ):
-        places = np.flatnonzero(those & (tokens > 0))
+    for those, colour, label in _kinds(prompts & (tokens > 0), ~prompts & (tokens > 0)):
+        places = np.flatnonzero(those)
         shown = places[thinned(len(places), DOTS // 2)]
         x, y = compact(tokens[shown]), compact(lasts[shown] / ns)
-        there = points(x, y, colour, size=4, opacity=0.5) | {"name": label}
-        drawn += [there] * bool(len(shown))
+        drawn.append(points(x, y, colour, size=4, opacity=0.5) | {"name": label})
     x_axis = titled("tokens in the step", showgrid=True, **scale(tokens[tokens > 0]))
     y_axis = titled(f"step ({unit})", **scale(lasts[lasts > 0] / ns))
     note = "A dot for each step, of many a sample. A flat floor is memory-bound, a slope is"
     note += " compute-bound."
     title = "Step time by tokens"
     yield chart("step-tokens", title, note, drawn, x_axis, y_axis, hovermode="closest", height=280)
+
+
+def _kinds(prompts: Any, decodes: Any) -> list[tuple[Any, str, str]]:
+    """Which steps have prompts, and which have none; those of which there is any."""
+    kinds = (prompts, "prefill", "With prompts"), (decodes, "decode", "Decodes only")
+    return [kind for kind in kinds if kind[0].any()]
 
 
 def _lanes(run: View) -> Iterator[Figure]:
@@ -230,13 +232,10 @@ def _lanes(run: View) -> Iterator[Figure]:
     begin, took = passages(rows, layers)
     axis_ns = time_unit([float(rows["end_ns"][-1] - rows["start_ns"][0])])
     prompts = run.steps["prefill_tokens"][first : first + LANE_STEPS] > 0
-    drawn = []
-    for those, colour, label in (
-        (prompts, "prefill", "With prompts"),
-        (~prompts, "decode", "Decodes only"),
-    ):
-        if those.any():
-            drawn.append(_lane_bars(begin[those], took[those], axis_ns[1], colour, label))
+    drawn = [
+        _lane_bars(begin[those], took[those], axis_ns[1], colour, label)
+        for those, colour, label in _kinds(prompts, ~prompts)
+    ]
     names = [f"stage {stage}" for stage in range(len(layers))]
     note = f"{count(len(begin))} steps from the middle of the run; gaps are bubbles."
     x = titled(f"since the first of them ({axis_ns[0]})")
