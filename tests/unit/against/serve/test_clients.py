@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import inf
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from kvsim.against.serve.kv_events import KVEvents, KVEventsConfig, Publisher
 from kvsim.against.serve.session import Session
@@ -83,6 +85,43 @@ def test_vllm_router_before_two_replicas(tmp_path: Path) -> None:
         ]
     assert answers[0] == 0 and answers[-1] > 0
     assert min(served) == 0 < max(served), "requests that begin alike go to one replica"
+
+
+VLLM_BENCH = """
+import asyncio, json, sys
+sys.path.insert(0, sys.argv[2])
+import aiohttp
+from endpoint_request_func import RequestFuncInput, async_request_openai_chat_completions
+from endpoint_request_func import async_request_openai_completions
+async def main(url):
+    asked = dict(prompt_len=100, output_len=25, model="small", ignore_eos=True)
+    async with aiohttp.ClientSession() as session:
+        for path, send, prompt in (
+            ("completions", async_request_openai_completions, list(range(100))),
+            ("chat/completions", async_request_openai_chat_completions, "some words " * 50),
+        ):
+            given = RequestFuncInput(prompt=prompt, api_url=f"{url}/v1/{path}", **asked)
+            found = await send(given, session)
+            print(found.success, found.output_tokens, len(found.itl), found.prompt_len, found.error)
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+def test_the_requests_of_vllm_bench_serve(tmp_path: Path) -> None:
+    programs = installed(tmp_path, "aiohttp==3.14.5", "regex", "tqdm", "pip")
+    wheel = [programs / "pip", "download", "-q", "--no-deps", "-d", tmp_path, "vllm==0.33.0"]
+    done = subprocess.run(wheel, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"vllm cannot be had: {done.stderr.splitlines()[-1]}")
+    with zipfile.ZipFile(next(tmp_path.glob("vllm-*.whl"))) as files:
+        name = "vllm/benchmarks/lib/endpoint_request_func.py"
+        (tmp_path / Path(name).name).write_bytes(files.read(name))
+    with serving(speed=1.0) as (url, _):
+        command = [programs / "python", "-c", VLLM_BENCH, url, tmp_path]
+        done = subprocess.run(command, capture_output=True, text=True)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [line[:2] for line in lines] == [["True", "25"]] * 2, done.stderr
+    assert lines[0][3] == "100" and all(0 < int(line[2]) <= 24 for line in lines)
 
 
 DYNAMO = """
