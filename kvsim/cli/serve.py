@@ -56,7 +56,7 @@ def serve(
     import asyncio
 
     try:
-        from kvsim.against.serve.server import Server, front_of, listen, speed_of
+        from kvsim.against.serve.server import Server, front_of, listen, loop_factory, speed_of
     except ImportError as error:
         raise ConfigError(f"serve: {error}; pip install 'kvsim[serve]'") from None
     from kvsim.against.serve.kv_events import LAYOUTS, events_config
@@ -87,7 +87,8 @@ def serve(
             )
             where = f"http://{address}:{listening.getsockname()[1]}"
             told = f"serving {model} at {where}/v1"
-            asyncio.run(made.run(listening, lambda: print(told, flush=True)))
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                runner.run(made.run(listening, lambda: print(told, flush=True)))
         for line in made.clock.report():
             print(line)
         if out is not None:

@@ -115,7 +115,10 @@ def test_no_two_modules_need_each_other() -> None:
 @pytest.mark.parametrize(
     ("library", "allowed"),
     [
-        ("simpy", ("run.replica.", "run.serving", "run.attempt", "fleet.")),
+        (
+            "simpy",
+            ("run.replica.", "run.serving", "run.attempt", "fleet.", "against.serve.session"),
+        ),
         ("torch", ()),
         ("scipy", ()),
         ("plotly", ("report.notebook", "report.result")),

@@ -24,6 +24,7 @@ from kvsim.against.serve.watch import Entry
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
+ASGI = Callable[[dict[str, Any], Receive, Send], Awaitable[None]]
 
 _MOST_BYTES = 1 << 26
 """Of a request's body: a prompt of eight million token ids."""
@@ -53,12 +54,14 @@ class Front:
         assert isinstance(session.parts.config.max_model_len, int)
         self._longest = session.parts.config.max_model_len
 
-    def app(self) -> Starlette:
-        """The routes."""
-        return Starlette(
+    def app(self) -> ASGI:
+        """The routes. Streams go past Starlette's wrappers, which would double their cost."""
+        answering: dict[str, ASGI] = {
+            "/v1/completions": Answering(self, Completion),
+            "/v1/chat/completions": Answering(self, Chat),
+        }
+        others: Any = Starlette(
             routes=[
-                Route("/v1/completions", Answering(self, Completion), methods=["POST"]),
-                Route("/v1/chat/completions", Answering(self, Chat), methods=["POST"]),
                 Route("/tokenize", self.tokenize, methods=["POST"]),
                 Route("/v1/models", self.models),
                 Route("/health", self.health),
@@ -67,6 +70,12 @@ class Front:
                 Route("/metrics", self.metrics),
             ]
         )
+
+        async def app(scope: dict[str, Any], receive: Receive, send: Send) -> None:
+            found = answering.get(scope["path"]) if scope.get("method") == "POST" else None
+            await (found or others)(scope, receive, send)
+
+        return app
 
     async def health(self, request: Request) -> Response:
         """Whether the engine lives."""
@@ -227,7 +236,9 @@ class Answering:
         """Sends tokens when they come. A client that reads slowly gets several at once, and nothing
         waits for it but its own stream."""
         options, sent = asked.stream_options, [0] * len(entries)
-        open_places = set(range(len(entries)))
+        open_places = [*range(len(entries))]
+        around = [answer.around(place, entry) for place, entry in enumerate(entries)]
+        often = options is not None and options.continuous_usage_stats
         await send(_start(200, b"text/event-stream; charset=utf-8"))
         if answer.chat:
             opening = b"".join(answer.opening(place) for place in range(len(entries)))
@@ -235,21 +246,25 @@ class Answering:
         while open_places:
             await changed.wait()
             changed.clear()
-            events = []
-            for place in sorted(open_places):
+            events: list[bytes] = []
+            for place in [*open_places]:
                 entry = entries[place]
-                if entry.tokens == sent[place] and not entry.reason:
+                if not (entry.reason or often):
+                    if entry.tokens > sent[place]:
+                        before, after = around[place]
+                        events += (before, entry.text(sent[place]).encode(), after)
+                        sent[place] = entry.tokens
                     continue
-                more = {}
                 if entry.reason:
-                    open_places.discard(place)
-                    more = {"kvsim": times([entry])} if self._front.clock.virtual else {}
+                    open_places.remove(place)
                 if entry.error:
                     events.append(b"data: " + _failure(500, entry.error) + b"\n\n")
-                    continue
-                said = usage([entry]) if options and options.continuous_usage_stats else None
-                events.append(answer.chunk(place, entry, sent[place], said, **more))
-                sent[place] = entry.tokens
+                elif entry.reason or entry.tokens > sent[place]:
+                    ended = entry.reason and self._front.clock.virtual
+                    more = {"kvsim": times([entry])} if ended else {}
+                    said = usage([entry]) if often else None
+                    events.append(answer.chunk(place, entry, sent[place], said, **more))
+                    sent[place] = entry.tokens
             if not open_places:
                 events.append(
                     answer.closing(entries if options and options.include_usage else None)

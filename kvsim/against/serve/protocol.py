@@ -158,6 +158,13 @@ class Answer(NamedTuple):
         choices = [self._choice(place, entry, sent, False)]
         return self._event(choices, said, **more)
 
+    def around(self, place: int, entry: Entry) -> tuple[bytes, bytes]:
+        """What stands before and after the text in an event of tokens that says nothing else."""
+        begun = Entry(entry.request, [0], tokens=1)
+        before, text, after = self.chunk(place, begun, 0, None).partition(FILLER[0].encode())
+        assert text
+        return before, after
+
     def opening(self, place: int) -> bytes:
         """The first event of a stream of a chat."""
         delta = {"role": "assistant", "content": ""}
@@ -183,7 +190,7 @@ class Answer(NamedTuple):
         return msgspec.json.encode(told if said is None else {**told, "usage": said})
 
     def _choice(self, place: int, entry: Entry, sent: int, whole: bool) -> dict[str, Any]:
-        text = "".join([FILLER[word] for word in entry.words[sent : entry.tokens]])
+        text = entry.text(sent)
         said: dict[str, Any] = {"text": text}
         if self.chat and whole:
             said = {"message": {"role": "assistant", "content": text}}

@@ -113,6 +113,7 @@ class Server:
             access_log=False,
             lifespan="off",
             ws="none",
+            proxy_headers=False,
             timeout_keep_alive=5,
             timeout_graceful_shutdown=_GRACE_S,
         )
@@ -170,6 +171,15 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
         raise ConfigError(f"--port: {host}:{port}: {error}; give another one") from None
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """The fastest event loop here; None: Python's own."""
+    with suppress(ImportError):
+        import uvloop
+
+        return uvloop.new_event_loop
+    return None
 
 
 def speed_of(speed: float, as_fast_as_possible: bool) -> float:

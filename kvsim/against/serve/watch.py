@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from kvsim.against.serve.words import FILLER
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
 from kvsim.core.request import ABORTED, Request
@@ -33,6 +34,10 @@ class Entry:
     """Those up to its last token."""
     last_ns: int = -1
     """When its last token came; -1: not yet."""
+
+    def text(self, first: int) -> str:
+        """Its tokens so far from `first` on, in words."""
+        return "".join([FILLER[word] for word in self.words[first : self.tokens]])
 
 
 @dataclass(slots=True)

@@ -54,7 +54,7 @@ def test_a_run_becomes_a_trace_plain_or_packed(run: Path, tmp_path: Path) -> Non
         (["--out", "t.json", "--request", "5777"], "no '5777' among 120"),
         (["--out", "t.json", "--from", "7", "--to", "3"], "nothing lies between 7 s and 3 s"),
         (["--out", "t.json", "--from", "nan"], "nothing lies between nan s and the end"),
-        ([], "Missing option '--out'"),
+        ([], "nothing to write; give --out"),
     ],
 )
 def test_what_cannot_be_written_is_one_line(run: Path, arguments: list[str], words: str) -> None:
