@@ -301,6 +301,26 @@ def test_prompts_wait_no_longer_than_there_is_something_to_decode(overlap: bool)
     assert set(result.requests["status"]) == {"completed"}
 
 
+@pytest.mark.parametrize("apart", [10, 11])
+def test_a_priority_preempts_if_it_is_higher_by_more_than_the_threshold(apart: int) -> None:
+    """`priority_scheduling_preemption_threshold`, 10 by default; a higher number goes first."""
+    crowd = requests((20, 60), (20, 4), max_new_tokens=60)
+    crowd.rows[1].priority, crowd.rows[1].arrival_ns = apart, 10**8
+    settings = {"model": "tiny", "engine": "sglang", "max_model_len": 400, "max_num_seqs": 1}
+    settings |= {"num_gpu_blocks_override": 400, "cost": {"model": "constant"}}
+    args = {"enable_priority_scheduling": True}
+    result = simulate(crowd, settings | {"scheduler_args": args})
+    assert list(result.requests["num_preemptions"]) == [int(apart > 10), 0]
+
+
+def test_the_head_of_the_queue_counts_how_often_it_was_refused() -> None:
+    """Not every step: a full batch is not asked again before a request of it is over."""
+    settings = {"model": "tiny", "engine": "sglang", "max_model_len": 400, "max_num_seqs": 1}
+    settings |= {"num_gpu_blocks_override": 400, "cost": {"model": "constant"}}
+    result = simulate(requests((20, 9), (20, 9), (20, 9), max_new_tokens=9), settings)
+    assert list(result.requests["blocked_steps"]) == [0, 1, 1]
+
+
 # -- memory ------------------------------------------------------------------------------------
 
 

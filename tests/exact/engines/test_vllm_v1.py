@@ -158,3 +158,15 @@ def test_a_head_whose_hits_are_evicted_is_refused_for_another_reason(asynchronou
     trace = Trace("made", "native", "", rows)
     blocked = [BLOCKED[why] for why in simulate(trace, settings).steps["blocked"]]
     assert "blocks tokens" in " ".join(blocked)
+
+
+def test_an_adaptive_threshold_shares_the_budget_among_all_requests() -> None:
+    """`long_prefill_token_threshold_adaptive`: at most 20 // 2 tokens of a prompt in a step."""
+    scheduler, batch = engine(
+        (14, 1),
+        (14, 1),
+        max_num_batched_tokens=20,
+        long_prefill_token_threshold=2,
+        long_prefill_token_threshold_adaptive=True,
+    )
+    assert [each.scheduled for each in scheduler.compose(batch, 0).prefills] == [10, 10]
