@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.cost.bounds import Bounds
 from kvsim.cost.explain import each
+from kvsim.cost.sustained import check, label
 from kvsim.machine.hardware import Hardware
 from kvsim.machine.models import Model
 from kvsim.settings.config import RunConfig
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 class RooflineCost:
     """A roofline of one GPU of the tensor-parallel group; all GPUs do the same work.
 
-    Efficiencies (shares of the peaks) and overheads default to the hardware's own.
+    Efficiencies (shares of the peaks) and overheads default to the hardware's own. `sustained` is a
+    factor on steps with prompts (`kvsim.cost.sustained`).
     """
 
     kind = "roofline"
@@ -53,6 +55,7 @@ class RooflineCost:
         bandwidth_efficiency: float | None = None,
         layer_overhead_us: float | None = None,
         step_overhead_us: float | None = None,
+        sustained: float = 1.0,
     ) -> None:
         settings = {
             "compute_efficiency": compute_efficiency,
@@ -66,6 +69,7 @@ class RooflineCost:
         }
         _check(self._settings)
         self._model, self._hardware = model, hardware
+        self._sustained = check(sustained)
         self._tensor_parallel_size = config.tensor_parallel_size
         self._bounds = Bounds(model, hardware, config, **self._settings)
 
@@ -80,11 +84,13 @@ class RooflineCost:
         return (
             f"roofline: {gpus}{self._hardware.name} data sheet x {self._model.name}{unlike},"
             f" efficiencies {compute:.2f}/{bandwidth:.2f} (estimated)"
+            f"{label(self._hardware.name, 'roofline', self._sustained)}"
         )
 
     def step_ns(self, plan: Plan) -> int:
         """Nanoseconds of a step."""
-        return self._bounds.step_ns(plan)
+        ns = self._bounds.step_ns(plan)
+        return round(ns * self._sustained) if plan.chunks else ns
 
     def explain(self, work: Work) -> dict[str, Any]:
         """The terms of steps (`kvsim.cost.explain`); floors and all-reduces of layers are dense."""
@@ -116,6 +122,7 @@ class RooflineCost:
             "model": self._model.name,
             "tensor_parallel_size": self._tensor_parallel_size,
             **self._settings,
+            "sustained": self._sustained,
             "sources": self._hardware.source,
         }
 
