@@ -2,9 +2,10 @@
 
     python docs/site/real_runs.py FOLDER        # FOLDER holds the published runs
     python docs/site/real_runs.py FOLDER --check
+    python docs/site/real_runs.py FOLDER --public    # only the table of public runs
 
-The tables are written between the marks `<!-- real runs -->` and `<!-- end of real runs -->` of
-`docs/results/real-runs.md`. Nothing of it depends on the machine.
+The tables are written between the marks `<!-- real runs -->` and `<!-- end of real runs -->`, and
+those of public runs, of `docs/results/real-runs.md`. Nothing of it depends on the machine.
 """
 
 import json
@@ -14,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import public_runs
 from msgspec import UNSET
 from msgspec.structs import replace
 
@@ -31,6 +33,7 @@ from kvsim.workload.trace import Trace
 
 PAGE = Path(__file__).resolve().parents[1] / "results" / "real-runs.md"
 START, END = "<!-- real runs -->\n", "<!-- end of real runs -->\n"
+PUBLIC_START, PUBLIC_END = "<!-- public runs -->\n", "<!-- end of public runs -->\n"
 STATED = AllReduce(latency_us=40, bandwidth_gb_s=16)
 """The link as the publisher of the runs states it, from no measured step."""
 FIRST = 100
@@ -205,13 +208,21 @@ def _constants(found: dict[str, Any]) -> str:
     return ", ".join(values) or "none: the run shows none"
 
 
+def replaced(text: str, start: str, end: str, between: str) -> str:
+    """The page with what is between two marks replaced."""
+    before, rest = text.split(start)
+    _, after = rest.split(end)
+    return f"{before}{start}\n{between}\n{end}{after}"
+
+
 def main() -> int:
     """Write the page, or compare it; the exit code."""
-    text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(START)
-    _, after = rest.split(END)
-    benches = [Bench(run, Path(sys.argv[1])) for run in RUNS]
-    fresh = f"{before}{START}\n{written(benches)}\n{END}{after}"
+    text, folder = PAGE.read_text(encoding="utf-8"), Path(sys.argv[1])
+    public = public_runs.written(folder / "public")
+    fresh = replaced(text, PUBLIC_START, PUBLIC_END, public)
+    if "--public" not in sys.argv:
+        benches = [Bench(run, folder) for run in RUNS]
+        fresh = replaced(fresh, START, END, written(benches))
     if "--check" in sys.argv:
         return int(fresh != text)
     PAGE.write_text(fresh, encoding="utf-8")

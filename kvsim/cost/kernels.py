@@ -37,7 +37,8 @@ class Kernels:
     """The tables of `fit` with one of its decode kernels, for a model of `layers` layers.
 
     `beside` is what the linear layers of the fit do not hold. `eager`: the launch floor holds for
-    steps without prompts, too.
+    steps without prompts, too. `beside_prompts`: decodes in launches with prompts, where they take
+    longer.
     """
 
     dense: Line
@@ -52,6 +53,8 @@ class Kernels:
     _decodes: Lines
     """Attention of one layer, by sequences and their mean context; `_prefills` by tokens of a chunk
     and its context."""
+    _beside: Lines
+    """`_decodes` in a launch that serves a prompt, too."""
     _prefills: Lines
     _fused: Fused | None
     _uneven: Uneven | None
@@ -78,6 +81,7 @@ class Kernels:
         beside: Sequence[ByTokens] = (),
         uneven: Uneven | None = None,
         eager: bool = True,
+        beside_prompts: DecodeGrid | None = None,
     ) -> None:
         self._layers, self._uneven = layers, uneven
         self.dense = Line(fit.dense.x, fit.dense.us)
@@ -85,6 +89,7 @@ class Kernels:
             self.dense = self.dense.plus(term.us, term.breaks)
         self.head = Line(fit.head.x, fit.head.us)
         self._decodes, self._prefills = Lines(decode), Lines(fit.prefill)
+        self._beside = self._decodes if beside_prompts is None else Lines(beside_prompts)
         self._fused = Fused(fit.mixed) if isinstance(fit.mixed, MixedGrid) else None
         self._prefill, self._long = fit.prefill, {}
         self._longest_prefill, self._tile = fit.prefill.x[-1], fit.prefill.tile
@@ -153,7 +158,8 @@ class Kernels:
         scale = self._a1 * 1000.0
         host_us = self._a0 + (self._prompt_step_us if prefill_seqs else 0.0)
         host_us += self._a2 * float(prefill_seqs + decode_seqs)
-        attention_us = self.decodes_us(decode_seqs, context_tokens) * float(self._layers)
+        attention_us = self.decodes_us(decode_seqs, context_tokens, prefill_seqs)
+        attention_us *= float(self._layers)
         return (
             host_us * 1000.0,
             self.dense.at(float(tokens)) * scale if tokens else 0.0,
@@ -167,13 +173,15 @@ class Kernels:
         further_ns = self._uneven_ns(sequences, context_tokens, longest) if longest else 0
         return self._decode_ns(sequences, context_tokens, further_ns)
 
-    def decodes_us(self, sequences: i64, context_tokens: i64) -> float:
-        """Microseconds of one layer's attention of decodes, as if they were even."""
+    def decodes_us(self, sequences: i64, context_tokens: i64, prompts: i64 = 0) -> float:
+        """Microseconds of one layer's attention of decodes, as if they were even, in a step with so
+        many prompts."""
         if not sequences:
             return 0.0
         seqs = float(sequences)
-        us = self._decodes.at(seqs, float(context_tokens), seqs)
-        if not self._decodes.inside:
+        lines = self._beside if prompts else self._decodes
+        us = lines.at(seqs, float(context_tokens), seqs)
+        if not lines.inside:
             self._outside = True
         return us
 
@@ -209,7 +217,7 @@ class Kernels:
                 if uneven is not None and (longest := plan.longest(uneven.longest)):
                     us += uneven.mixed_us(chunks, seqs, context, longest)
                 return us
-            us = self.decodes_us(seqs, context)
+            us = self.decodes_us(seqs, context, len(chunks))
             if uneven is not None:
                 us += uneven.decode_us(seqs, context, plan.longest(uneven.longest))
         for new, before in chunks:

@@ -199,6 +199,9 @@ class Fit(Struct, frozen=True, forbid_unknown_fields=True):
     """Layers with experts; `dense` does not hold these (`kvsim.cost.experts`)."""
     tail: Tail | UnsetType = UNSET
     """What uneven decode batches take longer."""
+    l2_mib: AboveZero | UnsetType = UNSET
+    """Level-2 cache of a GPU on which launches with prompts do not group heads, where `mixed` is
+    not measured (`kvsim.cost.ungrouped`)."""
     launch_floor_us: Us = 0.0
     """Least time of a step whose kernels are launched one by one."""
     copied_block_us: Us = 0.0

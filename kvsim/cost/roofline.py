@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.cost.bounds import Bounds
 from kvsim.cost.explain import ByStep
+from kvsim.cost.sustained import check, label
 from kvsim.machine.hardware import Hardware
 from kvsim.machine.models import Model
 from kvsim.settings.config import RunConfig
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 class RooflineCost(ByStep):
     """A roofline of one GPU of the tensor-parallel group; all GPUs do the same work.
 
-    Efficiencies (shares of the peaks) and overheads default to the hardware's own.
+    Efficiencies (shares of the peaks) and overheads default to the hardware's own. `sustained` is a
+    factor on steps with prompts (`kvsim.cost.sustained`).
     """
 
     kind = "roofline"
@@ -52,6 +54,7 @@ class RooflineCost(ByStep):
         bandwidth_efficiency: float | None = None,
         layer_overhead_us: float | None = None,
         step_overhead_us: float | None = None,
+        sustained: float = 1.0,
     ) -> None:
         settings = {
             "compute_efficiency": compute_efficiency,
@@ -65,6 +68,7 @@ class RooflineCost(ByStep):
         }
         _check(self._settings)
         self._model, self._hardware = model, hardware
+        self._sustained = check(sustained)
         self._tensor_parallel_size = config.tensor_parallel_size
         self._bounds = Bounds(model, hardware, config, **self._settings)
 
@@ -79,11 +83,13 @@ class RooflineCost(ByStep):
         return (
             f"roofline: {gpus}{self._hardware.name} data sheet x {self._model.name}{unlike},"
             f" efficiencies {compute:.2f}/{bandwidth:.2f} (estimated)"
+            f"{label(self._hardware.name, 'roofline', self._sustained)}"
         )
 
     def step_ns(self, plan: Plan) -> int:
         """Nanoseconds of a step."""
-        return self._bounds.step_ns(plan)
+        ns = self._bounds.step_ns(plan)
+        return round(ns * self._sustained) if plan.chunks else ns
 
     def terms(self, *counts: int) -> tuple[float, ...]:
         """What the parts of a step take (`ByStep.terms`)."""
@@ -98,6 +104,7 @@ class RooflineCost(ByStep):
             "model": self._model.name,
             "tensor_parallel_size": self._tensor_parallel_size,
             **self._settings,
+            "sustained": self._sustained,
             "sources": self._hardware.source,
         }
 

@@ -141,6 +141,7 @@ def scaled(profile: Profile, model: Model, config: RunConfig, hardware: Hardware
             prompt_step_us=fit.prompt_step_us,
             all_reduce=all_reduce,
             tail=step.tail(fit.tail),
+            l2_mib=fit.l2_mib,
             experts=fit.experts if step.same_experts else UNSET,
             launch_floor_us=fit.launch_floor_us * step.layers,
             copied_block_us=fit.copied_block_us * step.layers * step.work * step.bytes * blocks,

@@ -19,9 +19,10 @@ profile might describe.
     true time = time of the profile / (1 + error),   error ~ normal(bias, p95 / 1.96)
 
 One factor for a whole table is the largest effect that an error can have: errors that differ from
-point to point partly cancel. The seed alone decides the factors, so policies that are compared on
-the same seeds meet the same machine. Tables without a recorded error are unchanged, and `describe`
-says so.
+point to point partly cancel. Steps with prompts are slowed by a factor between 1 and what public
+runs of the GPU showed (`kvsim.cost.sustained`). The seed alone decides the factors, so policies
+that are compared on the same seeds meet the same machine. Tables without a recorded error are
+unchanged, and `describe` says so.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ from kvsim.cost.profile import (
     refuse_special,
 )
 from kvsim.cost.scaling import GEOMETRY, differences, scaled
+from kvsim.cost.sustained import PUBLIC, check, label
 from kvsim.cost.tail import Uneven
+from kvsim.cost.ungrouped import LABEL, beside_prompts
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import AllReduce, Hardware, load_hardware
 from kvsim.machine.link import LINKS
@@ -80,7 +83,8 @@ class TableCost(ByStep):
 
     `uneven`: whether the lengths of decoding sequences count where they differ
     (`kvsim.cost.tail`); None: as the profile's own evidence says. It is a `ValueError` to ask a
-    profile for it that does not have the term.
+    profile for it that does not have the term. `sustained`: a factor on steps with prompts
+    (`kvsim.cost.sustained`).
     """
 
     def __init__(
@@ -91,9 +95,11 @@ class TableCost(ByStep):
         profile: str,
         decode_kernel: Literal["v1", "v2"] = "v2",
         uneven: bool | None = None,
+        sustained: float = 1.0,
     ) -> None:
         refuse_special(model, ("experts",))
         self._measured, self._path = load_profile(profile), profile
+        self._hardware_name, self._sustained = hardware.name, check(sustained)
         self._scaled_in = differences(self._measured, model, config)
         self._profile = self._measured
         if self._scaled_in:
@@ -123,8 +129,14 @@ class TableCost(ByStep):
             kernel = f"decode_{decode_kernel}"
             raise ValueError(f"decode_kernel: profile {profile} has no {kernel}")
         eager = not self._profile.engine.graph
+        self._ungrouped: DecodeGrid | None = None
+        if isinstance(fit.l2_mib, float | int) and not isinstance(fit.mixed, MixedGrid):
+            made = self._profile.model
+            row_bytes = 2 * made.head_dim * DTYPE_BYTES[made.kv_dtype]
+            group = max(1, made.heads // made.kv_heads)
+            self._ungrouped = beside_prompts(decode, group, row_bytes, fit.l2_mib)
         self._kernels = Kernels(
-            fit, decode, model.num_hidden_layers, self._beside, self._uneven, eager
+            fit, decode, model.num_hidden_layers, self._beside, self._uneven, eager, self._ungrouped
         )
 
     def _drawn(self, fit: Fit, seed: int) -> Fit:
@@ -161,16 +173,22 @@ class TableCost(ByStep):
             used["uneven batches"] = self._profile.terms.get("uneven batches", "derived")
         if why := distrust(self._measured.error):
             used = {"not trusted": why, **used}
-        return "".join(f"; {name}: {text}" for name, text in used.items())
+        listed = "".join(f"; {name}: {text}" for name, text in used.items())
+        public = self._measured.source != "measured" or self._sustained != 1
+        return listed + (label(self._hardware_name, "table", self._sustained) if public else "")
 
     def _all_terms(self) -> dict[str, str]:
         found = self._profile.terms | ({} if self._experts is None else self._experts.terms)
         if self._profile.model.tp == 1:
             found.pop("all-reduce", None)
-        return found
+        return found if self._ungrouped is None else found | {"decodes beside prompts": LABEL}
 
     def step_ns(self, plan: Plan) -> int:
         """Nanoseconds of a step."""
+        ns = self._step_ns(plan)
+        return round(ns * self._sustained) if plan.chunks else ns
+
+    def _step_ns(self, plan: Plan) -> int:
         experts = self._experts
         if experts is None or plan.rank_tokens is None or not plan.tokens:
             return self._kernels.step_ns(plan)
@@ -193,6 +211,7 @@ class TableCost(ByStep):
             "software": self._profile.software,
             "decode_kernel": self._decode_kernel,
             "uneven": self._uneven is not None,
+            "sustained": self._sustained,
             "terms": self._all_terms(),
             "fitted": self._profile.fitted,
             "block_size": self._measured.engine.block_size,
@@ -252,6 +271,10 @@ class UncertainCost(TableCost):
         self._factors = draw_factors(self._profile, seed)
         if not self._factors:
             raise ValueError(f"profile {self._path} records no errors of its tables to draw from")
+        missed = PUBLIC.get((self._hardware_name, "table"))
+        if missed is not None and self._sustained == 1 and self._measured.source != "measured":
+            drawn = random_stream(seed, "sustained factor").uniform(1, missed.most)
+            self._sustained = round(float(drawn), 3)
         return multiplied(fit, self._factors)
 
     @property

@@ -10,9 +10,11 @@ import numpy as np
 
 from kvsim.against.check.corrections import corrections, misfit
 from kvsim.against.check.remarks import verdict
-from kvsim.against.matched import KINDS, STATISTICS, Matched, matched, require_measured
+from kvsim.against.check.signs import Signs
+from kvsim.against.check.suspects import Bench
+from kvsim.against.matched import KINDS, STATISTICS, Matched, require_measured
 from kvsim.errors import ConfigError
-from kvsim.fleet.ranks import EngineResult, figures_of, simulate_engine
+from kvsim.fleet.ranks import EngineResult, simulate_engine
 from kvsim.results.phases import Floats
 from kvsim.results.plain import plain
 from kvsim.results.statistics import describe, describe_counts, ratio
@@ -130,13 +132,14 @@ def check(
     require_measured(trace)
     result = simulate_engine(trace, config, command=command)
     done(1)
-    pairs = matched(trace, result)
+    bench = Bench(trace, config, result, done)
+    pairs = bench.base.pairs
     figures = {**_latencies(pairs, result), **_whole(trace, result, pairs)}
     if not figures:
         raise ConfigError(f"{trace.path}: all measured times are 0; give times in seconds")
     worst = max(abs(figure["error"]) for figure in figures.values())
     split = residual(pairs, result.requests)
-    found = corrections(trace, config, result, done) if correct and worst > NEAR else []
+    found = corrections(bench) if correct and worst > NEAR else []
     record: Table = {
         "schema": SCHEMA,
         "kvsim_version": __version__,
@@ -150,10 +153,11 @@ def check(
         "passed": tolerance is None or worst <= tolerance,
         "spread": {kind: _spread(pairs, kind) for kind in KINDS if pairs.has(kind)},
         "residual": _split(split),
+        "signs": _sides(bench.base.signs),
         "misfit": misfit(pairs),
         "corrections": [each._asdict() for each in found],
         "points": _points(trace, pairs),
-        "meta": figures_of(result)["meta"],
+        "meta": bench.base.figures["meta"],
     }
     remarks = verdict(record, _tokens_missing(trace, pairs))
     record["verdict"] = [remark._asdict() for remark in remarks]
@@ -233,6 +237,12 @@ def _split(split: Residual | None) -> Table | None:
         return None
     parts = [{**part._asdict(), "difference_ms": part.difference_ms} for part in split.parts]
     return {"parts": parts, "largest": split.largest.name, "method": split.method}
+
+
+def _sides(found: tuple[Signs, Signs] | None) -> Table | None:
+    if found is None:
+        return None
+    return {name: x._asdict() for name, x in zip(("measured", "predicted"), found, strict=True)}
 
 
 def _points(trace: Trace, pairs: Matched) -> Table:

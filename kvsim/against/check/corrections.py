@@ -1,138 +1,69 @@
-"""Tries one correction at a time, and says how much of the misfit each would remove.
+"""Tries what may be different about a server, and says how much of the misfit each would remove.
 
-Each correction has one number. It is fitted by running the replay again until predictions are on
-average neither too high nor too low. The right correction then fits every figure; a wrong one
-trades errors of one figure for errors of another. So what counts is the misfit that is left, the
-mean distance of the logarithms of predicted and measured figures.
+A setting is tried with its likely values. A price has a number, which is fitted by running the
+replay again until predictions are on average neither too high nor too low. The right correction
+then fits every figure; a wrong one trades errors of one figure for errors of another. So what
+counts is the misfit that is left, the mean distance of the logarithms of predicted and measured
+figures. A price is only preferred to a setting where it leaves clearly less: prices can bend to
+what a wrong setting does. Where one correction is not enough, pairs are tried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from math import exp, log
+from collections.abc import Mapping
+from contextlib import suppress
+from math import log
+from operator import itemgetter
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import msgspec
-
-from kvsim.against.matched import FITTED, STATISTICS, Matched, matched
-from kvsim.cost import Cost
+from kvsim.against.check.suspects import Belief, Bench, Suspect, suspects
+from kvsim.against.matched import FITTED, STATISTICS, Matched
 from kvsim.errors import ConfigError
-from kvsim.fleet.ranks import EngineResult, figures_of, simulate_engine
-from kvsim.results.numerals import percent
 from kvsim.results.statistics import describe
-from kvsim.run.assembly import Parts, assemble
-from kvsim.settings.config import RunConfig
-from kvsim.workload.assumed import assume_hit_rate
-from kvsim.workload.trace import Trace
 
-if TYPE_CHECKING:
-    from kvsim.core.plan import Plan
-
-
-class Change(NamedTuple):
-    """A change of step times."""
-
-    prompts: float = 1.0
-    """Factor on the time of steps that compute prompt tokens; `decodes` is the factor on all
-    others."""
-    decodes: float = 1.0
-    step_ns: float = 0.0
-    """Nanoseconds added to every step."""
-    start_ns: float = 0.0
-    """Nanoseconds added to the first step."""
-
-
-class Slowed:
-    """A cost model whose times are changed."""
-
-    def __init__(self, cost: Cost, change: Change) -> None:
-        self._cost, self._change = cost, change
-        self._start_ns = change.start_ns
-
-    @property
-    def kind(self) -> str:
-        """The kind of the changed cost model."""
-        return self._cost.kind
-
-    @property
-    def source(self) -> str:
-        """The source of the changed cost model, and the change."""
-        return f"{self._cost.source}, changed by {self._change}"
-
-    def step_ns(self, plan: Plan) -> int:
-        """Nanoseconds of a step."""
-        factor = self._change.prompts if plan.chunks else self._change.decodes
-        start_ns, self._start_ns = self._start_ns, 0.0
-        return round(self._cost.step_ns(plan) * factor + self._change.step_ns + start_ns)
-
-    def describe(self) -> dict[str, Any]:
-        """The description of the changed cost model, and the change."""
-        return {**self._cost.describe(), "source": self.source, "change": self._change._asdict()}
-
-
-def with_change(change: Change) -> Callable[[RunConfig], Parts]:
-    """Returns the factory of a run's objects, for `simulate`, with changed step times."""
-
-    def parts_of(config: RunConfig) -> Parts:
-        parts = assemble(config)
-        return parts._replace(cost=Slowed(parts.cost, change))
-
-    return parts_of
-
-
+EXPLAINED = 0.03
+"""A misfit that is left by more than this is not explained."""
 _MOST_RUNS = 6
+"""Replays of a search."""
 _BALANCED = 2e-4
-_WIDEST = log(4)
-"""A factor beyond 1/4 to 4 is no correction."""
-_FULL = 0.95
-"""Share of the pool from which its size may matter."""
+_STEPS = (0.04, 0.01, 0.003)
+_CLEARLY = 0.75
+"""A price that leaves no less than this share of what a setting leaves is not preferred to it."""
+_EXPLAINS, _REFINES = 0.67, 0.33
+"""A pair is not preferred to one correction if it leaves more than this share of what that leaves;
+the latter where that one explains the misfit."""
+_ENOUGH = 0.01
+"""A misfit that no pair has to explain."""
+_KEPT = 3
+"""So many pairs are fitted together."""
+_FEW_RUNS = 3
+_FINEST = 0.01
+"""Share of a number to which it is fitted together with another."""
 
 
 class Found(NamedTuple):
-    """A correction, fitted."""
+    """A correction, fitted; or two together, with their names, words and remedies joined."""
 
     name: str
-    value: float
-    """A factor, milliseconds, blocks, or a share."""
+    value: Any
+    """A setting, a factor, milliseconds, blocks, or a share; of two corrections, a list."""
     words: str
     remedy: str
     misfit: float
     """What is left with it."""
 
 
-class _Knob(NamedTuple):
-    """One correction: `replay(x)` is the prediction with it; at 0 it changes nothing."""
+class _Tried(NamedTuple):
+    suspect: Suspect
+    x: Any
+    belief: Belief
+    found: Found
 
-    name: str
-    replay: Callable[[float], Matched]
-    start: Callable[[float], float]
-    """A first guess from the balance."""
-    low: float
-    high: float
-    value: Callable[[float], float]
-    words: Callable[[float], str]
-    remedy: str
-
-
-class _Bench(NamedTuple):
-    """What corrections are tried on: a measured run, and its replay without any."""
-
-    trace: Trace
-    config: RunConfig
-    figures: Mapping[str, Any]
-    """Those of the replay."""
-    base: Matched
-    done: Callable[[int], None]
-
-    def replay(
-        self, change: Change, trace: Trace | None = None, config: RunConfig | None = None
-    ) -> Matched:
-        """The prediction with the times of steps changed, or of another trace or configuration."""
-        given = trace or self.trace, config or self.config
-        run = simulate_engine(*given, parts_of=with_change(change))
-        self.done(1)
-        return matched(trace or self.trace, run)
+    @property
+    def rank(self) -> float:
+        """The misfit that counts in a comparison."""
+        return self.found.misfit / (1.0 if self.suspect.setting else _CLEARLY)
 
 
 def errors(pairs: Matched) -> dict[str, float]:
@@ -152,166 +83,155 @@ def misfit(pairs: Matched) -> float:
     return _mean({key: abs(error) for key, error in errors(pairs).items()})
 
 
-def corrections(
-    trace: Trace,
-    config: RunConfig,
-    result: EngineResult,
-    done: Callable[[int], None] = lambda number: None,
-) -> list[Found]:
-    """Corrections that leave less misfit than `result` has, the best first.
+def corrections(bench: Bench) -> list[Found]:
+    """Corrections that leave less misfit than the replay has, the best first."""
+    tried = sorted(_all(bench, Belief()), key=lambda each: each.rank)
+    found = [each.found for each in tried if each.found.misfit < misfit(bench.base.pairs)]
+    if tried and tried[0].found.misfit > _ENOUGH:
+        both = _pair(bench, tried)
+        most = _EXPLAINS if tried[0].found.misfit > EXPLAINED else _REFINES
+        if both is not None and both.misfit < most * tried[0].found.misfit:
+            found.insert(0, both)
+    return found
 
-    `done` is called with 1 after every further run.
+
+def _all(bench: Bench, belief: Belief, without: str = "", runs: int = _MOST_RUNS) -> list[_Tried]:
+    """Each suspect at its best, on top of what is believed, but for one."""
+    others = [each for each in suspects(bench, belief) if each.name != without]
+    found = (_at_best(bench, each, belief, runs) for each in others)
+    return [each for each in found if each is not None]
+
+
+def _at_best(
+    bench: Bench, suspect: Suspect, belief: Belief, runs: int = _MOST_RUNS
+) -> _Tried | None:
+    if suspect.values:
+        left, x = _choose(bench, suspect, belief)
+    else:
+        left, x = _search(bench, suspect, belief, runs)
+    if x is None:
+        return None
+    value = suspect.value(x)
+    found = Found(suspect.name, value, suspect.words(value), suspect.remedy, left)
+    return _Tried(suspect, x, suspect.believe(belief, x), found)
+
+
+def _pair(bench: Bench, tried: list[_Tried]) -> Found | None:
+    """The two corrections that leave least: each setting, and the two best prices, with all others.
+
+    A number that was fitted alone takes all blame. So less of it is tried as well, and the best
+    pairs are fitted together.
     """
-    bench = _Bench(trace, config, figures_of(result), matched(trace, result), done)
-    knobs = [*_factors(bench), *_constants(bench), *_blocks(bench), *_hits(bench)]
-    fitted = (_fit(knob, bench.base) for knob in knobs)
-    return sorted((each for each in fitted if each is not None), key=lambda each: each.misfit)
+    settings = [each for each in tried if each.suspect.setting]
+    prices = [each for each in tried if not each.suspect.setting][:2]
+    pairs: dict[frozenset[str], tuple[_Tried, _Tried]] = {}
+    for each in _unlike(settings) + prices:
+        for one in _with_less(bench, each):
+            for other in _all(bench, one.belief, one.suspect.name, _FEW_RUNS):
+                names = frozenset((one.suspect.name, other.suspect.name))
+                if names not in pairs or other.rank < pairs[names][1].rank:
+                    pairs[names] = (one, other)
+    likely = sorted(pairs.values(), key=lambda pair: pair[1].rank)[:_KEPT]
+    together = (_together(bench, *pair) for pair in likely)
+    best = min(together, key=lambda pair: pair[1].rank, default=None)
+    if best is None:
+        return None
+    first, second = (each.found for each in best)
+    return Found(
+        f"{first.name} and {second.name}",
+        [first.value, second.value],
+        f"{first.words}, and {second.words}",
+        f"{first.remedy}; {second.remedy}",
+        second.misfit,
+    )
 
 
-def _factors(bench: _Bench) -> list[_Knob]:
-    """Factors of the times of steps."""
-
-    def factor(name: str, make: Callable[[float], Change], which: str, remedy: str) -> _Knob:
-        return _Knob(
-            name,
-            lambda x: bench.replay(make(exp(x))),
-            lambda balance: -balance,
-            -_WIDEST,
-            _WIDEST,
-            exp,
-            lambda value: f"{which} takes {value:.3f} times as long",
-            remedy,
-        )
-
-    return [
-        factor(
-            "step_times",
-            lambda f: Change(f, f),
-            "every step",
-            "measure a profile of this machine with kvsim calibrate, or check GPU and dtype",
-        ),
-        factor(
-            "prefill",
-            lambda f: Change(prompts=f),
-            "a step with prompts",
-            "check the times of prompts in the profile, and max_num_batched_tokens",
-        ),
-        factor(
-            "decode",
-            lambda f: Change(decodes=f),
-            "a step without prompts",
-            "check the times of decodes in the profile, and --enforce-eager",
-        ),
-    ]
+def _with_less(bench: Bench, one: _Tried) -> list[_Tried]:
+    """A correction, and some that change less, or what the measured times say."""
+    suspect = one.suspect
+    if suspect.values:
+        return [one]
+    said = suspect.starts(_balance(bench.base.pairs))[:1] if suspect.setting else ()
+    return [one, *(_at(one, x) for x in {0.6 * one.x, *said} - {one.x})]
 
 
-def _constants(bench: _Bench) -> list[_Knob]:
-    """Times that come on top: of every step, and before every first token."""
-    base = bench.base
-    first_ms = 1e3 * float(base.predicted_s["ttft"].mean())
-    step_ms = bench.figures["mean_itl_ms"] or first_ms
-    return [
-        _Knob(
-            "host",
-            lambda ms: bench.replay(Change(step_ns=ms * 1e6)),
-            lambda balance: -balance * step_ms,
-            0.0,
-            3 * step_ms,
-            float,
-            lambda ms: f"every step takes {ms:.2f} ms longer",
-            "host time: scheduling, sampling, detokenisation; none of it is in kernel times",
-        ),
-        _Knob(
-            "first_token",
-            lambda ms: _delayed(base, ms / 1e3),
-            lambda balance: -balance * first_ms,
-            0.0,
-            10 * first_ms,
-            float,
-            lambda ms: f"every first token reaches the client {ms:.1f} ms later",
-            "network, tokenizer and front end of the server, which are not simulated",
-        ),
-    ]
+def _at(one: _Tried, x: float) -> _Tried:
+    """A correction with another number; its misfit is not known."""
+    value = one.suspect.value(x)
+    found = one.found._replace(value=value, words=one.suspect.words(value))
+    return _Tried(one.suspect, x, one.suspect.believe(Belief(), x), found)
 
 
-def _blocks(bench: _Bench) -> list[_Knob]:
-    """The size of the pool, where it was full."""
-    blocks = bench.figures["meta"]["num_gpu_blocks"]
-    if (bench.figures["kv_cache_usage_max"] or 0) < _FULL:
-        return []
-
-    def replay(x: float) -> Matched:
-        number = round(blocks * exp(x))
-        config = msgspec.structs.replace(bench.config, num_gpu_blocks_override=number)
-        return bench.replay(Change(), config=config)
-
-    return [
-        _Knob(
-            "blocks",
-            replay,
-            lambda balance: balance,
-            -_WIDEST,
-            _WIDEST,
-            lambda x: round(blocks * exp(x)),
-            lambda number: f"the pool has {number:,} blocks, not {blocks:,}",
-            "take the count of the server with --startup-log or --num-gpu-blocks-override",
-        )
-    ]
+def _unlike(tried: list[_Tried]) -> list[_Tried]:
+    """Without those that predict what another one predicts."""
+    return list({each.found.misfit: each for each in reversed(tried)}.values())
 
 
-def _hits(bench: _Bench) -> list[_Knob]:
-    """Shared prefixes, where the server caches them and the trace cannot know them."""
-    trace, meta = bench.trace, bench.figures["meta"]
-    if any(row.content for row in trace.rows) or not meta["prefix_caching"]:
-        return []
-
-    def replay(share: float) -> Matched:
-        shared = assume_hit_rate(trace, share, meta["block_size"], seed=bench.config.seed)
-        return bench.replay(Change(), shared)
-
-    return [
-        _Knob(
-            "hits",
-            replay,
-            lambda balance: min(balance, 0.5),
-            0.0,
-            0.95,
-            float,
-            lambda share: f"{percent(share)} of the prompt tokens hit the prefix cache",
-            "the file does not hold prompts; give a trace that does, and this one with --measured",
-        )
-    ]
+def _together(bench: Bench, one: _Tried, other: _Tried) -> tuple[_Tried, _Tried]:
+    """The pair with the number of the first that leaves least, if it has one."""
+    best = (one, _at_best(bench, other.suspect, one.belief) or other)
+    size = 0.0 if one.suspect.values else abs(one.x)
+    step = size / 4
+    while step > _FINEST * size:
+        for x in (best[0].x - step, best[0].x + step):
+            first = _at(one, min(max(x, one.suspect.low), one.suspect.high))
+            second = _at_best(bench, other.suspect, first.belief, _FEW_RUNS)
+            if second is not None and second.found.misfit < best[1].found.misfit:
+                best = (first, second)
+        step /= 2
+    return best
 
 
-def _fit(knob: _Knob, base: Matched) -> Found | None:
-    """The knob where predictions are balanced, by the secant method; the least misfit counts."""
-    before, x0 = _balance(base), 0.0
-    x = min(max(knob.start(before), knob.low), knob.high)
-    best: tuple[float, float] = (misfit(base), 0.0)
-    for _ in range(_MOST_RUNS):
-        if x == x0:
-            break
+def _choose(bench: Bench, suspect: Suspect, belief: Belief) -> tuple[float, Any]:
+    """The least misfit of the values of a setting, and the value; None: no server takes any."""
+    found = []
+    for value in suspect.values:
+        with suppress(ConfigError):  # as of a budget below max_num_seqs
+            pairs = bench.replay(suspect.believe(belief, value)).pairs
+            found.append((misfit(pairs), value))
+    return min(found, key=itemgetter(0), default=(0.0, None))
+
+
+def _search(
+    bench: Bench, suspect: Suspect, belief: Belief, runs: int
+) -> tuple[float, float | None]:
+    """The number with which predictions are balanced, by the secant method; the least misfit
+    counts. A setting is a staircase, so that its neighbours are tried as well."""
+    tried: list[tuple[float, float, float]] = []
+
+    def at(x: float) -> bool:
+        x = min(max(x, suspect.low), suspect.high)
+        if any(x == known for _, known, _ in tried):
+            return False
         try:
-            tried = knob.replay(x)
+            pairs = bench.replay(suspect.believe(belief, x)).pairs if x else base
         except ConfigError:  # as of a pool that is too small for a request
+            return False
+        tried.append((misfit(pairs), x, _balance(pairs)))
+        return True
+
+    base = bench.replay(belief).pairs
+    at(0.0)
+    for x in suspect.starts(tried[0][2]):
+        at(x)
+    tried.sort(reverse=True)  # The last two are the best.
+    for _ in range(runs - 1):
+        if len(tried) < 2:
             break
-        best = min(best, (misfit(tried), x))
-        after = _balance(tried)
+        (_, x0, before), (_, x, after) = tried[-2:]
         if abs(after) < _BALANCED or after == before:
             break
-        x0, x, before = x, x - after * (x - x0) / (after - before), after
-        x = min(max(x, knob.low), knob.high)
-    left, x = best
-    if x == 0:
-        return None
-    value = knob.value(x)
-    return Found(knob.name, value, knob.words(value), knob.remedy, left)
-
-
-def _delayed(base: Matched, seconds: float) -> Matched:
-    """The prediction, with every first token, and all after it, this much later."""
-    later = {kind: base.predicted_s[kind] + seconds for kind in ("ttft", "e2el")}
-    return base._replace(predicted_s={**base.predicted_s, **later})
+        if not at(x - after * (x - x0) / (after - before)):
+            break
+    for step in _STEPS if suspect.setting and runs > _FEW_RUNS and len(tried) > 1 else ():
+        while True:
+            best = min(tried)
+            at(best[1] - step)
+            at(best[1] + step)
+            if min(tried) == best:
+                break
+    left, x, _ = min(tried)
+    return left, x or None
 
 
 def _balance(pairs: Matched) -> float:

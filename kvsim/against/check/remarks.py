@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kvsim.against.check.corrections import EXPLAINED
 from kvsim.core.sums import added
 from kvsim.report.wording import Remark, assumed, finished, measured, outcome_title, time_source
 from kvsim.results.metrics import LATENCIES
@@ -20,10 +21,10 @@ WHOLE = {
 
 _WORTH = 0.5
 """A correction that removes less of the misfit than this is not the cause."""
-_EXPLAINED = 0.03
-"""Nor is one with which more than this mean error is left."""
 _AS_GOOD = 0.1
 """Corrections whose shares differ by less cannot be told apart."""
+_SAME_PEAK = 0.03
+"""Peaks that differ by less are not worth a word."""
 _MERGED = 0.01
 """Share of gaps between tokens that a client may miss without a remark."""
 
@@ -81,6 +82,7 @@ def verdict(record: Record, tokens_missing: float) -> list[Remark]:
         _farthest(record),
         *_judged(record),
         *_cause(record),
+        *_seen(record),
         *_correction(record),
         *_guessed(record),
         *_merged(tokens_missing),
@@ -128,26 +130,52 @@ def _cause(record: Record) -> Iterator[Remark]:
     yield Remark(f"{text} {split['method']}")
 
 
+def _seen(record: Record) -> Iterator[Remark]:
+    """What was at work at once, where that differs."""
+    found = record["signs"]
+    if found is None:
+        return
+    real, ours = found["measured"], found["predicted"]
+    words = []
+    if abs(real["requests"] - ours["requests"]) > _SAME_PEAK * ours["requests"]:
+        words.append(
+            f"at most {plural(real['requests'], 'request')} past the first token at once"
+            f" ({percent(real['share'])} of the time), {count(ours['requests'])} in the replay"
+        )
+    if abs(real["tokens"] - ours["tokens"]) > _SAME_PEAK * ours["tokens"]:
+        words.append(
+            f"at most {count(round(real['tokens']))} tokens of theirs,"
+            f" {count(round(ours['tokens']))} in the replay"
+        )
+    if words:
+        yield Remark(f"The measured times show {'; '.join(words)}.")
+
+
+def named(record: Record) -> list[Record]:
+    """The correction that explains the difference, and those as likely; empty if none does."""
+    before, found = record["misfit"], record["corrections"]
+    if not found or not before:
+        return []
+    left = found[0]["misfit"]
+    if 1 - left / before < _WORTH or left > EXPLAINED:
+        return []
+    likely = [each for each in found[1:] if (each["misfit"] - left) / before < _AS_GOOD]
+    return [found[0], *(each for each in likely if each["misfit"] <= EXPLAINED)]
+
+
 def _correction(record: Record) -> Iterator[Remark]:
     """The correction that removes most of the misfit, or that none does."""
-    before = record["misfit"]
-    if not record["corrections"] or not before:
+    if not record["corrections"] or not record["misfit"]:
         return
-    shares = [1 - each["misfit"] / before for each in record["corrections"]]
-    best, share = record["corrections"][0], shares[0]
-    errors = f"{percent(before)} to {percent(best['misfit'])}"
-    if share < _WORTH or best["misfit"] > _EXPLAINED:
-        text = "No single correction explains the difference: the best takes the mean error from"
-        yield Remark(f"{text} {errors}.", "warning")
+    best, found = record["corrections"][0], named(record)
+    errors = f"{percent(record['misfit'])} to {percent(best['misfit'])}"
+    if not found:
+        text = "Neither one correction nor two explain the difference: the best takes the mean"
+        yield Remark(f"{text} error from {errors}.", "warning")
         return
     text = f"Correct first: {best['words']}. That takes the mean error from {errors}."
     yield Remark(f"{text} Remedy: {best['remedy']}.", "warning")
-    others = [
-        each["words"]
-        for each, other in zip(record["corrections"][1:], shares[1:], strict=True)
-        if share - other < _AS_GOOD
-    ]
-    if others:
+    if others := [each["words"] for each in found[1:]]:
         yield Remark(f"Equally likely: {'; '.join(others)}.", "warning")
 
 

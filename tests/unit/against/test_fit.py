@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from marks import long
 
-from kvsim.against.check.corrections import Change, with_change
+from kvsim.against.check.slowed import Change, with_change
 from kvsim.against.fit import FEWEST, WARM_UP, fit_run, with_constants
 from kvsim.against.matched import errors_percent, in_both, observed, replayed, worst
 from kvsim.cli import main

@@ -29,6 +29,7 @@ def script() -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["real_runs"] = module
+    sys.path.insert(0, str(SCRIPT.parent))  # It imports its neighbour.
     spec.loader.exec_module(module)
     return module
 
@@ -103,3 +104,21 @@ def test_constants_of_the_first_requests_hold_for_the_others_and_the_page_is_fre
         assert (found["fitted_requests"], found["judged_requests"]) == (90, 200)
         assert max(map(abs, found["error_percent"].values())) < bound
     assert script().written(benches) in script().PAGE.read_text(encoding="utf-8")
+
+
+@long
+@needs_shared("groundtruth/public")
+def test_public_runs_and_their_page() -> None:
+    """Saturated runs of a dense model on an A100, steady ones on H100; others are far off."""
+    public = script().public_runs
+    table = public.written(FOLDER / "public")
+    assert table in script().PAGE.read_text(encoding="utf-8")
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    saturated = [
+        c for c in cells if "a100" in c[0] and c[1:3] == ["saturated, long prompts", "SCALED"]
+    ]
+    assert [abs(int(c[3])) < 15 for c in saturated] == [True, True]
+    steady = [c for c in cells if "x H100" in c[0] and c[1] == "steady"]
+    assert len(steady) == 9
+    assert all(abs(int(c[6])) <= 10 for c in steady)
+    assert len(cells) == 23

@@ -206,7 +206,7 @@ def test_no_profile_stands_for_them(name: str) -> None:
     cost = make_cost(config, model, h200)
     assert isinstance(cost, RooflineCost)
     assert f"({', '.join(model.special)}; shipped profiles are of dense models only)" in cost.source
-    assert cost.source.endswith("(estimated)")
+    assert "(estimated)" in cost.source
     if model.special != ("experts",):
         with pytest.raises(ConfigError, match=r"which the tables do not hold"):
             TableCost(model, h200, config, "h200-sxm-llama-3-8b-public")

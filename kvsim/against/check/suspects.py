@@ -1,0 +1,328 @@
+"""What may be different about a measured server: settings first, then prices of steps.
+
+A suspect changes what is believed of the server. Settings have few values, which are tried one by
+one, or which the measured times show; prices have a number, which is searched for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import exp, log
+from typing import Any, NamedTuple
+
+import msgspec
+
+from kvsim.against.check.signs import Signs, signs
+from kvsim.against.check.slowed import Change, with_change
+from kvsim.against.matched import Matched, matched
+from kvsim.fleet.ranks import EngineResult, figures_of, simulate_engine
+from kvsim.results.numerals import percent
+from kvsim.settings.config import RunConfig
+from kvsim.workload.assumed import assume_hit_rate
+from kvsim.workload.trace import Trace
+
+WIDEST = log(4)
+"""A factor beyond 1/4 to 4 is no correction."""
+_FULL = 0.95
+"""Share of the pool from which its size may matter."""
+_NEAR = 0.03
+"""Two peaks that differ by less are the same."""
+_BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
+"""Token budgets of a step that servers have."""
+_RELEASES = ("0.9.2", "0.10.2", "0.13.0", "0.18.0", "0.23.0", "0.33.0")
+"""A release of each kind (`kvsim.engines.vllm_v1.releases`, `kvsim.settings.versions`)."""
+
+
+class Belief(NamedTuple):
+    """What is believed of the server, beside the configuration."""
+
+    settings: tuple[tuple[str, Any], ...] = ()
+    change: Change = Change()
+    later_s: float = 0.0
+    """How much later every token reaches the client."""
+    hits: float = 0.0
+    """Share of the prompt tokens that hit the cache, in a trace that does not say it."""
+
+    def having(self, **settings: Any) -> Belief:
+        """The belief with these settings."""
+        return self._replace(settings=tuple((dict(self.settings) | settings).items()))
+
+    def slowed(self, prompts: float, decodes: float) -> Belief:
+        """The belief with the times of steps with and without prompts multiplied."""
+        old = self.change
+        factors = {"prompts": old.prompts * prompts, "decodes": old.decodes * decodes}
+        return self._replace(change=old._replace(**factors))
+
+
+class Replay(NamedTuple):
+    """A prediction, and what it says of the engine."""
+
+    pairs: Matched
+    figures: Mapping[str, Any]
+    signs: tuple[Signs, Signs] | None
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Those of the replay, with what was assumed."""
+        found: Mapping[str, Any] = self.figures["meta"]["config"]
+        return found
+
+    @property
+    def usage(self) -> float:
+        """The largest share of the pool in use."""
+        return self.figures["kv_cache_usage_max"] or 0.0
+
+    @property
+    def held(self) -> float:
+        """The most tokens of the measured run over those of the replay."""
+        if self.signs is None or not self.signs[1].tokens:
+            return 1.0
+        return self.signs[0].tokens / self.signs[1].tokens
+
+
+class Bench:
+    """A measured run, and its replays under different beliefs."""
+
+    def __init__(
+        self, trace: Trace, config: RunConfig, result: EngineResult, done: Callable[[int], None]
+    ) -> None:
+        """`result`: the replay under no belief at all."""
+        self.trace, self.config, self._done = trace, config, done
+        self.base = self._told(trace, result)
+        self._known = {Belief(): self.base}
+
+    def replay(self, belief: Belief) -> Replay:
+        """The prediction. Raises `ConfigError` for settings that no server takes."""
+        run = belief._replace(later_s=0.0)
+        if run not in self._known:
+            self._known[run] = self._replayed(run)
+            self._done(1)
+        found = self._known[run]
+        if not belief.later_s:
+            return found
+        ours = found.pairs.predicted_s
+        later = ours | {kind: ours[kind] + belief.later_s for kind in ("ttft", "e2el")}
+        return found._replace(pairs=found.pairs._replace(predicted_s=later))
+
+    def _replayed(self, belief: Belief) -> Replay:
+        trace, config = self.trace, self.config
+        if belief.hits:
+            block_size = self.base.figures["meta"]["block_size"]
+            trace = assume_hit_rate(trace, belief.hits, block_size, seed=config.seed)
+        config = msgspec.structs.replace(config, **dict(belief.settings))
+        return self._told(
+            trace, simulate_engine(trace, config, parts_of=with_change(belief.change))
+        )
+
+    def _told(self, trace: Trace, result: EngineResult) -> Replay:
+        pairs = matched(trace, result)
+        return Replay(pairs, figures_of(result), signs(pairs, trace.rows))
+
+
+class Suspect(NamedTuple):
+    """One thing that may be different; `believe(belief, x)` is the belief that it is."""
+
+    name: str
+    believe: Callable[[Belief, Any], Belief]
+    words: Callable[[Any], str]
+    remedy: str
+    values: tuple[Any, ...] = ()
+    """What is tried; empty for a number, which is searched for: at 0 it changes nothing."""
+    starts: Callable[[float], tuple[float, ...]] = lambda balance: ()
+    """First guesses of the number from the balance (`kvsim.against.check.corrections`)."""
+    low: float = -WIDEST
+    high: float = WIDEST
+    value: Callable[[Any], Any] = lambda x: x
+    """What is shown of a number."""
+    setting: bool = True
+    """A setting of the server, or a price of its steps."""
+
+
+def suspects(bench: Bench, belief: Belief) -> list[Suspect]:
+    """All that may be different beside what is believed, settings first."""
+    seen = bench.replay(belief)
+    found = [*_seqs(bench, seen), *_blocks(bench, seen), *_cache(bench), *_choices(bench)]
+    return [*found, *_factors(), *_constants(bench)]
+
+
+def _seqs(bench: Bench, seen: Replay) -> list[Suspect]:
+    """`max_num_seqs`, where the most requests at once differ."""
+    limit, told = (each.settings["max_num_seqs"] for each in (seen, bench.base))
+    if seen.signs is None or limit is None:
+        return []
+    ranks = bench.config.data_parallel_size
+    real, ours = (-(-side.requests // ranks) for side in seen.signs)
+    if abs(real - ours) <= _NEAR * ours or real < 2:
+        return []
+    # Those whose first token is still to come are not seen; and memory may be the limit.
+    rounded = (-(-real // step) * step for step in (8, 16, 32, 64))
+    tried = {real, real + 1, *(each for each in rounded if each <= 1.1 * real)}
+    if real > limit:
+        tried |= {2 ** real.bit_length(), 2 ** (real.bit_length() + 1)}
+    return [
+        Suspect(
+            "max_num_seqs",
+            lambda belief, seqs: belief.having(max_num_seqs=seqs),
+            lambda seqs: f"max_num_seqs is {seqs}, not {told}",
+            "take it from the server with --startup-log, or --max-num-seqs",
+            tuple(sorted(tried - {limit})),
+        )
+    ]
+
+
+def _blocks(bench: Bench, seen: Replay) -> list[Suspect]:
+    """The size of the pool, where it was full, or where the measured run held fewer tokens."""
+    meta = bench.base.figures["meta"]
+    blocks, block_size = meta["num_gpu_blocks"], meta["block_size"]
+    longest = max(row.input_length + row.output_length for row in bench.trace.rows)
+    least: int = -(-longest // block_size) + 1
+    smaller = seen.held < 1 - _NEAR
+    if not (smaller or seen.usage >= _FULL) or least >= blocks:
+        return []
+    low = log(least / blocks)
+
+    def number(x: float) -> int:
+        wanted: int = round(blocks * exp(x))
+        return max(least, wanted)
+
+    def believe(belief: Belief, x: float) -> Belief:
+        # The server took its max_model_len, so that fits.
+        most, told = number(x) * block_size, seen.settings["max_model_len"]
+        fits = min(told, most) if isinstance(told, int) else "auto"
+        return belief.having(num_gpu_blocks_override=number(x), max_model_len=fits)
+
+    def starts(balance: float) -> tuple[float, ...]:
+        if not smaller:
+            return (balance,)
+        return (log(seen.held * max(seen.usage, 0.01)), -0.7, -1.4, -2.1)
+
+    return [
+        Suspect(
+            "blocks",
+            believe,
+            lambda value: f"the pool has {value:,} blocks, not {blocks:,}",
+            "take the count of the server with --startup-log or --num-gpu-blocks-override",
+            starts=starts,
+            low=low,
+            value=number,
+        )
+    ]
+
+
+def _cache(bench: Bench) -> list[Suspect]:
+    """The prefix cache: on or off, or shared prefixes that the trace cannot know."""
+    trace, on = bench.trace, bench.base.figures["meta"]["prefix_caching"]
+    if any(row.content for row in trace.rows):
+        return [
+            Suspect(
+                "enable_prefix_caching",
+                lambda belief, value: belief.having(enable_prefix_caching=value),
+                lambda value: f"the prefix cache is {'on' if value else 'off'}",
+                "give --enable-prefix-caching or --no-enable-prefix-caching, as the server has it",
+                (not on,),
+            )
+        ]
+    if not on:
+        return []
+    return [
+        Suspect(
+            "hits",
+            lambda belief, share: belief._replace(hits=share),
+            lambda share: f"{percent(share)} of the prompt tokens hit the prefix cache",
+            "the file does not hold prompts; give a trace that does, and this one with --measured",
+            starts=lambda balance: (min(balance, 0.5),),
+            low=0.0,
+            high=0.95,
+        )
+    ]
+
+
+def _choices(bench: Bench) -> list[Suspect]:
+    """Settings with few values: the token budget, asynchronous scheduling, the release."""
+    settings = bench.base.settings
+    budget, ahead = settings["max_num_batched_tokens"], settings["async_scheduling"]
+    found = [
+        Suspect(
+            "max_num_batched_tokens",
+            lambda belief, tokens: belief.having(max_num_batched_tokens=tokens),
+            lambda tokens: f"max_num_batched_tokens is {tokens:,}, not {budget:,}",
+            "take it from the server with --startup-log, or --max-num-batched-tokens",
+            tuple(each for each in _BUDGETS if each != budget),
+        )
+    ]
+    if bench.config.engine != "vllm-v1":
+        return found
+    return [
+        *found,
+        Suspect(
+            "vllm_version",
+            lambda belief, version: belief.having(vllm_version=version),
+            lambda version: f"the server is vLLM {version} or like it",
+            "give the release with --vllm-version",
+            tuple(each for each in _RELEASES if each != settings["vllm_version"]),
+        ),
+        Suspect(
+            "async_scheduling",
+            lambda belief, value: belief.having(async_scheduling=value),
+            lambda value: f"asynchronous scheduling is {'on' if value else 'off'}",
+            "give --async-scheduling or --no-async-scheduling, as the server has it",
+            (not ahead,),
+        ),
+    ]
+
+
+def _factors() -> list[Suspect]:
+    """Factors of the times of steps."""
+
+    def factor(name: str, prompts: bool, decodes: bool, which: str, remedy: str) -> Suspect:
+        return Suspect(
+            name,
+            lambda belief, x: belief.slowed(*(exp(x) if it else 1.0 for it in (prompts, decodes))),
+            lambda value: f"{which} takes {value:.3f} times as long",
+            remedy,
+            starts=lambda balance: (-balance,),
+            value=exp,
+            setting=False,
+        )
+
+    machine = "measure a profile of this machine with kvsim calibrate, or check GPU and dtype"
+    prompts = "check the times of prompts in the profile"
+    decodes = "check the times of decodes in the profile, and --enforce-eager"
+    return [
+        factor("step_times", True, True, "every step", machine),
+        factor("prefill", True, False, "a step with prompts", prompts),
+        factor("decode", False, True, "a step without prompts", decodes),
+    ]
+
+
+def _constants(bench: Bench) -> list[Suspect]:
+    """Times that come on top: of every step, and before every first token."""
+    first_ms = 1e3 * float(bench.base.pairs.predicted_s["ttft"].mean())
+    step_ms = bench.base.figures["mean_itl_ms"] or first_ms
+
+    def host(belief: Belief, ms: float) -> Belief:
+        change = belief.change
+        return belief._replace(change=change._replace(step_ns=change.step_ns + ms * 1e6))
+
+    return [
+        Suspect(
+            "host",
+            host,
+            lambda ms: f"every step takes {ms:.2f} ms longer",
+            "host time: scheduling, sampling, detokenisation; none of it is in kernel times",
+            starts=lambda balance: (-balance * step_ms,),
+            low=0.0,
+            high=3 * step_ms,
+            setting=False,
+        ),
+        Suspect(
+            "first_token",
+            lambda belief, ms: belief._replace(later_s=belief.later_s + ms / 1e3),
+            lambda ms: f"every first token reaches the client {ms:.1f} ms later",
+            "network, tokenizer and front end of the server, which are not simulated",
+            starts=lambda balance: (-balance * first_ms,),
+            low=0.0,
+            high=10 * first_ms,
+            setting=False,
+        ),
+    ]

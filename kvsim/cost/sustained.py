@@ -1,0 +1,50 @@
+"""How much longer public runs took that kept GPUs busy with prompts, and a factor for yours.
+
+Kernel tables hold kernels timed alone, mostly on weights of zeros; data sheets hold peaks. A GPU at
+work for minutes reaches less, by what its power limit, the kernels of a release and the host leave.
+Nothing public says by how much on a given machine, so the factor is 1 unless you give it, and every
+label says how far public runs were off (`docs/results/real-runs.md`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Missed(NamedTuple):
+    """Measured over predicted duration of saturated, prompt-heavy public runs."""
+
+    least: float
+    most: float
+    runs: str
+
+
+_GPUSTACK = "gpustack performance-lab 47277d7, vLLM 0.11.0"
+PUBLIC = {
+    ("a100-sxm-80gb", "table"): Missed(1.06, 1.14, f"Qwen3-14B, {_GPUSTACK}"),
+    ("a100-sxm-80gb", "roofline"): Missed(1.89, 1.89, f"gpt-oss-20b, {_GPUSTACK}"),
+    ("h100-sxm", "table"): Missed(1.52, 1.92, f"SGLang PR 1060; Qwen3-14B, {_GPUSTACK}"),
+    ("h200-sxm", "roofline"): Missed(2.27, 2.27, f"DeepSeek-R1 on 8 GPUs, {_GPUSTACK}"),
+    ("rtx-4090", "roofline"): Missed(1.28, 1.28, "Mistral-7B, 48 clients, vLLM 0.15.1"),
+}
+"""By hardware, and what prices its steps."""
+
+
+def label(hardware: str, prices: str, sustained: float) -> str:
+    """What the source of step times says of it; empty where no public run is known."""
+    if sustained != 1:
+        return f"; sustained factor: {sustained:g} on steps with prompts"
+    missed = PUBLIC.get((hardware, prices))
+    if missed is None:
+        return ""
+    spread = f"{missed.least:g}"
+    if missed.most > missed.least:
+        spread += f" to {missed.most:g}"
+    return f"; prompt-heavy public runs took {spread} times as long (cost.sustained)"
+
+
+def check(sustained: float) -> float:
+    """The factor. Raises `ValueError` for one that is none."""
+    if not 0 < sustained < float("inf"):
+        raise ValueError(f"sustained: {sustained} is not a factor; use one above 0")
+    return sustained
