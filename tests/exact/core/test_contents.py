@@ -15,20 +15,25 @@ from kvsim.workload.trace import Trace
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_known_is_what_a_dictionary_knows(seed: int) -> None:
-    """Neighbours collide, and so do equal places of different streams; the table grows twice."""
+    """Neighbours collide, and so do equal places of different streams; the table grows twice. A
+    block has one content at a time."""
     rng = random.Random(seed)
     known, plain = Known(), dict[int, int]()
+    free = [*range(1, 6001)]
+    rng.shuffle(free)
     drawn = [
         rng.randrange(1, 6) * WIDTH + rng.randrange(rng.choice((3, 40, 4000))) for _ in range(6000)
     ]
     for content in drawn:
         if rng.random() < 0.6:
-            block = rng.randrange(1, 100)
+            block = free.pop()
             known.put(content, block)
+            if content in plain:
+                free.append(plain[content])
             plain[content] = block
         elif content in plain:
             known.remove(content)
-            del plain[content]
+            free.append(plain.pop(content))
         asked = rng.choice(drawn)
         assert known.find(asked) == plain.get(asked, 0), f"seed {seed}"
         assert known.count == len(plain)
