@@ -221,7 +221,8 @@ def _kinds(prompts: Any, decodes: Any) -> list[tuple[Any, str, str]]:
 
 def _lanes(run: View) -> Iterator[Figure]:
     """Some steps on their way through the stages, from the middle of the run."""
-    layers = (run.summary["meta"]["cost"].get("stages") or {}).get("layers")
+    stages = run.summary["meta"].get("cost", {}).get("stages")
+    layers = (stages or {}).get("layers")
     if "stage_wait_ns" not in run.steps or not layers:
         return
     first = max(0, (len(run.steps["start_ns"]) - LANE_STEPS) // 2)
