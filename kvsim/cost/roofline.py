@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.cost.bounds import Bounds
 from kvsim.cost.explain import ByStep
-from kvsim.cost.sustained import check, label
+from kvsim.cost.sustained import check, label, sustained_ns, sustained_terms
 from kvsim.machine.hardware import Hardware
 from kvsim.machine.models import Model
 from kvsim.settings.config import RunConfig
@@ -88,12 +88,11 @@ class RooflineCost(ByStep):
 
     def step_ns(self, plan: Plan) -> int:
         """Nanoseconds of a step."""
-        ns = self._bounds.step_ns(plan)
-        return round(ns * self._sustained) if plan.chunks else ns
+        return sustained_ns(self._bounds.step_ns(plan), plan, self._sustained)
 
     def terms(self, *counts: int) -> tuple[float, ...]:
         """What the parts of a step take (`ByStep.terms`)."""
-        return self._bounds.terms(*counts)
+        return sustained_terms(self._bounds.terms(*counts), counts[1], self._sustained)
 
     def describe(self) -> dict[str, Any]:
         """Settings, and the source of every figure of the hardware."""

@@ -8,7 +8,10 @@ label says how far public runs were off (`docs/results/real-runs.md`).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from kvsim.core.plan import Plan
 
 
 class Missed(NamedTuple):
@@ -48,3 +51,15 @@ def check(sustained: float) -> float:
     if not 0 < sustained < float("inf"):
         raise ValueError(f"sustained: {sustained} is not a factor; use one above 0")
     return sustained
+
+
+def sustained_ns(ns: int, plan: Plan, factor: float) -> int:
+    """What a step of `ns` nanoseconds takes with the factor on steps with prompts."""
+    return round(ns * factor) if factor != 1 and plan.num_chunks else ns
+
+
+def sustained_terms(
+    terms: tuple[float, ...], prefill_seqs: int, factor: float
+) -> tuple[float, ...]:
+    """The same for what its parts take (`kvsim.cost.explain.Terms`)."""
+    return tuple(ns * factor for ns in terms) if factor != 1 and prefill_seqs else terms

@@ -47,7 +47,7 @@ from kvsim.cost.profile import (
     refuse_special,
 )
 from kvsim.cost.scaling import GEOMETRY, differences, scaled
-from kvsim.cost.sustained import PUBLIC, check, label
+from kvsim.cost.sustained import PUBLIC, check, label, sustained_ns, sustained_terms
 from kvsim.cost.tail import Uneven
 from kvsim.cost.ungrouped import LABEL, beside_prompts
 from kvsim.errors import ConfigError
@@ -185,8 +185,7 @@ class TableCost(ByStep):
 
     def step_ns(self, plan: Plan) -> int:
         """Nanoseconds of a step."""
-        ns = self._step_ns(plan)
-        return round(ns * self._sustained) if plan.chunks else ns
+        return sustained_ns(self._step_ns(plan), plan, self._sustained)
 
     def _step_ns(self, plan: Plan) -> int:
         experts = self._experts
@@ -197,7 +196,7 @@ class TableCost(ByStep):
 
     def terms(self, *counts: int) -> tuple[float, ...]:
         """What the parts of a step take (`ByStep.terms`)."""
-        return self._kernels.terms(*counts)
+        return sustained_terms(self._kernels.terms(*counts), counts[1], self._sustained)
 
     def describe(self) -> dict[str, Any]:
         """Provenance of the profile, its stated error, and how much was priced outside it."""

@@ -33,7 +33,7 @@ _CLEARLY = 0.75
 _EXPLAINS, _REFINES = 0.67, 0.33
 """A pair is not preferred to one correction if it leaves more than this share of what that leaves;
 the latter where that one explains the misfit."""
-_ENOUGH = 0.01
+_ENOUGH = 0.02
 """A misfit that no pair has to explain."""
 _KEPT = 3
 """So many pairs are fitted together."""

@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
-import simpy
-
 from kvsim.against.serve.watch import Entry, Step, Steps
 from kvsim.against.serve.words import filler
 from kvsim.core.batch import Batch
@@ -26,6 +24,7 @@ from kvsim.errors import ConfigError, EngineStopped
 from kvsim.fleet.news import Mailbox
 from kvsim.run.assembly import Parts
 from kvsim.run.features.offload import role_of
+from kvsim.run.replica.events import Clock
 from kvsim.run.result import Outcome, Result
 from kvsim.run.serving import Serving
 from kvsim.run.simulation import assembled
@@ -134,7 +133,7 @@ class Session:
         self.stopped: EngineStopped | None = None
         self.asked = Asked()
         self._records = records
-        self._env = simpy.Environment()
+        self._env = Clock()
         self._rows: list[Row] = []
         self._streams: list[LiveStream | None] = []
         self._lengths = array("q")

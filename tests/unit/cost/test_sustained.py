@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 from plans import plan
 
 from kvsim.cost import Cost, make_cost
+from kvsim.cost.explain import Explains, Terms, Work
 from kvsim.cost.sustained import PUBLIC
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware
@@ -29,6 +31,17 @@ def test_only_steps_with_prompts_take_longer(cost: dict[str, Any]) -> None:
     assert "sustained factor: 1.5 on steps with prompts" in other.source
     assert other.describe()["sustained"] == 1.5
     assert one.describe()["sustained"] == 1
+
+
+def test_its_parts_take_longer_too() -> None:
+    """So the ledger does not put the factor down to attention of prompts."""
+    work = Work(*(np.array([count, 0]) for count in (1900, 1)), *np.array([[96, 96]] * 4))
+    parts = [cost_of("h100-sxm", sustained=factor) for factor in (1, 1.5)]
+    assert all(isinstance(each, Explains) for each in parts)
+    one, other = (each.explain(work) for each in parts if isinstance(each, Explains))
+    for name in Terms._fields:
+        np.testing.assert_allclose(other[name], one[name] * [1.5, 1])
+    assert one["dense"][0] > one["dense"][1] > 0
 
 
 def test_labels_carry_the_error_of_public_runs() -> None:
