@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from kvsim.cli.options import RunDir
 from kvsim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvsim.against.serve.again import Again
 
 
 def timeline(
@@ -38,6 +41,10 @@ def timeline(
     start: Annotated[
         float, Option(metavar="UNIX", help="Time of the begin of the run in metrics.")
     ] = 0.0,
+    trust: Annotated[
+        list[str] | None,
+        Option(metavar="NAME", help="Code of your own that the run had; may be repeated."),
+    ] = None,
 ) -> None:
     """Write a run as a Chrome trace: open it in ui.perfetto.dev or chrome://tracing."""
     from kvsim.explain.story import find_request
@@ -53,25 +60,19 @@ def timeline(
         listed = events(summary, requests, steps, read_transitions(*moves), window, chosen)
         print(write_tracks(out, summary["meta"], listed))
     if kv_events is not None or openmetrics is not None:
-        _write_again(summary["meta"], kv_events, openmetrics, interval, start)
+        try:
+            from kvsim.against.serve.again import Again
+        except ImportError as error:
+            raise ConfigError(f"timeline: {error}; pip install 'kvsim[serve]'") from None
+        again = Again(summary["meta"], interval, start, trust or ())
+        _write_again(again, kv_events, openmetrics)
 
 
-def _write_again(
-    meta: dict[str, Any],
-    kv_events: str | None,
-    openmetrics: str | None,
-    interval_s: float,
-    start_s: float,
-) -> None:
+def _write_again(again: Again, kv_events: str | None, openmetrics: str | None) -> None:
     import msgspec
 
     from kvsim.writing import write_bytes, write_text
 
-    try:
-        from kvsim.against.serve.again import Again
-    except ImportError as error:
-        raise ConfigError(f"timeline: {error}; pip install 'kvsim[serve]'") from None
-    again = Again(meta, interval_s, start_s)
     if kv_events is not None:
         if not again.publishes:
             raise ConfigError(

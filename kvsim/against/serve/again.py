@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from kvsim.against.serve.kv_events import Batch, KVEvents, layout_of, made_up_tokens
@@ -13,6 +13,8 @@ from kvsim.errors import ConfigError
 from kvsim.run.assembly import Parts, assemble
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import RunConfig, make_config
+from kvsim.settings.parsing import named_code
+from kvsim.settings.server.word import FILES
 from kvsim.workload import open_trace
 from kvsim.workload.spec import trace_of
 
@@ -20,9 +22,12 @@ from kvsim.workload.spec import trace_of
 class Again:
     """What the clients of a finished run would have heard."""
 
-    def __init__(self, meta: Mapping[str, Any], interval_s: float, start_s: float) -> None:
+    def __init__(
+        self, meta: Mapping[str, Any], interval_s: float, start_s: float, trusted: Collection[str]
+    ) -> None:
         """`meta`: of its summary. Metrics are collected every `interval_s` simulated seconds, and
-        their times begin at `start_s`. Raises `ConfigError`, `TraceError`."""
+        their times begin at `start_s`. `trusted`: code that the settings may name. Raises
+        `ConfigError`, `TraceError`."""
         if not interval_s >= 1e-3:
             raise ConfigError(f"--interval: {interval_s} s is below 1 ms; give more")
         self.batches: list[Batch] = []
@@ -33,6 +38,7 @@ class Again:
         self._every_ns, self._start_s = round(interval_s * 1e9), start_s
         self._metrics: EngineMetrics | None = None
         self._steps.listeners.append(self._scrape)
+        _refuse_code(meta["config"], trusted)
         self._replay()
 
     @property
@@ -82,3 +88,15 @@ class Again:
     def _collect(self, at_ns: int) -> None:
         assert self._metrics is not None
         self._scrapes.append([*self._metrics.collect(self._start_s + at_ns / 1e9)])
+
+
+def _refuse_code(settings: Mapping[str, Any], trusted: Collection[str]) -> None:
+    """Raises `ConfigError` for code that the settings name: a file from elsewhere must not run what
+    it likes."""
+    used = {key: value for key, value in settings.items() if key not in FILES}
+    for name in named_code(used):
+        if name not in trusted:
+            raise ConfigError(
+                f"timeline: the run has {name!r}, which is not of kvsim; if you know that code, add"
+                f" --trust {name}"
+            )

@@ -29,7 +29,7 @@ _POOL_DEPENDS_ON = (
     "tensor_parallel_size",
 )
 
-_FILES = ("model", "hardware")
+FILES = ("model", "hardware")
 """Settings that are no code, whatever the names of the files are; of a drafter, too."""
 _TEXT = "--vllm: "
 """How sources on the user's own command line begin."""
@@ -77,7 +77,7 @@ class ServerWord(Struct, frozen=True):
         trusted = set(named_code(given))
         for key, value in to_table(config).items():
             source = self.sources.get(key, _TEXT)
-            if key in _FILES or source.startswith(_TEXT):
+            if key in FILES or source.startswith(_TEXT):
                 continue
             used = {**value, "model": None} if isinstance(value, dict) else value
             for name in named_code(used):

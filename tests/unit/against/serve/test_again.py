@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from pathlib import Path
 
 import msgspec
@@ -75,3 +77,20 @@ def test_what_cannot_be_replayed_is_refused(folder: Path) -> None:
             assert done.returncode == 2 and "timeline: " in done.stderr, done.stderr
     finally:
         path.write_text(kept)
+
+
+def test_a_folder_of_somebody_else_runs_no_code(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(folder / "run", out)
+    summary = json.loads((out / "summary.json").read_text())
+    summary["meta"]["config"]["victim"] = "antigravity:fly"
+    (out / "summary.json").write_text(json.dumps(summary))
+    asked = ["timeline", "run", "--openmetrics", "m.txt"]
+    refused = run_here(asked, tmp_path)
+    assert refused.returncode == 2
+    assert "'antigravity:fly', which is not of kvsim" in refused.stderr
+    assert "antigravity" not in sys.modules
+    known = run_here([*asked, "--trust", "antigravity:fly"], tmp_path)
+    assert known.returncode == 2
+    assert "fly" in known.stderr
+    assert "not of kvsim" not in known.stderr
