@@ -23,6 +23,15 @@ def test_one_request() -> None:
     assert result.token_gaps_ns == {10 * MS: 2}
 
 
+def test_a_request_that_is_turned_away_makes_a_step_without_duration() -> None:
+    """At 100 there is nothing else to do, so the queues of that moment are noted, and no time."""
+    result = kvsim.simulate(trace((100, 50, 3)), {"engine": "vllm-v1", "max_model_len": 40})
+    assert result.requests["status"] == ["rejected"]
+    assert [int(each) / MS for each in result.steps["start_ns"]] == [100]
+    assert [int(each) / MS for each in result.steps["end_ns"]] == [100]
+    assert list(result.steps["finished"]) == [1]
+
+
 def test_prompts_go_before_decodes() -> None:
     """r1 arrives while r0's prompt runs (until 15): its prompt delays r0's second token."""
     result = kvsim.simulate(trace((0, 5, 2), (1, 10, 1)), config())
