@@ -9,7 +9,8 @@ from places import ROOT
 
 PROGRAM = """
 import importlib, os, pkgutil, signal, sys, types
-import joblib, msgspec, numpy, pandas, pyarrow.parquet, rich.progress, simpy, typer, xxhash, yaml
+import joblib, msgspec, numpy, pandas, prometheus_client, pyarrow.parquet, rich.progress, simpy
+import starlette.applications, typer, uvicorn, xxhash, yaml, zmq
 
 for name in ("fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty"):
     sys.modules[name] = None  # an import of it fails

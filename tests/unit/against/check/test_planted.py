@@ -58,6 +58,7 @@ def test_a_planted_fault_is_named(place: int) -> None:
 
 
 @long
+@whole
 def test_at_least_ten_of_twelve_are_named_alone() -> None:
     planted = script()
     alone = planted.written(planted.ALONE)
