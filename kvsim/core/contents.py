@@ -42,33 +42,37 @@ class Numbering:
         """Numbers the first `units` units of a request, whose tokens must be known."""
         if len(request.contents) >= units:
             return
-        stream = request._stream
-        assert stream is not None, "block identities are needed"
         if not request._spans:
+            stream = request._stream
+            assert stream is not None, "block identities are needed"
             if not hasattr(stream, "spans"):
                 self._extend_by_keys(request, units)
                 return
             request._spans = stream.spans(1 if self.ahead else self.unit)
         contents = request.contents
-        private: i64 = min(stream.shared_tokens, WIDTH)
         step: i64 = self.unit if self.ahead else 1
         shift: i64 = self.unit if self.ahead else 0
-        tokens: i64 = 1 if self.ahead else self.unit
-        done: i64 = len(contents)
-        while done < units:
-            first, last, offset = request._spans[request._span]
-            at: i64 = done * step + shift
-            if last <= at:
-                request._span += 1
-                continue
-            begin: i64 = first
-            base: i64 = self._base(offset, begin * tokens >= private, request)
-            stop: i64 = min(last, units * step + shift)
+        end: i64 = units * step + shift
+        at: i64 = len(contents) * step + shift
+        while at < end:
+            while request._until <= at:
+                self._next_span(request)
+            base: i64 = request._base
+            stop: i64 = min(request._until, end)
             while at < stop:
                 contents = append(contents, base + at)
-                done += 1
                 at += step
         request.contents = contents
+
+    def _next_span(self, request: Request) -> None:
+        """The next units to be numbered are those of the next span."""
+        first, last, offset = request._spans[request._span]
+        begin: i64 = first
+        begin *= 1 if self.ahead else self.unit
+        private: i64 = min(request._stream.shared_tokens, WIDTH)
+        request._span += 1
+        request._until = last
+        request._base = self._base(offset, begin >= private, request)
 
     def number(self, key: int) -> i64:
         """The number of a single key of a stream."""
@@ -158,6 +162,10 @@ class Known:
     def put(self, content: i64, block: i64) -> None:
         """From now on, `block` is the first one with this content."""
         self.remove(content)
+        self.add(content, block)
+
+    def add(self, content: i64, block: i64) -> None:
+        """`block` is the first one with a content that no block has."""
         if block >= len(self._contents):
             self._contents = extend(self._contents, zeros(block))
             self._behind = extend(self._behind, zeros(block))
@@ -200,4 +208,4 @@ class Known:
 
 
 guard.keep(Numbering, closed="extend number")
-guard.keep(Known, closed="put remove")
+guard.keep(Known, closed="add put remove")

@@ -71,7 +71,7 @@ class Plan:
 
     requests: list[Request]
     """The batch: requests that ran before, then those admitted from place `num_continued` on."""
-    num_continued: i64
+    num_continued: i64 = 0
     scheduled: vec[i64]
     """Of each, the tokens that the step computes, drafts included."""
     drafts: vec[i64]
@@ -79,9 +79,9 @@ class Plan:
     yields: vec[i64]
     """Of each, 1 if the step yields a token for it."""
 
-    num_chunks: i64
+    num_chunks: i64 = 0
     """Requests that compute known tokens, but for those of which only the newest is left."""
-    num_repairs: i64
+    num_repairs: i64 = 0
     """Those among them that are parts of requests that decode: they compute lost KV of a sample
     again."""
     chunk_places: vec[i64]
@@ -92,23 +92,23 @@ class Plan:
     """Tokens before those."""
     chunk_cached: vec[i64]
     """Tokens that a hit saved."""
-    prefill_tokens: i64
-    cached_tokens: i64
+    prefill_tokens: i64 = 0
+    cached_tokens: i64 = 0
 
-    decode_seqs: i64
+    decode_seqs: i64 = 0
     """Sequences that compute their newest token."""
     decode_lengths: vec[i64]
     """Their lengths, the token of the step included."""
-    context_tokens: i64
+    context_tokens: i64 = 0
     """The sum of these lengths."""
-    draft_tokens: i64
+    draft_tokens: i64 = 0
     """Drafts that the step verifies behind the newest tokens of decoding sequences: so many
     tokens more go through the linear layers, and get logits."""
-    samples: i64
+    samples: i64 = 0
     """Positions for which logits are computed."""
-    batched_tokens: i64
+    batched_tokens: i64 = 0
     """Tokens charged to `max_num_batched_tokens`."""
-    blocked: i64
+    blocked: i64 = 0
     """Why the head of the waiting queue was refused: index into `kvsim.core.schema.BLOCKED`."""
     rank_tokens: float | None
     """Mean tokens of the ranks that share experts, padding included; None: all have as many as
@@ -132,33 +132,33 @@ class Plan:
     """Requests that are over since the last step was composed, in order."""
     transfers: Any
     """What the worker of the connector does (`connector.Transfers`)."""
-    waits: bool
+    waits: bool = False
     """Whether transfers of KV go with the step, so that it takes place even if it computes nothing,
     and may wait for them (`Scheduler.waits`)."""
-    drafter_ns: i64
+    drafter_ns: i64 = 0
     """How much longer the step takes because drafts are made at its end."""
 
-    waiting: i64
+    waiting: i64 = 0
     """Requests in the waiting queue once it was composed."""
-    running: i64
-    swapped: i64
+    running: i64 = 0
+    swapped: i64 = 0
     """Requests with their blocks on the CPU."""
-    used_blocks: i64
-    cached_blocks: i64
-    free_blocks: i64
+    used_blocks: i64 = 0
+    cached_blocks: i64 = 0
+    free_blocks: i64 = 0
     """Blocks in a table, in none with content, and in none without."""
-    empty_slots: i64
+    empty_slots: i64 = 0
     """Slots of used blocks without a token."""
-    cpu_used_blocks: i64
+    cpu_used_blocks: i64 = 0
     """Blocks of the CPU in a table."""
-    stranded_blocks: i64
+    stranded_blocks: i64 = 0
     """Free blocks that no admission can use."""
     gauges: tuple[int, ...]
     """Further columns of its row."""
-    flying: bool
+    flying: bool = False
     """Whether its step is in flight."""
-    start_ns: i64
-    end_ns: i64
+    start_ns: i64 = 0
+    end_ns: i64 = 0
     moved: Moved
 
     def __init__(self, max_num_seqs: int) -> None:
@@ -169,7 +169,6 @@ class Plan:
         self.yields, self.decode_lengths = zeros(max_num_seqs), zeros(max_num_seqs)
         self.chunk_places, self.chunk_tokens = zeros(max_num_seqs), zeros(max_num_seqs)
         self.chunk_context, self.chunk_cached = zeros(max_num_seqs), zeros(max_num_seqs)
-        self.flying = False
         self.clear()
 
     def clear(self) -> None:
@@ -205,11 +204,12 @@ class Plan:
 
     def add(self, request: Request, tokens: i64, drafts: i64) -> None:
         """Puts a request into the batch, at its end."""
-        at: i64 = len(self.requests)
+        requests: list[Request] = self.requests
+        at: i64 = len(requests)
         if at == len(self.scheduled):
             self._extend()
         self.scheduled[at], self.drafts[at] = tokens, drafts
-        self.requests.append(request)
+        requests.append(request)
 
     def remove(self, request: Request) -> i64:
         """Takes a request out of the batch, if it is there. Returns its tokens; 0: it was not."""
@@ -240,10 +240,11 @@ class Plan:
 
     def add_decode(self, length: i64, drafts: i64) -> None:
         """The next sequence of the batch computes its newest token, and the drafts behind it."""
-        if self.decode_seqs == len(self.decode_lengths):
+        seqs: i64 = self.decode_seqs
+        if seqs == len(self.decode_lengths):
             self.decode_lengths = append(self.decode_lengths, 0)
-        self.decode_lengths[self.decode_seqs] = length
-        self.decode_seqs += 1
+        self.decode_lengths[seqs] = length
+        self.decode_seqs = seqs + 1
         self.context_tokens += length
         self.draft_tokens += drafts
         self.samples += 1 + drafts

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from librt.vecs import append, vec
+from librt.vecs import append, extend, vec
 from mypy_extensions import i64
 
 from kvsim.core import guard
 from kvsim.core.contents import Known
-from kvsim.core.vectors import EMPTY
+from kvsim.core.vectors import EMPTY, zeros
 
 
 class Pool:
@@ -220,7 +220,7 @@ class Pool:
             self.named.add(content)
         first: i64 = self.known.find(content)
         if first == 0:
-            self.known.put(content, block)
+            self.known.add(content, block)
             self._last[block] = block
         else:
             last: i64 = self._last[first]
@@ -231,17 +231,18 @@ class Pool:
     def forget(self, block: i64) -> None:
         """The content of a block is lost (`_maybe_evict_cached_block`)."""
         content: i64 = self.content[block]
-        first: i64 = self.known.find(content)
-        twin: i64 = self._twin[block]
-        if first == block:
-            if twin == 0:
-                self.known.remove(content)
-            else:
-                self.known.put(content, twin)
-                self._last[twin] = twin if self._last[block] == block else self._last[block]
+        last: i64 = self._last[block]
+        if last == block:
+            self.known.remove(content)
         else:
-            self._twin[self._last[block]] = twin
-            self._last[twin if twin else first] = self._last[block]
+            first: i64 = self.known.find(content)
+            twin: i64 = self._twin[block]
+            if first == block:
+                self.known.put(content, twin)
+                self._last[twin] = last
+            else:
+                self._twin[last] = twin
+                self._last[twin if twin else first] = last
         self.content[block] = 0
         if self.events is not None:
             self.events.removed([self.keys[content]])
@@ -264,13 +265,15 @@ class Pool:
             block = self._next[block]
 
     def _open(self) -> None:
-        """Makes room in the books for the first block that was never used."""
+        """The first block that was never used is used; the books grow with the blocks in use."""
         self.fresh += 1
-        if len(self.refs) < self.fresh:
-            self.refs, self.content = append(self.refs, 0), append(self.content, 0)
-            self.ends = append(self.ends, 0)
-            self._next, self._prev = append(self._next, 0), append(self._prev, 0)
-            self._twin, self._last = append(self._twin, 0), append(self._last, 0)
+        known: i64 = len(self.refs)
+        if known < self.fresh:
+            more: vec[i64] = zeros(min(known, self.size + 1 - known))
+            self.refs, self.content = extend(self.refs, more), extend(self.content, more)
+            self.ends = extend(self.ends, more)
+            self._next, self._prev = extend(self._next, more), extend(self._prev, more)
+            self._twin, self._last = extend(self._twin, more), extend(self._last, more)
 
     def _put(self, block: i64, access_ns: i64) -> None:
         """A block with content became free."""

@@ -108,60 +108,60 @@ class Request:
     """What the trace says of it beyond what engines know: its tags, its `deadline_s`, and its own
     keys and columns (`x_NAME`) by NAME. A place for notes of policies, too."""
 
-    state: i64
-    length: i64
+    state: i64 = WAITING
+    length: i64 = 0
     """Known tokens: prompt and generated ones. The KV of the newest is not written yet."""
-    computed: i64
+    computed: i64 = 0
     """Tokens whose KV exists, or will when the steps in flight are over."""
-    placeholders: i64
+    placeholders: i64 = 0
     """Tokens sampled by steps in flight that the scheduler does not know yet."""
-    in_flight: i64
+    in_flight: i64 = 0
     """Tokens that steps in flight compute."""
-    stale: i64
+    stale: i64 = 0
     """The part of `in_flight` from before a preemption."""
-    drops_stale: bool
+    drops_stale: bool = False
     """Whether the outputs of those are thrown away."""
-    drafts: i64
+    drafts: i64 = 0
     """Drafts that its next step verifies."""
-    mid_prompt: bool
+    mid_prompt: bool = False
     """Whether known tokens were left over by its last step."""
-    prompt_stage: bool
+    prompt_stage: bool = True
     """Whether some of its known tokens were not computed yet since it was last admitted."""
-    resumes_at: i64
+    resumes_at: i64 = 0
     """Number of the scheduling call that may give it a token again."""
-    batch: i64
+    batch: i64 = 0
     """Number of the last step with tokens that it took part in."""
-    filled: i64
+    filled: i64 = 0
     """Tokens that have a slot."""
-    seen: i64
+    seen: i64 = 0
     """Tokens whose KV was found, or loaded, when its tables were begun."""
-    gap: bool
+    gap: bool = False
     """Whether a block without KV ended them."""
-    published: i64
+    published: i64 = 0
     """Units of content that the prefix cache was told of."""
-    next_unit: i64
-    """Tokens at which the cache has more to hear of; 0: unknown."""
-    keyed: i64
+    next_unit: i64 = 0
+    """Tokens at which the prefix cache has more to hear of; 0: unknown."""
+    keyed: i64 = 0
     """Units of content that look-ups may ask for; only where these are made late."""
-    room: i64
+    room: i64 = 0
     """Tokens for which all its tables have blocks."""
-    leaves: i64
+    leaves: i64 = 0
     """Computed tokens from which on some table has blocks that nothing reads any more; 0: unknown.
     """
-    junction: i64
+    junction: i64 = 0
     """Where some groups knew a longer prefix than all agreed on, at the last look-up; 0: nowhere.
     """
     tables: list[Table]
     """One for each KV cache group; none if it holds no blocks."""
-    access_ns: i64
+    access_ns: i64 = -1
     """When it was last scheduled since its tables were begun."""
 
-    load: i64
-    held: bool
+    load: i64 = UNLOADED
+    held: bool = False
     """Whether the connector could not say yet what it can load."""
     match: Any
     """What was loaded, or is being loaded, for its last admission."""
-    passed_over: bool
+    passed_over: bool = False
     """Whether it runs and got no slot, because blocks are released late."""
 
     n: i64
@@ -171,7 +171,7 @@ class Request:
     forked: list[Request]
     """The other samples, once they were drawn: each is a `Request` for its tokens and blocks, while
     this one has the figures of all."""
-    sampled_tokens: i64
+    sampled_tokens: i64 = 0
     """Tokens generated so far by all samples together, where there are several."""
     prefix_pos: i64
     """Leading prompt tokens that the client declares to be shared (vLLM 0.3.3 only)."""
@@ -180,33 +180,33 @@ class Request:
     standing: Any
     """What the engine keeps of it in books of its own; None: nothing."""
 
-    released_ns: i64
+    released_ns: i64 = -1
     """When the client wanted to send it."""
-    client_queue_ns: i64
+    client_queue_ns: i64 = 0
     """Time before `arrival_ns` spent waiting for one of the `max_concurrency` slots."""
-    arrival_ns: i64
+    arrival_ns: i64 = -1
     """When the engine received it. Latencies count from here."""
-    first_scheduled_ns: i64
-    first_token_ns: i64
-    last_token_ns: i64
-    finish_ns: i64
+    first_scheduled_ns: i64 = -1
+    first_token_ns: i64 = -1
+    last_token_ns: i64 = -1
+    finish_ns: i64 = -1
     reason: str
     """Why it was rejected; empty if it completed or is still running."""
-    num_preemptions: i64
-    cached_tokens: i64
+    num_preemptions: i64 = 0
+    cached_tokens: i64 = 0
     """Prompt tokens that prefix hits saved from computation at the first admission."""
-    tier1_hit_tokens: i64
-    tier2_hit_tokens: i64
+    tier1_hit_tokens: i64 = 0
+    tier2_hit_tokens: i64 = 0
     """Of `cached_tokens`, those loaded from the tier in CPU memory and from that below it."""
-    recached_tokens: i64
+    recached_tokens: i64 = 0
     """Tokens that prefix hits saved from computation at later admissions."""
-    lost_tokens: i64
+    lost_tokens: i64 = 0
     """Most tokens whose KV a single preemption discarded."""
-    recomputed_tokens: i64
+    recomputed_tokens: i64 = 0
     """Tokens whose KV was computed, lost to a preemption, and computed again."""
-    swapped_out_blocks: i64
-    swapped_in_blocks: i64
-    blocked_steps: i64
+    swapped_out_blocks: i64 = 0
+    swapped_in_blocks: i64 = 0
+    blocked_steps: i64 = 0
     """Scheduling calls that refused it at the head of the queue."""
 
     contents: vec[i64]
@@ -214,6 +214,10 @@ class Request:
     _stream: Any
     _spans: list[tuple[int, int, int]]
     _span: i64
+    """The next of these spans; `_base` and `_until` are those of the one before
+    (`kvsim.core.contents.Numbering`)."""
+    _base: i64
+    _until: i64
     _private: i64
     _end: i64
 
@@ -237,33 +241,20 @@ class Request:
         self.priority, self.session = priority, session
         self.max_new_tokens, self.ignore_eos, self.options = max_new_tokens, ignore_eos, options
         self.extra = {} if extra is None else extra
-        self.released_ns = self.arrival_ns = self.first_scheduled_ns = -1
-        self.first_token_ns = self.last_token_ns = self.finish_ns = self.access_ns = -1
-        self.client_queue_ns = 0
         self.reason = ""
-        self.num_preemptions = self.cached_tokens = self.recached_tokens = self.lost_tokens = 0
-        self.tier1_hit_tokens = self.tier2_hit_tokens = self.recomputed_tokens = 0
-        self.swapped_out_blocks = self.swapped_in_blocks = self.blocked_steps = 0
-        self.load = UNLOADED
-        self.held = self.passed_over = self.drops_stale = self.mid_prompt = False
         self.match = self.standing = None
-        self.resumes_at = self.batch = 0
-        self.n, self.sample, self.forked, self.sampled_tokens = n, n - 1, [], 0
+        self.n, self.sample, self.forked = n, n - 1, []
         self.prefix_pos, self._forked_from = prefix_pos, None
         self._end = 0
         self.begin(stream, input_length)
 
     def begin(self, stream: Any, input_length: i64) -> None:
-        """Begins with a prompt of `input_length` tokens, which `stream` identifies."""
+        """Gives a new request its prompt of `input_length` tokens, which `stream` identifies."""
         self.input_length = self.length = input_length
-        self.state = WAITING
-        self.computed = self.placeholders = self.in_flight = self.stale = self.drafts = 0
-        self.filled = self.seen = self.published = self.junction = self.next_unit = 0
-        self.room = self.leaves = self.keyed = 0
-        self.prompt_stage, self.gap = True, False
         self.tables = []
         self.contents = EMPTY
-        self._stream, self._spans, self._span, self._private = stream, [], 0, 0
+        self._stream, self._spans = stream, []
+        self._span = self._base = self._until = self._private = 0
 
     def __repr__(self) -> str:
         return f"<Request {self.id}: {self.computed} of {self.length} tokens>"

@@ -11,6 +11,7 @@ from kvsim.core.plan import Plan
 from kvsim.core.sums import added
 from kvsim.cost.lines import Fused, Line, Lines
 from kvsim.cost.profile import DecodeGrid, Fit, Interpolation, MixedGrid, PrefillGrid
+from kvsim.cost.sustained import sustained_ns
 from kvsim.cost.tail import Uneven
 
 MOST_KEPT = 4096
@@ -38,7 +39,8 @@ class Kernels:
 
     `beside` is what the linear layers of the fit do not hold. `eager`: the launch floor holds for
     steps without prompts, too. `beside_prompts`: decodes in launches with prompts, where they take
-    longer.
+    longer. `experts`: the term of `beside` that goes by the tokens of all ranks. `sustained`: a
+    factor on steps with prompts (`kvsim.cost.sustained`).
     """
 
     dense: Line
@@ -58,6 +60,8 @@ class Kernels:
     _prefills: Lines
     _fused: Fused | None
     _uneven: Uneven | None
+    _experts: ByTokens | None
+    _sustained: float
     _prefill: PrefillGrid
     _longest_prefill: float
     _tile: i64
@@ -82,8 +86,11 @@ class Kernels:
         uneven: Uneven | None = None,
         eager: bool = True,
         beside_prompts: DecodeGrid | None = None,
+        experts: ByTokens | None = None,
+        sustained: float = 1.0,
     ) -> None:
         self._layers, self._uneven = layers, uneven
+        self._experts, self._sustained = experts, sustained
         self.dense = Line(fit.dense.x, fit.dense.us)
         for term in beside:
             self.dense = self.dense.plus(term.us, term.breaks)
@@ -101,15 +108,17 @@ class Kernels:
         self.priced_steps = self.extrapolated_steps = self.priced_ns = self.extrapolated_ns = 0
         self._outside = False
 
-    def step_ns(self, plan: Plan, further_us: float = 0.0) -> int:
-        """Nanoseconds of a step whose kernels take `further_us` longer."""
+    def step_ns(self, plan: Plan) -> int:
+        """Nanoseconds of a step."""
         ns: i64 = self._step_ns(plan)
-        if further_us:
+        experts, all_ranks = self._experts, plan.rank_tokens
+        if experts is not None and all_ranks is not None and plan.tokens:
+            further_us = experts.us(all_ranks) - experts.us(plan.tokens)
             # The step is counted; its time is no less than none.
             further_ns: i64 = max(self._scaled_ns(further_us), -ns)
             self.priced_ns += further_ns
             ns += further_ns
-        return ns
+        return sustained_ns(ns, plan, self._sustained)
 
     def _step_ns(self, plan: Plan) -> i64:
         seqs: i64 = plan.decode_seqs

@@ -8,10 +8,11 @@ label says how far public runs were off (`docs/results/real-runs.md`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from kvsim.core.plan import Plan
+from mypy_extensions import i64
+
+from kvsim.core.plan import Plan
 
 
 class Missed(NamedTuple):
@@ -53,9 +54,9 @@ def check(sustained: float) -> float:
     return sustained
 
 
-def sustained_ns(ns: int, plan: Plan, factor: float) -> int:
+def sustained_ns(ns: i64, plan: Plan, factor: float) -> int:
     """What a step of `ns` nanoseconds takes with the factor on steps with prompts."""
-    return round(ns * factor) if factor != 1 and plan.num_chunks else ns
+    return round(float(ns) * factor) if factor != 1 and plan.num_chunks else ns
 
 
 def sustained_terms(

@@ -47,7 +47,7 @@ from kvsim.cost.profile import (
     refuse_special,
 )
 from kvsim.cost.scaling import GEOMETRY, differences, scaled
-from kvsim.cost.sustained import PUBLIC, check, label, sustained_ns, sustained_terms
+from kvsim.cost.sustained import PUBLIC, check, label, sustained_terms
 from kvsim.cost.tail import Uneven
 from kvsim.cost.ungrouped import LABEL, beside_prompts
 from kvsim.errors import ConfigError
@@ -136,7 +136,15 @@ class TableCost(ByStep):
             group = max(1, made.heads // made.kv_heads)
             self._ungrouped = beside_prompts(decode, group, row_bytes, fit.l2_mib)
         self._kernels = Kernels(
-            fit, decode, model.num_hidden_layers, self._beside, self._uneven, eager, self._ungrouped
+            fit,
+            decode,
+            model.num_hidden_layers,
+            self._beside,
+            self._uneven,
+            eager,
+            self._ungrouped,
+            self._experts,
+            self._sustained,
         )
 
     def _drawn(self, fit: Fit, seed: int) -> Fit:
@@ -185,14 +193,7 @@ class TableCost(ByStep):
 
     def step_ns(self, plan: Plan) -> int:
         """Nanoseconds of a step."""
-        return sustained_ns(self._step_ns(plan), plan, self._sustained)
-
-    def _step_ns(self, plan: Plan) -> int:
-        experts = self._experts
-        if experts is None or plan.rank_tokens is None or not plan.tokens:
-            return self._kernels.step_ns(plan)
-        further_us = experts.us(plan.rank_tokens) - experts.us(plan.tokens)
-        return self._kernels.step_ns(plan, further_us)
+        return self._kernels.step_ns(plan)
 
     def terms(self, *counts: int) -> tuple[float, ...]:
         """What the parts of a step take (`ByStep.terms`)."""

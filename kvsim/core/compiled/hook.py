@@ -76,6 +76,8 @@ def _compiled(sources: Sequence[str], made: Path) -> Iterator[tuple[str, str]]:
             # Products and sums are rounded one by one, as Python does, also where a processor can
             # do both at once (ARM).
             extension.extra_compile_args.append("-ffp-contract=off")
+            # Nobody else calls or replaces these functions, so that they may be inlined.
+            extension.extra_compile_args.append("-fvisibility=hidden")
     for path in _built(extensions, made):
         place = Path(path).relative_to(made / "lib").as_posix()
         # What they share is a module of its own, which they import by its name.

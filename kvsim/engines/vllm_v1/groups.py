@@ -267,8 +267,10 @@ class Group:
     def grow(self, table: Table, ask: Ask, pool: Pool, layout: Layout) -> None:
         """Adds the blocks that the slots need (`allocate_new_blocks`)."""
         wanted: i64 = self.wanted(ask, layout)
-        while len(table.blocks) < wanted:
-            table.blocks = append(table.blocks, pool.take())
+        blocks: vec[i64] = table.blocks
+        while len(blocks) < wanted:
+            blocks = append(blocks, pool.take())
+        table.blocks = blocks
 
     def trim(self, table: Table, processed: i64, pool: Pool) -> None:
         """Gives back the blocks that nobody reads once `processed` tokens are computed

@@ -20,7 +20,16 @@ from kvsim.core.plan import Plan
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request, Table
 from kvsim.core.vectors import EMPTY, zeros
-from kvsim.engines.vllm_v1.groups import STEADY, AlignedMamba, Ask, Full, Group, Layout, Prompt
+from kvsim.engines.vllm_v1.groups import (
+    NEVER,
+    STEADY,
+    AlignedMamba,
+    Ask,
+    Full,
+    Group,
+    Layout,
+    Prompt,
+)
 from kvsim.engines.vllm_v1.releases import LATEST, Release
 from kvsim.policies.eviction import LeastRecentlyUsed, make_eviction
 from kvsim.policies.sharing import FULL_HITS, FullHit
@@ -414,22 +423,22 @@ class KVCacheManager(BlockManager):
         registered yet. `watermark` and `reserved` blocks stay free; the first also after the test
         of the whole sequence.
         """
+        upto: i64 = request.computed + tokens
+        slots: i64 = upto + lookahead
+        if found < 0 and slots <= request.room and tokens <= self._short_chunk:
+            # Slots of blocks that it has are enough.
+            over: i64 = request.computed - request.in_flight
+            if over >= request.leaves:
+                self.trim(request, max(0, over))
+            self.empty_slots -= (slots - request.filled) * self._holding
+            request.filled = slots
+            for group in self._aligned:
+                request.tables[group.number].export_tokens = 0
+            if upto >= request.next_unit:
+                self.publish(request, min(upto, request.length))
+            return True
         layout: Layout = self.layout
         held: bool = len(request.tables) > 0
-        upto: i64
-        slots: i64
-        if found < 0 and held and tokens <= self._short_chunk:
-            # Slots of blocks that it has are enough.
-            upto = request.computed + tokens
-            slots = min(upto + lookahead, layout.max_model_len)
-            if slots <= request.room:
-                self.trim(request, max(0, request.computed - request.in_flight))
-                self.empty_slots -= (slots - request.filled) * self._holding
-                request.filled = slots
-                for group in self._aligned:
-                    request.tables[group.number].export_tokens = 0
-                self.publish(request, min(upto, request.length))
-                return True
         hit: bool = found >= 0
         start: i64 = request.computed + max(found, 0) + external
         total: i64 = min(start, layout.max_model_len)
@@ -468,21 +477,21 @@ class KVCacheManager(BlockManager):
         return True
 
     def publish(self, request: Request, upto: i64) -> None:
-        """Lets others hit the full blocks of the first `upto` tokens (`cache_blocks`)."""
+        """Lets others hit the full blocks of the first `upto` tokens (`cache_blocks`). There is
+        nothing to do before `Request.next_unit`."""
         if not self.caching:
+            request.next_unit = NEVER
             return
         layout: Layout = self.layout
         unit: i64 = layout.key_tokens
         known: i64 = request.length - 1 if layout.lookahead_keys else request.length
-        saves: bool = len(self._aligned) > 0 and self._saves(request)
-        if upto < request.next_unit and min(upto, known) >= request.published * unit and not saves:
-            return
         units: i64 = min(upto, known) // unit
-        if units == request.published and not saves:
+        if units <= request.published and not (self._aligned and self._saves(request)):
             return
-        request.published = units
-        request.next_unit = (units + 1) * unit
-        request.keyed = max(request.keyed, units)
+        if units > request.published:
+            request.published = units
+            request.next_unit = 0 if self._aligned else (units + 1) * unit
+            request.keyed = max(request.keyed, units)
         known = known // unit * unit
         self.number(request)
         prompt: Prompt | None = self.prompt(request) if self._marked else None

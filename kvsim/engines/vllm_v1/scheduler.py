@@ -305,42 +305,46 @@ class VllmV1(Scheduler):
         """Gives running requests slots for the tokens that they take on, at most `most` each, in
         order."""
         blocks: KVCacheManager = self.blocks
+        running: list[Request] = batch.running
+        asynchronous: bool = self.asynchronous
+        holds: bool = self.cadence.holds
+        slots: i64 = self._slots
+        lookahead: i64 = self._lookahead
+        longest: i64 = self.max_model_len - 1
         tokens: i64
         k: i64 = 0
-        while k < len(batch.running):
-            if self._budget <= 0 or self._inputs <= self._slots:
+        while k < len(running):
+            left: i64 = min(self._budget, self._inputs - slots)
+            if left <= 0:
                 break
-            request: Request = batch.running[k]
-            held: bool = self.cadence.holds and request.mid_prompt
-            if held or (self.asynchronous and self._pauses(batch, request)):
+            request: Request = running[k]
+            if (asynchronous and self._pauses(batch, request)) or (holds and request.mid_prompt):
                 k += 1
                 continue
+            computed: i64 = request.computed
             known: i64 = request.length + request.placeholders
-            tokens = known + request.drafts - request.computed
-            if tokens > most:
-                tokens = most
-            tokens = min(tokens, min(self._budget, self._inputs - self._slots))
-            tokens = min(tokens, self.max_model_len - 1 - request.computed)
+            tokens = min(min(known + request.drafts - computed, most), left)
+            tokens = min(tokens, longest - computed)
             if tokens > 0:
-                tokens = blocks.cut(request, request.computed, tokens)
+                tokens = blocks.cut(request, computed, tokens)
             if tokens <= 0:
                 k += 1
                 continue
-            while not blocks.allocate(request, tokens, -1, 0, False, self._lookahead):
+            while not blocks.allocate(request, tokens, -1, 0, False, lookahead):
                 victim: Request = _chosen(batch, self.choose_victim(batch, request))
                 if self._is_late(victim):
                     # Its blocks would be released too late.
                     self._pass_over(batch, k)
                     return
-                at: i64 = batch.running.index(victim)
-                del batch.running[at]
+                at: i64 = running.index(victim)
+                del running[at]
                 if at < k:
                     returned: i64 = plan.remove(victim)
                     if returned and self.release.keeps_victims_in_the_batch:
                         plan.ghosts.append((victim, returned))
                     elif returned:
                         self._budget += returned
-                        self._inputs += returned + self._slots
+                        self._inputs += returned + slots
                         k -= 1
                     elif not self.release.passes_over_behind_victims:
                         k -= 1
@@ -352,23 +356,25 @@ class VllmV1(Scheduler):
             else:
                 drafts: i64 = 0
                 if request.drafts:
-                    drafts = max(0, min(request.drafts, tokens + request.computed - known))
+                    drafts = max(0, min(request.drafts, tokens + computed - known))
                     request.drafts = 0
                 if request.passed_over:
                     request.passed_over = False
                     batch.note(request, logs.CONTINUED)
-                self.cadence.carries |= request.mid_prompt
+                if request.mid_prompt:
+                    self.cadence.carries = True
                 plan.add(request, tokens, drafts)
                 self._budget -= tokens
-                self._inputs -= tokens + self._slots
+                self._inputs -= tokens + slots
                 k += 1
 
     def _pauses(self, batch: Batch, request: Request) -> bool:
         """Whether a running request takes on nothing, because its last token is in flight, or
         because a stage of the pipeline has it."""
-        if request.placeholders and batch.ending(request) and self.release.knows_the_last_token:
+        if self._call < request.resumes_at:
             return True
-        return self._call < request.resumes_at
+        ends: bool = request.placeholders > 0 and batch.ending(request)
+        return ends and self.release.knows_the_last_token
 
     def _pass_over(self, batch: Batch, first: i64) -> None:
         """A running request and those behind it get no slots in this step."""
@@ -613,39 +619,44 @@ class VllmV1(Scheduler):
         computed."""
         now_ns: i64 = batch.now_ns
         connected: bool = self.connector is not None
+        requests: list[Request] = plan.requests
+        scheduled, yields, drafts = plan.scheduled, plan.yields, plan.drafts
+        continued: i64 = plan.num_continued
+        resumes_at: i64 = self._call + self.pipeline_parallel_size
         k: i64
         for ghost, taken in plan.ghosts:
             ghost.computed = ghost.seen = taken
-        entries: i64 = len(plan.requests) + len(plan.ghosts)
+        entries: i64 = len(requests) + len(plan.ghosts)
         if self.release.dies_of_victims_in_the_batch and entries > len(batch.running):
             raise died("batch-too-large", plan.ghosts[0][0])
-        for k in range(len(plan.requests)):
-            request: Request = plan.requests[k]
-            tokens: i64 = plan.scheduled[k]
+        for k in range(len(requests)):
+            request: Request = requests[k]
+            tokens: i64 = scheduled[k]
             before: i64 = request.computed
+            after: i64 = before + tokens
             known: i64 = request.length + request.placeholders
-            if k >= plan.num_continued:
+            if k >= continued:
                 request.computed = 0
-                batch.chunk(plan, k, request, before + tokens, _saved(request, 0, before + tokens))
+                batch.chunk(plan, k, request, after, _saved(request, 0, after))
                 if connected:
                     note_tiers(request)
             elif before < known - 1:
-                batch.chunk(plan, k, request, tokens, _saved(request, before, before + tokens))
+                batch.chunk(plan, k, request, tokens, _saved(request, before, after))
             else:
                 request.access_ns = now_ns
-                plan.yields[k] = 1
+                yields[k] = 1
                 plan.add_decode(known, tokens - 1)
-            request.computed = before + tokens
+            request.computed = after
             request.in_flight += tokens
             request.batch = self._sent
-            request.mid_prompt = before + tokens < known
-            if not request.mid_prompt:
+            request.mid_prompt = after < known
+            if after >= known:
                 if connected:
                     self._prefills.pop(request, None)
                 if self.asynchronous:
-                    request.placeholders += 1 + plan.drafts[k]
+                    request.placeholders += 1 + drafts[k]
                     request.drafts = self._num_spec_tokens
-                    request.resumes_at = self._call + self.pipeline_parallel_size
+                    request.resumes_at = resumes_at
 
     # -- after the step (update_from_output) -----------------------------------------------------
 
@@ -661,20 +672,22 @@ class VllmV1(Scheduler):
         verified_seqs: i64 = 0
         verified: i64 = 0
         met: i64 = 0
+        requests: list[Request] = plan.requests
+        scheduled, yields, all_drafts = plan.scheduled, plan.yields, plan.drafts
         k: i64
-        for k in range(len(plan.requests)):
-            request: Request = plan.requests[k]
+        for k in range(len(requests)):
+            request: Request = requests[k]
             if request.state >= FINISHED:
                 continue
-            tokens: i64 = plan.scheduled[k]
+            tokens: i64 = scheduled[k]
             request.in_flight -= tokens
             stale: bool = request.stale > 0
             if stale:
                 request.stale -= tokens
-            if plan.yields[k] == 0 or (stale and request.drops_stale):
+            if yields[k] == 0 or (stale and request.drops_stale):
                 continue
             accepted: i64 = 0
-            drafts: i64 = plan.drafts[k]
+            drafts: i64 = all_drafts[k]
             if drafts and k < plan.num_continued:
                 accepted = self.speculation.accepted(request, drafts)
                 verified_seqs += 1
@@ -706,24 +719,29 @@ class VllmV1(Scheduler):
     ) -> bool:
         """Books the token of a request, and of its `drafts` drafts the `accepted` ones. Returns
         whether it stops. `stale`: it was preempted while the step was in flight."""
-        expected: bool = request.placeholders > 0
+        placeholders: i64 = request.placeholders
+        expected: bool = placeholders > 0
         if drafts and not stale:
             # The KV of rejected drafts is forgotten.
             if request.computed > 0:
                 request.computed -= drafts - accepted
-            if request.placeholders > 0:
-                request.placeholders -= drafts - accepted
+            if expected:
+                placeholders -= drafts - accepted
+                request.placeholders = placeholders
         stopped: bool = batch.token(request)
         new: i64 = 1
         while not stopped and new <= accepted:
             stopped = batch.further_token(request)
             new += 1
         if not stale:
-            request.computed -= 1 + accepted - new
-            if request.placeholders:
-                request.placeholders -= 1 + accepted
+            computed: i64 = request.computed - (1 + accepted - new)
+            request.computed = computed
+            if placeholders:
+                request.placeholders = placeholders - (1 + accepted)
             if request.state == RUNNING and (expected or self._num_spec_tokens):
-                self.blocks.publish(request, request.computed - request.in_flight)
+                known: i64 = computed - request.in_flight
+                if known >= request.next_unit:
+                    self.blocks.publish(request, known)
         return stopped
 
     def _retire(self, batch: Batch, request: Request, keeps: bool) -> None:
