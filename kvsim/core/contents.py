@@ -162,10 +162,14 @@ class Known:
     def put(self, content: i64, block: i64) -> None:
         """From now on, `block` is the first one with this content."""
         self.remove(content)
-        self.add(content, block)
+        self.claim(content, block)
 
-    def add(self, content: i64, block: i64) -> None:
-        """`block` is the first one with a content that no block has."""
+    def claim(self, content: i64, block: i64) -> i64:
+        """The first block with this content. If there is none, `block` becomes it, and 0 is
+        returned."""
+        first: i64 = self.find(content)
+        if first:
+            return first
         if block >= len(self._contents):
             self._contents = extend(self._contents, zeros(block))
             self._behind = extend(self._behind, zeros(block))
@@ -173,6 +177,7 @@ class Known:
         if self.count > self._mask:
             self._grow()
         self._link(content, block)
+        return 0
 
     def remove(self, content: i64) -> None:
         """No block holds this content any more, if one did."""
@@ -208,4 +213,4 @@ class Known:
 
 
 guard.keep(Numbering, closed="extend number")
-guard.keep(Known, closed="add put remove")
+guard.keep(Known, closed="claim put remove")

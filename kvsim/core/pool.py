@@ -218,9 +218,8 @@ class Pool:
         self.ends[block] = end
         if self.names:
             self.named.add(content)
-        first: i64 = self.known.find(content)
+        first: i64 = self.known.claim(content, block)
         if first == 0:
-            self.known.add(content, block)
             self._last[block] = block
         else:
             last: i64 = self._last[first]

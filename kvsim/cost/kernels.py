@@ -9,7 +9,7 @@ from mypy_extensions import i64
 
 from kvsim.core.plan import Plan
 from kvsim.core.sums import added
-from kvsim.cost.lines import Fused, Line, Lines
+from kvsim.cost.lines import Fused, Line, Lines, rounded
 from kvsim.cost.profile import DecodeGrid, Fit, Interpolation, MixedGrid, PrefillGrid
 from kvsim.cost.sustained import sustained_ns
 from kvsim.cost.tail import Uneven
@@ -128,7 +128,7 @@ class Kernels:
             uneven = self._uneven
             longest = plan.longest(uneven.longest) if uneven is not None else []
             return self.decode_ns(seqs, plan.context_tokens, longest)
-        ns: i64 = round(self._step_us(plan, chunks) * 1000)
+        ns: i64 = rounded(self._step_us(plan, chunks) * 1000.0)
         return self._counted(max(ns, self._floor_ns if chunks else self._decode_floor_ns))
 
     def _step_us(self, plan: Plan, chunks: list[tuple[int, int]]) -> float:
@@ -201,7 +201,7 @@ class Kernels:
         others_us = self._along(self.dense, seqs) + self._along(self.head, seqs)
         fixed_us = self._a0 + self._a1 * others_us + self._a2 * count
         factor = self._a1 * float(self._layers)
-        ns: i64 = round(self._decodes.at(count, float(context), count, fixed_us, factor, 1000.0))
+        ns: i64 = rounded(self._decodes.at(count, float(context), count, fixed_us, factor, 1000.0))
         if not self._decodes.inside:
             self._outside = True
         return self._counted(max(ns + further_ns, self._decode_floor_ns))
@@ -279,7 +279,7 @@ class Kernels:
 
     def _scaled_ns(self, us: float) -> i64:
         """Nanoseconds that so many microseconds of kernels add to a step."""
-        return round(self._a1 * us * 1000)
+        return rounded(self._a1 * us * 1000.0)
 
     def _counted(self, ns: i64) -> i64:
         self.priced_steps += 1

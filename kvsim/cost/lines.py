@@ -99,6 +99,18 @@ class Lines:
         return max(value, high) if x > xs[i] else value
 
 
+def rounded(x: float) -> i64:
+    """`round(x)` of what fits into 64 bits, without Python's integers of any size."""
+    whole: i64 = i64(x)
+    rest = x - float(whole)
+    odd: bool = whole & 1 != 0
+    if rest > 0.5 or (odd and rest == 0.5):
+        return whole + 1
+    if rest < -0.5 or (odd and rest == -0.5):
+        return whole - 1
+    return whole
+
+
 def cell_from(xs: vec[float], scale: float, x: float) -> i64:
     """The upper end of the cell of `x`, of those between points `xs[i]` x `scale`; a point belongs
     to the cell that begins there. What is outside belongs to the first or the last one."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from kvsim.core.request import ABORTED, PLAIN, PREFILL, Options, Request
 from kvsim.workload.arrivals import think_times, waits_for
-from kvsim.workload.columns import bare, column
+from kvsim.workload.columns import Rows, bare, column
 from kvsim.workload.keys import Streams, streams
 from kvsim.workload.source import MAX_NS, NS_PER_S
 from kvsim.workload.trace import Row, Trace
@@ -181,6 +181,10 @@ class Requests(Sequence[Request]):
         self._ignore_eos = ignore_eos
         self._kv_transfer = kv_transfer
         self._row = bare(rows)
+        self._sent = None
+        """What makes a request that has no wishes, without its row."""
+        if isinstance(rows, Rows) and n == 1 and not (ignore_eos or kv_transfer):
+            self._sent = rows.sent
         self._samples = n
         self.streams = streams
         self._held: list[Request | None] = [None] * len(rows)
@@ -200,11 +204,21 @@ class Requests(Sequence[Request]):
         held = self._held[index]
         if held is not None:
             return held
-        row = self._row(index)
+        if self._sent is None:
+            request = self._wished(self._row(index))
+        else:
+            number, id, input_length = self._sent(index)
+            stream = None if self.streams is None else self.streams[number]
+            request = Request(number, id, input_length, stream)
+        self._held[index] = request
+        return request
+
+    def _wished(self, row: Row) -> Request:
+        """A new request as its row asks for it."""
         stream = None if self.streams is None else self.streams[row.index]
         announced = row.output_length if self._ignore_eos else row.max_new_tokens
         plain = not (row.lora or self._kv_transfer)
-        request = Request(
+        return Request(
             row.index,
             row.id,
             row.input_length,
@@ -217,8 +231,6 @@ class Requests(Sequence[Request]):
             options=PLAIN if plain else Options(lora=row.lora or "", kv_transfer=self._kv_transfer),
             extra=_known_of(row),
         )
-        self._held[index] = request
-        return request
 
     def admitted(self, index: int) -> bool:
         """Whether a request has been given blocks, or is over."""

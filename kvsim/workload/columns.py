@@ -119,6 +119,11 @@ class Rows(Sequence[Row]):
         row.content = self._content(index)
         return row
 
+    def sent(self, index: int) -> tuple[int, str, int]:
+        """What a client sends of the row at a place >= 0: its index, its id, its length."""
+        number = self._first + index
+        return number, str(number), self._stored[2][index]
+
     def bare(self, index: int) -> Row:
         """The row at a place >= 0 without its hash ids."""
         number = self._first + index
