@@ -17,7 +17,7 @@ from exact.conformance.corpus import (
     recorded_lines,
 )
 from exact.conformance.generate_sglang import make_case
-from marks import long, mostly_long
+from marks import long, mostly_long, whole
 from shared import needs_shared
 from twins.sglang import step_log
 
@@ -49,6 +49,7 @@ def test_recorded_random_cases(kind: str, every: int) -> None:
 
 
 @long
+@whole
 @needs_shared("conformance")
 @pytest.mark.parametrize("folder", RECORDED)
 def test_the_twin_follows_the_recorded_cases(folder: Path) -> None:
