@@ -59,3 +59,10 @@ def test_the_twin_follows_the_recorded_cases(folder: Path) -> None:
 @pytest.mark.parametrize("group", mostly_long(GROUPS, quick=1))
 def test_random_cases_against_the_twin(group: int) -> None:
     check_random(ENGINE, make_case, step_log, SEEDS[group::GROUPS])
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(1181, id="what is reserved is all that memory has left")]
+)
+def test_crossings_that_few_cases_meet(seed: int) -> None:
+    check_random(ENGINE, make_case, step_log, (seed,))

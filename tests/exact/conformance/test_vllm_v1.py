@@ -208,6 +208,15 @@ def test_a_whole_hit_is_no_prompt() -> None:
     assert prompts(log)[:4] == [["r0"], ["r1"], [], ["r2"]]
 
 
+def test_a_hit_of_all_but_two_tokens_is_a_prompt() -> None:
+    """r1 waits for step 4, and its two tokens begin an interval: r2 waits until step 7."""
+    rows = trace((0, 5, 20), (1, 6, 20), (4, 4, 20))
+    rows[1]["prompt_token_ids"] = [0] * 6
+    log = log_of(rows, **PLENTY, enable_prefix_caching=True)
+    assert prompts(log)[:7] == [["r0"], [], [], ["r1"], [], [], ["r2"]]
+    assert log[3]["prefill"] == [["r1", 2, 4, 0, 1]]
+
+
 def test_an_adaptive_threshold_leaves_everybody_a_fair_share() -> None:
     """Two requests share 12 tokens: 6 each, where the threshold alone allows 2. Then r0 is alone,
     and takes the 8 that it lacks."""
