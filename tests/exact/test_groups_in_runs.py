@@ -11,7 +11,7 @@ from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.policies.order import Order
 from kvsim.run.result import Result
 from kvsim.run.simulation import simulate
-from kvsim.workload.trace import ParentContent, Row, Trace
+from kvsim.workload.trace import ParentContent, Row, TokenContent, Trace
 
 MILLISECOND = 1_000_000
 
@@ -111,17 +111,34 @@ class Oldest(Newest):
         return block
 
 
-def test_an_eviction_order_of_ones_own_is_obeyed() -> None:
-    """With vLLM's order as one's own nothing changes; with the opposite one, hits do."""
+def test_vllms_order_as_ones_own_changes_nothing() -> None:
     settings = {"num_gpu_blocks_override": 700, "prefix_cache_retention_interval": "none"}
-    newest, oldest = (
-        run("gpt-oss-20b", **settings, block_manager_args={"eviction": f"{__name__}:{order}"})
-        for order in ("Newest", "Oldest")
-    )
-    built_in = columns(run("gpt-oss-20b", **settings))
-    same = columns(oldest)
-    assert all(np.array_equal(built_in[key], same[key]) for key in built_in)
-    assert hit_tokens(newest) != hit_tokens(oldest)
+    own = {"block_manager_args": {"eviction": f"{__name__}:Oldest"}}
+    one, other = (columns(run("gpt-oss-20b", **settings, **more)) for more in ({}, own))
+    assert all(np.array_equal(one[key], other[key]) for key in one)
+    assert sum(one["num_cached_tokens"])
+
+
+@pytest.mark.parametrize(("order", "kept"), [("Oldest", "b"), ("Newest", "a")])
+def test_an_eviction_order_of_ones_own_is_obeyed(order: str, kept: str) -> None:
+    """Prompts a, b and c of 32 blocks in each of two groups, and room for two of them: c takes the
+    place of a if the oldest go, that of b if the newest do. What is asked for again hits all blocks
+    but the last one, or, if it is the other one, nothing."""
+    for again in "ab":
+        rows = [
+            Row(index, f"r{index}", index + 2, index * 1000 * MILLISECOND, 512, 1, content)
+            for index, content in enumerate(TokenContent((ord(n),) * 512) for n in f"abc{again}")
+        ]
+        settings = {
+            "max_model_len": 1024,
+            "num_gpu_blocks_override": 150,
+            "prefix_cache_retention_interval": "none",
+            "block_manager_args": {"eviction": f"{__name__}:{order}"},
+        }
+        settings |= {"model": "gpt-oss-20b"}
+        result = simulate(Trace("three", "native", "", rows), {**SMALL, **settings})
+        found = list(result.requests["num_cached_tokens"])
+        assert found == [0, 0, 0, 512 - 16 if again == kept else 0], again
 
 
 def test_the_manager_holds_nothing_when_all_is_over() -> None:

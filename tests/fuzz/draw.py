@@ -59,7 +59,7 @@ _SHARING = ("publish_at", "hits_save", "full_hit")
 RULES_OF = {
     "naive": ("growth", "idle_order"),
     "prefix-caching": ("growth", "idle_order", "eviction", *_SHARING),
-    "vllm-v1-prefix-caching": ("eviction", *_SHARING),
+    "vllm-v1-prefix-caching": ("eviction",),
     "nano-vllm": _SHARING,
     "nano-vllm-2025-08": _SHARING,
 }

@@ -116,6 +116,8 @@ class Room(NamedTuple):
 
 
 EXACT = "exact/test_tiny.py exact/core exact/engines exact/conformance/test_runs.py"
+CASES = "exact/conformance"
+V1 = f"{CASES}/test_vllm_v1.py {CASES}/test_vllm_v1_features.py unit/results/blockmap"
 ENGINE = f"{EXACT} unit/run exact/test_groups_in_runs.py exact/test_audits.py"
 ROOMS = {
     "kvsim/core": Room(
@@ -123,11 +125,11 @@ ROOMS = {
         f"{EXACT} exact/test_audits.py unit/core/test_tally.py unit/policies",
     ),
     "kvsim/engines": Room("*", ENGINE),
-    "kvsim/engines/nano": Room("nano*", ENGINE),
-    "kvsim/engines/sglang": Room("sglang*", ENGINE),
-    "kvsim/engines/vllm_033": Room("vllm-0.3.3*", ENGINE),
-    "kvsim/engines/vllm_063": Room("vllm-0.6.3*", ENGINE),
-    "kvsim/engines/vllm_v1": Room("vllm-v1*", ENGINE),
+    "kvsim/engines/nano": Room("nano*", f"{ENGINE} {CASES}/test_nano.py"),
+    "kvsim/engines/sglang": Room("sglang*", f"{ENGINE} {CASES}/test_sglang.py"),
+    "kvsim/engines/vllm_033": Room("vllm-0.3.3*", f"{ENGINE} {CASES}/test_vllm033.py"),
+    "kvsim/engines/vllm_063": Room("vllm-0.6.3*", f"{ENGINE} {CASES}/test_vllm063.py"),
+    "kvsim/engines/vllm_v1": Room("vllm-v1*", f"{ENGINE} {V1}"),
     "kvsim/policies": Room("vllm*", "unit/policies exact/core exact/engines exact/cachelab"),
     "kvsim/fleet": Room("router-*", "exact/routers"),
     "kvsim/cost": Room("", "unit/cost"),

@@ -1,4 +1,4 @@
-"""Marks what only runs with `pytest -m long`, as in CI: slow tests, most of many cases."""
+"""Marks what only runs with `pytest -m long`, as in CI: slow tests, many of many cases."""
 
 from __future__ import annotations
 
@@ -14,5 +14,7 @@ whole = pytest.mark.skipif(not WHOLE, reason="takes minutes; KVSIM_WHOLE=1 runs 
 
 
 def mostly_long(groups: int, *, quick: int) -> list[Any]:
-    """The numbers of `groups` groups of cases as parameters: the first `quick` run each time."""
-    return [*range(quick), *(pytest.param(group, marks=long) for group in range(quick, groups))]
+    """The numbers of `groups` groups of random cases as parameters: the first `quick` run each
+    time, half of all with `-m long`, the others with KVSIM_WHOLE=1, too."""
+    most = groups if WHOLE else max(quick, groups // 2)
+    return [*range(quick), *(pytest.param(group, marks=long) for group in range(quick, most))]

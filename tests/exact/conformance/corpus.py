@@ -18,7 +18,7 @@ StepLog = Callable[[Record, list[Record]], list[Record]]
 MakeCase = Callable[[int], tuple[Record, list[Record]]]
 _BIG_BYTES = 200_000
 """Size of a log from which on a case is only run with KVSIM_WHOLE=1, and not audited."""
-_AUDIT_EVERY = 1 if WHOLE else 5
+_AUDIT_EVERY = 1 if WHOLE else 20
 """Steps from one audit to the next. An audit takes three times as long as a step, and what is wrong
 in the books stays wrong."""
 

@@ -19,7 +19,7 @@ from exact.conformance.corpus import (
     recorded_lines,
 )
 from exact.conformance.generate_nano import make_case
-from marks import long, mostly_long
+from marks import long, mostly_long, whole
 from shared import needs_shared
 from twins.nano import step_log
 
@@ -65,6 +65,7 @@ def test_recorded_random_cases(engine: str, kind: str, every: int) -> None:
 
 
 @long
+@whole
 @needs_shared("conformance")
 @pytest.mark.parametrize(("engine", "folder"), RECORDED)
 def test_the_twin_follows_the_recorded_cases(engine: str, folder: Path) -> None:

@@ -175,30 +175,43 @@ def plain(engine: str, case: Case) -> bool:
     )
 
 
-FILES = [file for file in files_in(DATA) if stem(file).removeprefix("vllm-v1-")[0].isdigit()]
-"""Of the releases; files of features have parts that settings name otherwise."""
-CASES = [
-    pytest.param(engine, case, id=case.name, marks=long if number > 2 and file in FILES else ())
-    for file in (*FILES, *(DATA / f"{engine}.jsonl.gz" for engine in SETTINGS))
-    for number, (engine, case) in enumerate(read_named(file))
-    if isinstance(case, Case) and plain(engine, case)
-]
+RELEASES = [file for file in files_in(DATA) if stem(file).removeprefix("vllm-v1-")[0].isdigit()]
+"""Files of features have parts that settings name otherwise."""
+FILES = [*RELEASES, *(DATA / f"{engine}.jsonl.gz" for engine in SETTINGS)]
+QUICK = 3
+"""Cases of a release that always run; those of an engine all do."""
 
 
-def test_there_are_cases_of_each_engine() -> None:
-    assert {case.values[0] for case in CASES} == set(SETTINGS)
+def cases(file: Path) -> list[tuple[str, Case]]:
+    """Those of a file that a run can repeat, with their engines."""
+    read = list(read_named(file))
+    return [(name, each) for name, each in read if isinstance(each, Case) and plain(name, each)]
 
 
-@pytest.mark.parametrize(("engine", "case"), CASES)
-def test_a_run_decides_and_ends_as_recorded(engine: str, case: Case, tmp_path: Path) -> None:
-    trace, log = tmp_path / "trace.jsonl", Log()
-    expected = course(engine, case)
+@pytest.mark.parametrize("file", FILES, ids=stem)
+def test_runs_decide_and_end_as_recorded(file: Path, tmp_path: Path) -> None:
+    found = cases(file)
+    assert found
+    for engine, case in found[: QUICK if file in RELEASES else None]:
+        check(engine, case, tmp_path / "trace.jsonl")
+
+
+@long
+@pytest.mark.parametrize("file", RELEASES, ids=stem)
+def test_more_runs_decide_and_end_as_recorded(file: Path, tmp_path: Path) -> None:
+    for engine, case in cases(file)[QUICK:]:
+        check(engine, case, tmp_path / "trace.jsonl")
+
+
+def check(engine: str, case: Case, trace: Path) -> None:
+    log, expected = Log(), course(engine, case)
     write(trace, case, expected.arrives_s)
     result = simulate(trace, settings(engine, case.config), watcher=log)
     divergence = first_divergence(list(told(case.recorded or ())), list(told(log.records)))
-    assert divergence is None
+    assert divergence is None, f"{case.name}: {divergence}"
     finished = dict(zip(result.requests["id"], result.requests["finish_ns"], strict=True))
-    assert {name: finished[name] // 10**9 for name in expected.ends_s} == expected.ends_s
+    ended = {name: finished[name] // 10**9 for name in expected.ends_s}
+    assert ended == expected.ends_s, case.name
 
 
 def told(records: Iterable[Record]) -> Iterator[Record]:

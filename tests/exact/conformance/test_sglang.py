@@ -17,7 +17,7 @@ from exact.conformance.corpus import (
     recorded_lines,
 )
 from exact.conformance.generate_sglang import make_case
-from marks import long, mostly_long
+from marks import long, mostly_long, whole
 from shared import needs_shared
 from twins.sglang import step_log
 
@@ -49,6 +49,7 @@ def test_recorded_random_cases(kind: str, every: int) -> None:
 
 
 @long
+@whole
 @needs_shared("conformance")
 @pytest.mark.parametrize("folder", RECORDED)
 def test_the_twin_follows_the_recorded_cases(folder: Path) -> None:
@@ -58,3 +59,10 @@ def test_the_twin_follows_the_recorded_cases(folder: Path) -> None:
 @pytest.mark.parametrize("group", mostly_long(GROUPS, quick=1))
 def test_random_cases_against_the_twin(group: int) -> None:
     check_random(ENGINE, make_case, step_log, SEEDS[group::GROUPS])
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(1181, id="what is reserved is all that memory has left")]
+)
+def test_crossings_that_few_cases_meet(seed: int) -> None:
+    check_random(ENGINE, make_case, step_log, (seed,))

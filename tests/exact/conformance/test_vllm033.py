@@ -18,7 +18,7 @@ from exact.conformance.corpus import (
     recorded_lines,
 )
 from exact.conformance.generate_vllm033 import make_case
-from marks import long, mostly_long
+from marks import long, mostly_long, whole
 from shared import needs_shared
 from twins.vllm033 import step_log
 
@@ -46,6 +46,7 @@ def test_recorded_random_cases(every: int) -> None:
 
 
 @long
+@whole
 @needs_shared("conformance/vllm-0.3.3")
 @recorded
 def test_the_twin_follows_the_recorded_cases(folder: Path) -> None:

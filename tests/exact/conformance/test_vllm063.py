@@ -18,7 +18,7 @@ from exact.conformance.corpus import (
     recorded_lines,
 )
 from exact.conformance.generate_vllm063 import make_case
-from marks import long, mostly_long
+from marks import long, mostly_long, whole
 from shared import needs_shared
 from twins.vllm063 import step_log
 
@@ -48,6 +48,7 @@ def test_recorded_random_cases(name: str, every: int) -> None:
 
 
 @long
+@whole
 @needs_shared("conformance")
 @FOLDERS
 def test_the_twin_follows_the_recorded_cases(folder: Path) -> None:
@@ -55,6 +56,7 @@ def test_the_twin_follows_the_recorded_cases(folder: Path) -> None:
 
 
 @long
+@whole
 @needs_shared("conformance")
 @FUZZ
 def test_the_twin_follows_the_recorded_random_cases(name: str) -> None:

@@ -18,7 +18,7 @@ from exact.conformance.corpus import (
     recorded_lines,
 )
 from exact.conformance.generate_v1 import make_case
-from marks import long, mostly_long
+from marks import long, mostly_long, whole
 from shared import needs_shared
 from twins.vllm_v1 import step_log
 
@@ -73,6 +73,7 @@ def test_recorded_random_cases(name: str, every: int) -> None:
 
 
 @long
+@whole
 @needs_shared("conformance")
 @FUZZ
 def test_the_twin_follows_the_recorded_cases(name: str) -> None:
@@ -205,6 +206,15 @@ def test_a_whole_hit_is_no_prompt() -> None:
     rows[1]["prompt_token_ids"] = rows[0]["prompt_token_ids"]
     log = log_of(rows, **PLENTY, enable_prefix_caching=True)
     assert prompts(log)[:4] == [["r0"], ["r1"], [], ["r2"]]
+
+
+def test_a_hit_of_all_but_two_tokens_is_a_prompt() -> None:
+    """r1 waits for step 4, and its two tokens begin an interval: r2 waits until step 7."""
+    rows = trace((0, 5, 20), (1, 6, 20), (4, 4, 20))
+    rows[1]["prompt_token_ids"] = [0] * 6
+    log = log_of(rows, **PLENTY, enable_prefix_caching=True)
+    assert prompts(log)[:7] == [["r0"], [], [], ["r1"], [], [], ["r2"]]
+    assert log[3]["prefill"] == [["r1", 2, 4, 0, 1]]
 
 
 def test_an_adaptive_threshold_leaves_everybody_a_fair_share() -> None:

@@ -20,7 +20,7 @@ from exact.conformance.corpus import (
     recorded_lines,
 )
 from exact.conformance.generate_v1_features import FAMILIES, make_case
-from marks import long
+from marks import long, whole
 from shared import needs_shared
 from twins.vllm_v1_features import step_log
 
@@ -56,6 +56,7 @@ def test_recorded_random_cases(name: str, every: int) -> None:
 
 
 @long
+@whole
 @needs_shared("conformance")
 @pytest.mark.parametrize("name", FILES)
 def test_the_twin_follows_the_recorded_cases(name: str) -> None:

@@ -18,7 +18,7 @@ from exact.conformance.corpus import (
     recorded_lines,
 )
 from exact.conformance.generate_v1_groups import make_case
-from marks import long, mostly_long
+from marks import long, mostly_long, whole
 from shared import needs_shared
 from twins.steps import generated
 from twins.vllm_v1_features import step_log
@@ -55,6 +55,7 @@ def test_recorded_random_cases(name: str) -> None:
 
 
 @long
+@whole
 @needs_shared("conformance/vllm-v1-features")
 @FUZZ
 def test_the_twin_follows_the_recorded_cases(name: str) -> None:

@@ -367,6 +367,7 @@ def test_the_share_of_memory_follows_what_is_captured(
 
 
 def test_large_gpus_leave_ten_gibibytes_and_latent_attention_has_other_graphs() -> None:
+    """`nvidia-smi` shows 81,559 MiB of an H100; the terms are those of `server.py`."""
     assert share(H100, max_num_batched_tokens=2048) == round(1 - 10_240 / 81_559, 3)
     usual = 512 + 1.5 * 8192 + 128 + 2 * 256
     sizes = 50 + len(range(4608, 8193, 512))

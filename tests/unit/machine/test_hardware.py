@@ -68,6 +68,7 @@ def test_memory_is_what_the_runtime_reports(name: str) -> None:
 
 
 def test_memory_of_a_logged_machine() -> None:
+    """The logs are named under `[source]` in the files of these GPUs."""
     assert load_hardware("rtx-4090").memory_bytes == pytest.approx(25_250_627_584, rel=1e-5)
     assert load_hardware("a100-40gb").memory_bytes == pytest.approx(42_298_834_944, rel=3e-3)
     assert load_hardware("mi300x").memory_bytes == pytest.approx(196_592 * 2**20, rel=1e-4)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from marks import long
+from marks import mostly_long
 from tiered import AGAIN, MS, SMALL, prompts, random_run, run, ttft_ms
 
 from kvsim.engines.vllm_v1.cpu_tier import Access, CpuTier, Lru
@@ -99,9 +99,7 @@ def test_tails_are_evicted_before_heads_and_offers_are_all_or_nothing() -> None:
     assert [tier.look_up(key) for key in keys] == [0, 0, None]
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(12), *(pytest.param(s, marks=long) for s in range(12, 80))]
-)
+@pytest.mark.parametrize("seed", mostly_long(80, quick=12))
 def test_random_runs_end_add_up_and_repeat(seed: int) -> None:
     """The ledger asserts that all times and tokens add up."""
     trace, settings = random_run(seed)

@@ -23,6 +23,7 @@ def sums(trace: Trace) -> tuple[int, int, int, int]:
 
 
 def test_generators_make_the_published_sums() -> None:
+    """`shared/design/speed.md` states them, so that others can make the same workloads."""
     assert sums(WORKLOADS["W1"].make(None)) == (27_197_276, 397_190_974_943, 5_120_000, 1_280_000)
     assert sums(WORKLOADS["W2"].make(None))[1] == 165_496_239_559
     assert sums(WORKLOADS["W2x"].make(None))[2:] == (665_067, 5_794_350)

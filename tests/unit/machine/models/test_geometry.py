@@ -216,6 +216,7 @@ def test_longest_sequences() -> None:
 
 
 def test_weight_bytes_follow_the_dtype() -> None:
+    """`total_size` in the index of the published Meta-Llama-3-8B's safetensors."""
     model = load_model("llama-3-8b")
     assert model.weight_bytes("auto") == model.weight_bytes("bfloat16") == 16_060_522_496
     assert model.weight_bytes("float32") == 2 * model.weight_bytes("float16")

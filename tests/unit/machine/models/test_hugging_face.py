@@ -58,6 +58,7 @@ def test_head_dim_is_not_derived_where_it_is_given() -> None:
 
 
 def test_decoder_of_a_multimodal_config() -> None:
+    """The parameters of Meta-Llama-3-8B: half the bytes of its published checkpoint."""
     outer = {"model_type": "llava", "torch_dtype": "float16", "text_config": LLAMA}
     model = from_hugging_face(outer, "llava/config.json")
     assert model.parameters == 8_030_261_248
@@ -108,6 +109,7 @@ def read(**changes: Any) -> Model:
 
 
 def test_missing_keys_take_the_defaults_of_their_family_and_say_so() -> None:
+    """The defaults of `Gemma3TextConfig` in transformers."""
     gemma = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240}
     model = from_hugging_face(
         {**gemma, "num_hidden_layers": 34, "sliding_window": 1024}, "g/c.json"

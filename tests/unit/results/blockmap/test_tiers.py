@@ -1,7 +1,7 @@
 """The block map of a tier in CPU memory, against the transfers that steps decided."""
 
 import pytest
-from marks import long
+from marks import mostly_long
 from tiered import AGAIN, SMALL, cost, random_run
 
 import kvsim
@@ -89,11 +89,8 @@ def test_stores_and_loads_show_while_they_last(monkeypatch):
     assert not totals[:, OWNED].any()
 
 
-CASES = [*range(3), *(pytest.param(seed, marks=long) for seed in range(3, 60))]
-
-
 @pytest.mark.parametrize("connector", ["OffloadingConnector", "SimpleCPUOffloadConnector"])
-@pytest.mark.parametrize("seed", CASES)
+@pytest.mark.parametrize("seed", mostly_long(60, quick=3))
 def test_a_sample_is_what_the_transfers_left(monkeypatch, seed, connector):
     trace, drawn = random_run(seed)
     kind: type[Connector] = Offloading
