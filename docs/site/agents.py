@@ -21,9 +21,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "examples" / "agents"))
 RUNS = ROOT / "docs" / "results" / "agents" / "runs.jsonl"
 PAGE = ROOT / "docs" / "results" / "agents.md"
+TEMPLATE = ROOT / "docs" / "site" / "agents-page.txt"
+"""The words of the page."""
 WEKA_REQUESTS = 400
 SEEDS = (0, 1, 2)
-PRESSURES = (0.5, 1, 2, 5)
 
 
 def _evicts(name: str) -> dict[str, Any]:
@@ -42,6 +43,8 @@ POLICIES: dict[str, dict[str, Any]] = {
     "Retain, release": _evicts("programmatic:Programmatic"),
     "superseded": _evicts("superseded:Superseded"),
     "Continuum": {"engine": "continuum:ProgramsInOrder", **_evicts("continuum:CacheTtl")},
+    "programs in order, LRU": {"engine": "continuum:ProgramsInOrder"},
+    "Continuum's TTL alone": _evicts("continuum:CacheTtl"),
     "clairvoyant": _evicts("belady"),
 }
 HINTED = ("workload-aware", "TTL hints", "Retain, release", "superseded", "Continuum")
@@ -81,8 +84,10 @@ class Case(NamedTuple):
 
 
 def cases(weka: bool) -> Iterator[Case]:
-    """Every run, the most telling ones first."""
+    """Every run."""
     workloads = ("agentx", "agents", "weka") if weka else ("agentx", "agents")
+    for pressure in (1, 5, 0.5):
+        yield from (Case("V1", "agentx", pressure, policy, 0) for policy in POLICIES)
     for seed in SEEDS:
         for workload in workloads if seed == 0 else workloads[:2]:
             yield from (Case("V1", workload, 2, policy, seed) for policy in POLICIES)
@@ -94,9 +99,6 @@ def cases(weka: bool) -> Iterator[Case]:
         yield from (Case("SGLang", "agentx", 2, policy, seed) for policy in SGLANG)
         for policy in ("LRU (default)", "superseded", "TTL hints", "Continuum"):
             yield Case("four replicas", "agentx", 2, policy, seed)
-    for pressure in (1, 5, 0.5):
-        for workload in workloads:
-            yield from (Case("V1", workload, pressure, policy, 0) for policy in POLICIES)
 
 
 def settings(case: Case, pool_tokens: int) -> dict[str, Any]:
@@ -200,6 +202,93 @@ def run(weka: str | None) -> None:
                 print(json.dumps(row), file=file, flush=True)
 
 
+def _change(row: dict[str, Any], default: dict[str, Any], key: str) -> float:
+    return float(row["sessions"][key] / default["sessions"][key] - 1)
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:+.1f} %".replace("-", "−")
+
+
+def table(
+    rows: dict[Case, dict[str, Any]], part: str, workload: str, pressure: float, seed: int = 0
+) -> Iterator[str]:
+    """The policies of one part side by side."""
+    found = {
+        case.policy: row
+        for case, row in rows.items()
+        if case[:3] == (part, workload, pressure) and case.seed == seed and not case.hints
+    }
+    heads = "policy, session, at the engine, slowest tenth, TTFT from turn 10 on, hits"
+    heads += ", hits lost in pauses, recomputed after preemptions"
+    yield f"| {heads.replace(', ', ' | ')} |"
+    yield "|---|---|---|---|---|---|---|---|"
+    default = found["LRU (default)"]
+    for policy, row in found.items():
+        of = row["sessions"]
+        lost = of.get("lost_in_pauses_tokens")
+        cells = (
+            f"{of['mean_s']:,.0f} s ({_percent(_change(row, default, 'mean_s'))})",
+            f"{of['mean_served_s']:,.0f} s",
+            f"{of['slowest_tenth_served_s']:,.0f} s",
+            f"{of['mean_ttft_ms']['late'] / 1e3:,.1f} s",
+            f"{row['hit_rate']:.1%}".replace("%", " %"),
+            "" if lost is None else f"{lost / 1e6:,.1f} M",
+            f"{row['recomputed'] or 0:,}",
+        )
+        yield f"| {policy} | {' | '.join(cells)} |"
+
+
+def intervals(
+    rows: dict[Case, dict[str, Any]], workload: str, policies: Sequence[str]
+) -> list[str]:
+    """Changes of the mean session over the seeds that ran, with 95 % intervals."""
+    import numpy as np
+
+    from kvsim.explain.certainty.estimates import paired
+
+    lines = []
+    for policy in policies:
+        both = [
+            [
+                rows[Case("V1", workload, 2, each, seed)]["sessions"]["mean_s"]
+                for each in ("LRU (default)", policy)
+            ]
+            for seed in SEEDS
+            if Case("V1", workload, 2, policy, seed) in rows
+        ]
+        if len(both) < 2:
+            continue
+        one, two = np.array(both).T
+        low, high = paired(one, two, whole=False, percentile=False).interval(0.05)
+        lines.append(
+            f"| {policy} | {len(both)} | {np.mean(two - one):+,.0f} s |"
+            f" {low:+,.0f} … {high:+,.0f} s |".replace("-", "−")
+        )
+    return lines
+
+
+def page(rows: dict[Case, dict[str, Any]]) -> str:
+    """The text of the page, with its tables filled in."""
+    text = TEMPLATE.read_text()
+    for part, workload, pressure in dict.fromkeys(case[:3] for case in rows):
+        made = "\n".join(table(rows, part, workload, pressure))
+        text = text.replace(f"<!-- table: {part}, {workload}, {pressure:g} -->", made)
+    known = [policy for policy in POLICIES if policy != "LRU (default)"]
+    made = "\n".join(intervals(rows, "agentx", known))
+    text = text.replace("<!-- intervals: agentx -->", made)
+    wrong = defaultdict(dict)
+    for case, row in rows.items():
+        if case[:3] == ("V1", "agentx", 2) and case.seed == 0:
+            wrong[case.policy][case.hints] = f"{row['sessions']['mean_s']:,.0f} s"
+    lines = [
+        f"| {policy} | " + " | ".join(of.get(hints, "") for hints in ("", *WRONG)) + " |"
+        for policy, of in wrong.items()
+        if len(of) > 1 or "bounded" in policy
+    ]
+    return text.replace("<!-- wrong hints -->", "\n".join(lines))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--weka")
@@ -207,6 +296,7 @@ def main() -> None:
     given = parser.parse_args()
     if not given.page:
         run(given.weka)
+    PAGE.write_text(page(read()))
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class Sae:
         """Removes and returns `number` chunks; None, and nothing changes, if there are too few."""
         chosen: list[Key] = []
         for chunks in self._chains.values():
-            tail_first = sorted(chunks, key=lambda key: (chunks[key], key[1]), reverse=True)
+            tail_first = sorted(chunks, key=lambda key: (chunks[key], key), reverse=True)
             chosen += [key for key in tail_first if evictable(key)][: number - len(chosen)]
             if len(chosen) == number:
                 break

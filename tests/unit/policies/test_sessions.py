@@ -85,6 +85,29 @@ def test_ten_requests_by_hand() -> None:
     assert cached(run(pinned, "ttl_hints:TtlHints", **pool)) == [0, 0, 64, 0, 80, 0, 0, 0, 0, 96]
 
 
+def test_programs_in_order_by_hand() -> None:
+    """A and B run, C and D wait; the pool of 24 blocks has room for B, C and D or A.
+
+    A's second turn comes while they wait. First come, first served, C and D take the blocks of A,
+    so A finds nothing; programs in order, A goes before both and finds its 4 blocks. Nothing is
+    pinned: the queue alone decides.
+    """
+    rows = [
+        Row(0, "0", 2, 0, 64, 40, None, session="A"),
+        Row(1, "1", 3, 0, 64, 200, None, session="B"),
+        Row(2, "2", 4, 1000, 64, 40, None, session="C"),
+        Row(3, "3", 5, 2000, 64, 40, None, session="D"),
+        Row(4, "4", 6, 3000, 80, 1, ParentContent(0, 64), after=0, session="A"),
+    ]
+    trace = Trace(path="four", format="native", sha256="four", rows=rows)
+    given = {"model": "tiny", "hardware": "h100", "block_size": 16, "max_model_len": 272}
+    given |= {"max_num_seqs": 2, "num_gpu_blocks_override": 25}
+    plain = simulate(trace, make_config(given, "test"))
+    ordered = simulate(trace, make_config({**given, "engine": "continuum:ProgramsInOrder"}, "test"))
+    assert cached(plain) == [0, 0, 0, 0, 0]
+    assert cached(ordered) == [0, 0, 0, 0, 64]
+
+
 def test_a_pool_that_is_all_pins_goes_on_and_says_so() -> None:
     """Whoever pins everything gets no more than the pool: wishes are refused or broken."""
     greedy = a_second_apart(
