@@ -1,63 +1,51 @@
-"""Runs the agent lab's study and writes `docs/results/agents.md`. It goes on where it stopped.
+"""Runs the agent lab's study and fills the tables of `docs/results/agents.md`.
 
     nice -n 10 python docs/site/agents.py --weka FOLDER_OF_SESSIONS
 
-Each run is a line of `docs/results/agents/runs.jsonl`; without the folder, WEKA's runs are left as
-they are. `--page` only writes the page from the runs that are there.
+Each run is a line of `docs/results/agents/runs.jsonl`; it goes on where it stopped. Without the
+folder, WEKA's runs are left as they are. `--page` only fills the page from the runs that are there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+import tomllib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from statistics import mean
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "docs" / "examples" / "agents"))
+EXAMPLES = ROOT / "docs" / "examples" / "agents"
+sys.path.insert(0, str(EXAMPLES))
 RUNS = ROOT / "docs" / "results" / "agents" / "runs.jsonl"
 PAGE = ROOT / "docs" / "results" / "agents.md"
-TEMPLATE = ROOT / "docs" / "site" / "agents-page.txt"
-"""The words of the page."""
-WEKA_REQUESTS = 400
 SEEDS = (0, 1, 2)
-
-
-def _evicts(name: str) -> dict[str, Any]:
-    return {"block_manager_args": {"eviction": name}}
-
-
-POLICIES: dict[str, dict[str, Any]] = {
-    "LRU (default)": {},
-    "cost-aware victim": {"victim": "cost-aware"},
-    "least computed first": {"victim": "least-computed"},
-    "SRTF tie-break": {"victim": "srtf:most_remaining"},
-    "SLRU": _evicts("slru"),
-    "ARC": _evicts("arc"),
-    "workload-aware": _evicts("workload_aware:WorkloadAware"),
-    "TTL hints": _evicts("ttl_hints:TtlHints"),
-    "Retain, release": _evicts("programmatic:Programmatic"),
-    "superseded": _evicts("superseded:Superseded"),
-    "Continuum": {"engine": "continuum:ProgramsInOrder", **_evicts("continuum:CacheTtl")},
-    "programs in order, LRU": {"engine": "continuum:ProgramsInOrder"},
-    "Continuum's TTL alone": _evicts("continuum:CacheTtl"),
-    "clairvoyant": _evicts("belady"),
+PRESSURES = (0.5, 1, 2, 5)
+REQUESTS = {"agentx": 300, "weka": 400, "agents": 500}
+AGENTX_PER_S = 0.01
+"""Sessions that begin."""
+DEFAULT = "lru"
+VICTIMS = ("cost-aware", "least-computed", "srtf")
+EVICTIONS = ("slru", "arc", "workload-aware", "ttl-hints", "retain", "superseded")
+EVICTIONS += ("continuum-ttl", "clairvoyant")
+QUEUES = ("programs-in-order", "continuum")
+V1 = (DEFAULT, *VICTIMS, *EVICTIONS[:-1], *QUEUES, "clairvoyant")
+TIERS = ("tier-arc", "sae")
+SGLANG = (DEFAULT, "slru", "workload-aware", "ttl-hints", "superseded", "continuum-ttl")
+PARTS = {
+    "CPU tier": (DEFAULT, *TIERS, "ttl-hints", "continuum"),
+    "SGLang": SGLANG,
+    "four replicas": (DEFAULT, "ttl-hints", "continuum"),
 }
-HINTED = ("workload-aware", "TTL hints", "Retain, release", "superseded", "Continuum")
-SGLANG = {
-    "LRU (default)": "lru",
-    "SLRU": "slru",
-    "workload-aware": "workload_aware:WorkloadAware",
-    "TTL hints": "ttl_hints:TtlHints",
-    "Retain, release": "programmatic:Programmatic",
-    "superseded": "superseded:Superseded",
-    "Continuum": "continuum:CacheTtl",
-}
-TIERS = {"LRU (default)": "lru", "ARC": "arc", "SAE": "sae:Sae"}
+HINTED = ("workload-aware", "ttl-hints", "retain", "superseded", "continuum")
 WRONG = {
     "2x": {"factor": 2.0},
     "10x": {"factor": 10.0},
@@ -65,11 +53,13 @@ WRONG = {
     "a third pins all": {"greedy": 0.33},
 }
 QWEN = {"model": "qwen3-30b-a3b-2507", "hardware": "h200", "block_size": 256}
-SETTINGS = {
-    "agentx": QWEN,
-    "weka": QWEN,
-    "agents": {"model": "llama-3.1-8b", "hardware": "h100", "block_size": 64},
-}
+LLAMA = {"model": "llama-3.1-8b", "hardware": "h100", "block_size": 64}
+SETTINGS = {"agentx": QWEN, "weka": QWEN, "agents": LLAMA}
+BYTES_PER_TOKEN = {"agentx": 98_304, "weka": 98_304, "agents": 131_072}
+REPLICAS = 4
+COUNTED = ("slowest_s", "first_ms", "late_ms", "hits")
+COUNTED += ("in_pauses", "between", "computed", "recomputed")
+"""Figures of a run."""
 
 
 class Case(NamedTuple):
@@ -86,36 +76,35 @@ class Case(NamedTuple):
 def cases(weka: bool) -> Iterator[Case]:
     """Every run."""
     workloads = ("agentx", "agents", "weka") if weka else ("agentx", "agents")
-    for pressure in (1, 5, 0.5):
-        yield from (Case("V1", "agentx", pressure, policy, 0) for policy in POLICIES)
     for seed in SEEDS:
-        for workload in workloads if seed == 0 else workloads[:2]:
-            yield from (Case("V1", workload, 2, policy, seed) for policy in POLICIES)
-        for tier in TIERS:
-            yield Case("CPU tier", "agentx", 2, tier, seed)
+        for pressure in (2, 1, 5, 0.5):
+            for workload in workloads:
+                shown = V1 if pressure > 1 else (each for each in V1 if each not in VICTIMS)
+                yield from (Case("V1", workload, pressure, policy, seed) for policy in shown)
         for hints in WRONG:
-            yield from (Case("V1", "agentx", 2, policy, seed, hints) for policy in HINTED[1:])
-        yield Case("V1", "agentx", 2, "TTL hints, bounded", seed, "a third pins all")
-        yield from (Case("SGLang", "agentx", 2, policy, seed) for policy in SGLANG)
-        for policy in ("LRU (default)", "superseded", "TTL hints", "Continuum"):
-            yield Case("four replicas", "agentx", 2, policy, seed)
+            yield from (Case("V1", "agentx", 2, policy, seed, hints) for policy in HINTED)
+            yield Case("V1", "agentx", 2, "ttl-hints-bounded", seed, hints)
+        for workload in workloads:
+            for part, policies in PARTS.items():
+                yield from (Case(part, workload, 2, policy, seed) for policy in policies)
 
 
 def settings(case: Case, pool_tokens: int) -> dict[str, Any]:
-    """The settings of a run."""
-    found = dict(SETTINGS[case.workload])
+    """The settings of a run: those of the policy's TOML, on this machine."""
+    found = {**SETTINGS[case.workload], **_toml(case.policy), "max_model_len": "auto"}
     if case.part == "SGLang":
+        eviction = found.pop("block_manager_args", {}).get("eviction", "lru")
         found |= {"engine": "sglang", "block_size": 1}
-        found["block_manager_args"] = {"radix_eviction_policy": SGLANG[case.policy]}
-    elif case.part == "CPU tier":
-        found["kv_offloading_size"] = 64
-        found["kv_connector_extra_config"] = {"eviction_policy": TIERS[case.policy]}
-    elif case.policy == "TTL hints, bounded":
-        found |= _evicts("ttl_hints:Bounded")
-    else:
-        found |= POLICIES[case.policy]
-    blocks = pool_tokens // found["block_size"]
-    return {**found, "num_gpu_blocks_override": blocks, "max_model_len": "auto"}
+        found["block_manager_args"] = {"radix_eviction_policy": eviction}
+    if case.part == "CPU tier":
+        # The tier holds what open sessions hold, the GPU half of it.
+        held = case.pressure * pool_tokens * BYTES_PER_TOKEN[case.workload]
+        found["kv_offloading_size"] = round(held / 2**30, 1)
+    return {**found, "num_gpu_blocks_override": pool_tokens // found["block_size"]}
+
+
+def _toml(policy: str) -> dict[str, Any]:
+    return tomllib.loads((EXAMPLES / f"{policy}.toml").read_text())
 
 
 def working_set(rows: Sequence[Any]) -> float:
@@ -130,58 +119,84 @@ def working_set(rows: Sequence[Any]) -> float:
     return held / span_ns
 
 
-def trace_of(case: Case, weka: str | None) -> Any:
-    """The requests of a run, with its hints."""
-    from wrong_hints import changed
-
+@cache
+def trace_of(workload: str, seed: int, number: int, weka: str | None) -> Any:
+    """The requests of a run. Seeds of WEKA's sessions are thirds of their files."""
     from kvsim.workload.open import open_trace
     from kvsim.workload.synthetic import synthesise
     from kvsim.workload.trace import beginning
 
-    if case.workload == "weka":
-        trace = beginning(open_trace(weka), WEKA_REQUESTS)
-    elif case.workload == "agentx":
-        number = 1200 if case.part == "four replicas" else 500
-        trace = synthesise("agentx", case.seed, requests=number, rate=number / 40_000)
-    else:
-        trace = synthesise("agents", case.seed, requests=500)
+    if workload == "agentx":
+        return synthesise("agentx", seed, requests=number, rate=AGENTX_PER_S * number / 300)
+    if workload == "agents":
+        return synthesise("agents", seed, requests=number)
+    assert weka is not None, "weka needs --weka"
+    with TemporaryDirectory() as folder:
+        for file in sorted(Path(weka).resolve().glob("*.json"))[seed :: len(SEEDS)]:
+            (Path(folder) / file.name).symlink_to(file)
+        return beginning(open_trace(folder), number)
+
+
+def figures(case: Case, weka: str | None) -> dict[str, Any]:
+    """Runs one, and keeps what the page shows."""
+    from wrong_hints import changed
+
+    from kvsim.run.simulation import simulate
+    from kvsim.settings.config import make_config
+
+    replicas = REPLICAS if case.part == "four replicas" else 1
+    number = REQUESTS[case.workload] * (2 if replicas > 1 else 1)
+    trace = trace_of(case.workload, case.seed, number, weka)
+    longest = max(row.input_length + row.output_length for row in trace.rows) + 1024
+    pool = max(round(working_set(trace.rows) / case.pressure / replicas), longest)
+    config = make_config(settings(case, pool), "agents.py")
     if case.hints:
         rows = [
             replace(row, extra=changed(row.extra or {}, row.session or "", **WRONG[case.hints]))
             for row in trace.rows
         ]
         trace = replace(trace, rows=rows)
-    return trace
-
-
-def figures(case: Case, weka: str | None) -> dict[str, Any]:
-    """Runs one, and keeps what the page shows."""
-    from kvsim.run.simulation import simulate
-    from kvsim.settings.config import make_config
-
-    trace = trace_of(case, weka)
-    replicas = 4 if case.part == "four replicas" else 1
-    longest = max(row.input_length + row.output_length for row in trace.rows) + 1024
-    pool = max(round(working_set(trace.rows) / case.pressure / replicas), longest)
-    config = make_config(settings(case, pool), "agents.py")
     if replicas > 1:
         from kvsim.fleet.contender import contender, simulate_contender
 
-        result = simulate_contender(trace, contender([config] * 4, "session-affinity", {}))
+        result = simulate_contender(trace, contender([config] * replicas, "session-affinity", {}))
     else:
         result = simulate(trace, config)
     summary = result.summary
+    of = summary["sessions"]
     return {
         **case._asdict(),
         "pool_tokens": pool,
-        "requests": len(trace.rows),
-        "outcome": summary["completed"],
-        "sessions": summary["sessions"],
-        "preemptions": summary.get("num_preemptions"),
-        "recomputed": summary.get("recomputed_tokens"),
-        "hit_rate": summary.get("prefix_cache_hit_rate"),
-        "hints_said": [note for note in summary["meta"].get("notes", ()) if note[:5] == "hints"],
+        "unserved": len(trace.rows) - summary["completed"],
+        "sessions": of["num"],
+        "mean_s": round(of["mean_s"], 1),
+        "slowest_s": round(of["slowest_tenth_served_s"], 1),
+        "first_ms": round(of["mean_ttft_ms"]["first"]),
+        "late_ms": round(of["mean_ttft_ms"]["late"] or 0),
+        "computed": of["computed_tokens"],
+        "in_pauses": of.get("lost_in_pauses_tokens"),
+        "between": of.get("lost_between_sessions_tokens"),
+        "preemptions": summary.get("num_preemptions", 0),
+        "recomputed": summary.get("recomputed_tokens") or 0,
+        "hits": round(summary.get("prefix_cache_hit_rate") or 0, 4),
+        "said": [note[7:] for note in summary["meta"].get("notes", ()) if note[:5] == "hints"],
     }
+
+
+def run(weka: str | None) -> None:
+    """Makes the runs that are missing."""
+    done = read()
+    for case in cases(weka is not None):
+        if case in done:
+            continue
+        default = done.get(case._replace(policy=DEFAULT))
+        if case.policy in VICTIMS and default and not default["preemptions"]:
+            row = {**default, "policy": case.policy}  # Nobody gives way, whoever would.
+        else:
+            row = figures(case, weka)
+        done[case] = row
+        with RUNS.open("a") as file:
+            print(json.dumps(row), file=file, flush=True)
 
 
 def read() -> dict[Case, dict[str, Any]]:
@@ -192,101 +207,113 @@ def read() -> dict[Case, dict[str, Any]]:
     return {Case(*(row[name] for name in Case._fields)): row for row in rows}
 
 
-def run(weka: str | None) -> None:
-    """Makes the runs that are missing."""
-    done = read()
-    for case in cases(weka is not None):
-        if case not in done:
-            row = figures(case, weka)
-            with RUNS.open("a") as file:
-                print(json.dumps(row), file=file, flush=True)
+Rows = dict[Case, dict[str, Any]]
 
 
-def _change(row: dict[str, Any], default: dict[str, Any], key: str) -> float:
-    return float(row["sessions"][key] / default["sessions"][key] - 1)
-
-
-def _percent(share: float) -> str:
-    return f"{share * 100:+.1f} %".replace("-", "−")
-
-
-def table(
-    rows: dict[Case, dict[str, Any]], part: str, workload: str, pressure: float, seed: int = 0
-) -> Iterator[str]:
-    """The policies of one part side by side."""
-    found = {
-        case.policy: row
-        for case, row in rows.items()
-        if case[:3] == (part, workload, pressure) and case.seed == seed and not case.hints
-    }
-    heads = "policy, session, at the engine, slowest tenth, TTFT from turn 10 on, hits"
-    heads += ", hits lost in pauses, recomputed after preemptions"
-    yield f"| {heads.replace(', ', ' | ')} |"
-    yield "|---|---|---|---|---|---|---|---|"
-    default = found["LRU (default)"]
-    for policy, row in found.items():
-        of = row["sessions"]
-        lost = of.get("lost_in_pauses_tokens")
-        cells = (
-            f"{of['mean_s']:,.0f} s ({_percent(_change(row, default, 'mean_s'))})",
-            f"{of['mean_served_s']:,.0f} s",
-            f"{of['slowest_tenth_served_s']:,.0f} s",
-            f"{of['mean_ttft_ms']['late'] / 1e3:,.1f} s",
-            f"{row['hit_rate']:.1%}".replace("%", " %"),
-            "" if lost is None else f"{lost / 1e6:,.1f} M",
-            f"{row['recomputed'] or 0:,}",
-        )
-        yield f"| {policy} | {' | '.join(cells)} |"
-
-
-def intervals(
-    rows: dict[Case, dict[str, Any]], workload: str, policies: Sequence[str]
-) -> list[str]:
-    """Changes of the mean session over the seeds that ran, with 95 % intervals."""
+def change(rows: Rows, case: Case, key: str = "mean_s") -> str:
+    """A figure's change to the default's on the same requests, in percent, with its 95 % interval
+    over the seeds that ran; bold where that excludes none and the change is above 1 %."""
     import numpy as np
 
     from kvsim.explain.certainty.estimates import paired
 
-    lines = []
-    for policy in policies:
-        both = [
-            [
-                rows[Case("V1", workload, 2, each, seed)]["sessions"]["mean_s"]
-                for each in ("LRU (default)", policy)
-            ]
-            for seed in SEEDS
-            if Case("V1", workload, 2, policy, seed) in rows
-        ]
-        if len(both) < 2:
-            continue
-        one, two = np.array(both).T
-        low, high = paired(one, two, whole=False, percentile=False).interval(0.05)
-        lines.append(
-            f"| {policy} | {len(both)} | {np.mean(two - one):+,.0f} s |"
-            f" {low:+,.0f} … {high:+,.0f} s |".replace("-", "−")
-        )
-    return lines
-
-
-def page(rows: dict[Case, dict[str, Any]]) -> str:
-    """The text of the page, with its tables filled in."""
-    text = TEMPLATE.read_text()
-    for part, workload, pressure in dict.fromkeys(case[:3] for case in rows):
-        made = "\n".join(table(rows, part, workload, pressure))
-        text = text.replace(f"<!-- table: {part}, {workload}, {pressure:g} -->", made)
-    known = [policy for policy in POLICIES if policy != "LRU (default)"]
-    made = "\n".join(intervals(rows, "agentx", known))
-    text = text.replace("<!-- intervals: agentx -->", made)
-    wrong = defaultdict(dict)
-    for case, row in rows.items():
-        if case[:3] == ("V1", "agentx", 2) and case.seed == 0:
-            wrong[case.policy][case.hints] = f"{row['sessions']['mean_s']:,.0f} s"
-    lines = [
-        f"| {policy} | " + " | ".join(of.get(hints, "") for hints in ("", *WRONG)) + " |"
-        for policy, of in wrong.items()
-        if len(of) > 1 or "bounded" in policy
+    pairs = [
+        (rows[each._replace(policy=DEFAULT, hints="")][key], rows[each][key])
+        for each in (case._replace(seed=seed) for seed in SEEDS)
+        if each in rows and each._replace(policy=DEFAULT, hints="") in rows
     ]
-    return text.replace("<!-- wrong hints -->", "\n".join(lines))
+    if not pairs:
+        return ""
+    shares = np.array([(other / first - 1) * 100 for first, other in pairs])
+    middle = float(shares.mean())
+    if len(pairs) == 1:
+        return f"{middle:+.1f} %".replace("-", "−")
+    low, _ = paired(np.zeros(len(pairs)), shares, whole=False, percentile=False).interval(0.05)
+    words = f"{middle:+.1f} ± {middle - low:.1f} %".replace("-", "−")
+    return f"**{words}**" if abs(middle) > max(middle - low, 1) else words
+
+
+def average(rows: Rows, case: Case, key: str = "mean_s") -> float | None:
+    """A figure over the seeds that ran."""
+    found = [rows[each] for seed in SEEDS if (each := case._replace(seed=seed)) in rows]
+    values = [row[key] for row in found if row[key] is not None]
+    return mean(values) if values else None
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table; lines with empty cells only are left out."""
+    shown = [line for line in lines if any(line[1:])]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *shown))
+
+
+def sessions(rows: Rows, policies: Sequence[str], columns: Mapping[str, Case]) -> str:
+    """The default's mean session, and what the others change, in a column for each case."""
+    base = {head: average(rows, case._replace(hints="")) for head, case in columns.items()}
+    lines = [(DEFAULT, *(f"{seconds:,.0f} s" if seconds else "" for seconds in base.values()))]
+    for policy in policies:
+        of = (case._replace(policy=policy) for case in columns.values())
+        lines.append((policy, *(change(rows, each) for each in of)))
+    return table(("policy", *columns), lines)
+
+
+def causes(rows: Rows, workload: str) -> str:
+    """What else changes at pressure 2."""
+    head = ("policy", "slowest tenth", "TTFT of first turns", "TTFT from turn 10 on", "hits")
+    head += ("lost in pauses", "lost between sessions", "computed", "recomputed after preemptions")
+    lines = []
+    for policy in V1:
+        case = Case("V1", workload, 2, policy, 0)
+        of = {key: average(rows, case, key) for key in COUNTED}
+        if None in of.values():
+            continue
+        slowest = f"{of['slowest_s']:,.0f} s" if policy == DEFAULT else None
+        lines.append(
+            (
+                policy,
+                slowest or change(rows, case, "slowest_s"),
+                f"{of['first_ms'] / 1e3:,.1f} s",
+                f"{of['late_ms'] / 1e3:,.1f} s",
+                f"{of['hits'] * 100:.1f} %",
+                *(f"{of[key] / 1e6:,.2f} M" for key in ("in_pauses", "between", "computed")),
+                f"{of['recomputed']:,.0f}",
+            )
+        )
+    return table(head, lines)
+
+
+def refused(rows: Rows) -> str:
+    """What became of hints, in one run of each policy that reads them."""
+    cases = [Case("V1", "agentx", 2, policy, 0) for policy in (*HINTED, "continuum-ttl")]
+    cases.append(Case("V1", "agentx", 2, "ttl-hints-bounded", 0, "a third pins all"))
+    return "\n".join(
+        f"* {case.policy}{', a third pins all' if case.hints else ''}: {said}."
+        for case in cases
+        for said in rows.get(case, {"said": ()})["said"]
+    )
+
+
+def page(rows: Rows) -> str:
+    """The text of the page, with its tables filled in."""
+    made = {f"causes on {workload}": causes(rows, workload) for workload in SETTINGS}
+    for workload in SETTINGS:
+        case = Case("V1", workload, 2, DEFAULT, 0)
+        columns = {f"pressure {each:g}": case._replace(pressure=each) for each in PRESSURES}
+        columns |= {f"{each}, 2": case._replace(part=each) for each in PARTS}
+        made[f"sessions of {workload}"] = sessions(rows, (*V1[1:], *TIERS), columns)
+    columns = {
+        hints or "right": Case("V1", "agentx", 2, DEFAULT, 0, hints) for hints in ("", *WRONG)
+    }
+    made["wrong hints"] = sessions(rows, (*HINTED, "ttl-hints-bounded"), columns)
+    made["refused"] = refused(rows)
+    text = PAGE.read_text()
+    for name, lines in made.items():
+        text, number = re.subn(
+            rf"(<!-- table: {name} -->\n)(\n[|*][^\n]*(\n[|*][^\n]*)*\n)?",
+            lambda found, lines=lines: f"{found[1]}\n{lines}\n",
+            text,
+        )
+        assert number == 1, f"{PAGE}: no place for {name}"
+    return text
 
 
 def main() -> None:
