@@ -32,6 +32,8 @@ PRESSURES = (0.5, 1, 2, 5)
 REQUESTS = {"agentx": 300, "weka": 400, "agents": 500}
 AGENTX_PER_S = 0.01
 """Sessions that begin."""
+LONGEST = 200_000
+"""Prompt tokens; sessions of WEKA with longer ones are left out, as the model has no room."""
 DEFAULT = "lru"
 VICTIMS = ("cost-aware", "least-computed", "srtf")
 EVICTIONS = ("slru", "arc", "workload-aware", "ttl-hints", "retain", "superseded")
@@ -133,7 +135,8 @@ def trace_of(workload: str, seed: int, number: int, weka: str | None) -> Any:
     assert weka is not None, "weka needs --weka"
     with TemporaryDirectory() as folder:
         for file in sorted(Path(weka).resolve().glob("*.json"))[seed :: len(SEEDS)]:
-            (Path(folder) / file.name).symlink_to(file)
+            if max(map(int, re.findall(r'"in": ?(\d+)', file.read_text()))) <= LONGEST:
+                (Path(folder) / file.name).symlink_to(file)
         return beginning(open_trace(folder), number)
 
 

@@ -85,12 +85,26 @@ def test_ten_requests_by_hand() -> None:
     assert cached(run(pinned, "ttl_hints:TtlHints", **pool)) == [0, 0, 64, 0, 80, 0, 0, 0, 0, 96]
 
 
+def test_why_orders_by_frequency_lose_hits_of_agents_by_hand() -> None:
+    """A ends after two turns, B and C go on; their last prompts, 7 blocks each, fill the pool.
+
+    LRU: A goes first, so every turn finds all of the turn before. SLRU: what A used twice stays
+    protected, and what goes first is what was used once: just the end of the other's last turn.
+    6 (B) takes C's fifth block, so 7 (C) finds 4, takes B's sixth and one of A; 8 (B) finds 5 and
+    takes C's fifth and sixth, so 9 (C) finds 4.
+    """
+    trace = a_second_apart("AABCBCBCBC", [64, 80, 64, 64, 80, 80, 96, 96, 112, 112], {})
+    pool: dict[str, Any] = {"num_gpu_blocks_override": 15, "max_model_len": 128}
+    assert cached(run(trace, "lru", **pool)) == [0, 64, 0, 0, 64, 64, 80, 80, 96, 96]
+    assert cached(run(trace, "slru", **pool)) == [0, 64, 0, 0, 64, 64, 80, 64, 80, 64]
+
+
 def test_programs_in_order_by_hand() -> None:
     """A and B run, C and D wait; the pool of 24 blocks has room for B, C and D or A.
 
     A's second turn comes while they wait. First come, first served, C and D take the blocks of A,
     so A finds nothing; programs in order, A goes before both and finds its 4 blocks. Nothing is
-    pinned: the queue alone decides.
+    pinned: the queue alone decides. D pays for it.
     """
     rows = [
         Row(0, "0", 2, 0, 64, 40, None, session="A"),
@@ -106,6 +120,8 @@ def test_programs_in_order_by_hand() -> None:
     ordered = simulate(trace, make_config({**given, "engine": "continuum:ProgramsInOrder"}, "test"))
     assert cached(plain) == [0, 0, 0, 0, 0]
     assert cached(ordered) == [0, 0, 0, 0, 64]
+    ends = [run.requests["finish_ns"] for run in (plain, ordered)]
+    assert ends[1][4] < ends[0][4] and ends[1][3] > ends[0][3]
 
 
 def test_a_pool_that_is_all_pins_goes_on_and_says_so() -> None:
