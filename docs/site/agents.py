@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
@@ -24,30 +25,23 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "docs" / "examples" / "agents"
-sys.path.insert(0, str(EXAMPLES))
 RUNS = ROOT / "docs" / "results" / "agents" / "runs.jsonl"
 PAGE = ROOT / "docs" / "results" / "agents.md"
 SEEDS = (0, 1, 2)
-PRESSURES = (0.5, 1, 2, 5)
 REQUESTS = {"agentx": 300, "weka": 400, "agents": 500}
 AGENTX_PER_S = 0.01
 """Sessions that begin."""
 LONGEST = 200_000
 """Prompt tokens; sessions of WEKA with longer ones are left out, as the model has no room."""
-DEFAULT = "lru"
-VICTIMS = ("cost-aware", "least-computed", "srtf")
-EVICTIONS = ("slru", "arc", "workload-aware", "ttl-hints", "retain", "superseded")
-EVICTIONS += ("continuum-ttl", "clairvoyant")
-QUEUES = ("programs-in-order", "continuum")
-V1 = (DEFAULT, *VICTIMS, *EVICTIONS[:-1], *QUEUES, "clairvoyant")
-TIERS = ("tier-arc", "sae")
-SGLANG = (DEFAULT, "slru", "workload-aware", "ttl-hints", "superseded", "continuum-ttl")
+DEFAULT, VICTIMS = "lru", ("cost-aware", "least-computed", "srtf")
+V1 = (DEFAULT, *VICTIMS, "slru", "arc", "workload-aware", "ttl-hints", "retain", "superseded")
+V1 += ("continuum-ttl", "programs-in-order", "continuum", "clairvoyant")
+HINTED = ("workload-aware", "ttl-hints", "ttl-hints-bounded", "retain", "superseded", "continuum")
 PARTS = {
-    "CPU tier": (DEFAULT, *TIERS, "ttl-hints", "continuum"),
-    "SGLang": SGLANG,
+    "CPU tier": (DEFAULT, "tier-arc", "sae", "ttl-hints", "continuum"),
+    "SGLang": (DEFAULT, "slru", "workload-aware", "ttl-hints", "superseded", "continuum-ttl"),
     "four replicas": (DEFAULT, "ttl-hints", "continuum"),
 }
-HINTED = ("workload-aware", "ttl-hints", "retain", "superseded", "continuum")
 WRONG = {
     "2x": {"factor": 2.0},
     "10x": {"factor": 10.0},
@@ -58,10 +52,17 @@ QWEN = {"model": "qwen3-30b-a3b-2507", "hardware": "h200", "block_size": 256}
 LLAMA = {"model": "llama-3.1-8b", "hardware": "h100", "block_size": 64}
 SETTINGS = {"agentx": QWEN, "weka": QWEN, "agents": LLAMA}
 BYTES_PER_TOKEN = {"agentx": 98_304, "weka": 98_304, "agents": 131_072}
-REPLICAS = 4
-COUNTED = ("slowest_s", "first_ms", "late_ms", "hits")
-COUNTED += ("in_pauses", "between", "computed", "recomputed")
-"""Figures of a run."""
+CAUSES = {
+    "slowest tenth": ("slowest_s", "{:,.0f} s"),
+    "TTFT of first turns": ("first_ms", "{:,.0f} ms"),
+    "TTFT from turn 10 on": ("late_ms", "{:,.0f} ms"),
+    "hits": ("hits", "{:.1%}"),
+    "lost in pauses": ("in_pauses", "{:,.0f}"),
+    "lost between sessions": ("between", "{:,.0f}"),
+    "computed": ("computed", "{:,.0f}"),
+    "after preemptions": ("recomputed", "{:,.0f}"),
+}
+"""Column → figure of a run, and how it is written; the last four are prompt tokens."""
 
 
 class Case(NamedTuple):
@@ -75,27 +76,30 @@ class Case(NamedTuple):
     hints: str = ""
 
 
+Rows = dict[Case, dict[str, Any]]
+
+
 def cases(weka: bool) -> Iterator[Case]:
-    """Every run."""
-    workloads = ("agentx", "agents", "weka") if weka else ("agentx", "agents")
-    for seed in SEEDS:
-        for pressure in (2, 1, 5, 0.5):
-            for workload in workloads:
-                shown = V1 if pressure > 1 else (each for each in V1 if each not in VICTIMS)
-                yield from (Case("V1", workload, pressure, policy, seed) for policy in shown)
-        for hints in WRONG:
-            yield from (Case("V1", "agentx", 2, policy, seed, hints) for policy in HINTED)
-            yield Case("V1", "agentx", 2, "ttl-hints-bounded", seed, hints)
-        for workload in workloads:
-            for part, policies in PARTS.items():
-                yield from (Case(part, workload, 2, policy, seed) for policy in policies)
+    """Every run, first those that say most."""
+    workloads = tuple(SETTINGS) if weka else ("agentx", "agents")
+    rarely = [each for each in V1 if each not in VICTIMS]
+    of_v1 = {2: V1, 1: rarely, 5: V1, 0.5: rarely}
+    for seeds in (SEEDS[:1], SEEDS[1:]):
+        parts = [(part, 2.0, policies) for part, policies in PARTS.items()]
+        parts[:0] = [("V1", pressure, policies) for pressure, policies in of_v1.items()]
+        for part, pressure, policies in parts:
+            for seed, workload, policy in product(seeds, workloads, policies):
+                yield Case(part, workload, pressure, policy, seed)
+        for seed, hints, policy in product(seeds, WRONG, HINTED):
+            yield Case("V1", "agentx", 2, policy, seed, hints)
 
 
 def settings(case: Case, pool_tokens: int) -> dict[str, Any]:
     """The settings of a run: those of the policy's TOML, on this machine."""
-    found = {**SETTINGS[case.workload], **_toml(case.policy), "max_model_len": "auto"}
+    policy = tomllib.loads((EXAMPLES / f"{case.policy}.toml").read_text())
+    found = {**SETTINGS[case.workload], **policy, "max_model_len": "auto"}
     if case.part == "SGLang":
-        eviction = found.pop("block_manager_args", {}).get("eviction", "lru")
+        eviction = found.get("block_manager_args", {}).get("eviction", "lru")
         found |= {"engine": "sglang", "block_size": 1}
         found["block_manager_args"] = {"radix_eviction_policy": eviction}
     if case.part == "CPU tier":
@@ -103,10 +107,6 @@ def settings(case: Case, pool_tokens: int) -> dict[str, Any]:
         held = case.pressure * pool_tokens * BYTES_PER_TOKEN[case.workload]
         found["kv_offloading_size"] = round(held / 2**30, 1)
     return {**found, "num_gpu_blocks_override": pool_tokens // found["block_size"]}
-
-
-def _toml(policy: str) -> dict[str, Any]:
-    return tomllib.loads((EXAMPLES / f"{policy}.toml").read_text())
 
 
 def working_set(rows: Sequence[Any]) -> float:
@@ -121,10 +121,8 @@ def working_set(rows: Sequence[Any]) -> float:
     return held / span_ns
 
 
-@cache
 def trace_of(workload: str, seed: int, number: int, weka: str | None) -> Any:
-    """The requests of a run. Seeds of WEKA's sessions are thirds of their files."""
-    from kvsim.workload.open import open_trace
+    """The requests of a run."""
     from kvsim.workload.synthetic import synthesise
     from kvsim.workload.trace import beginning
 
@@ -132,22 +130,31 @@ def trace_of(workload: str, seed: int, number: int, weka: str | None) -> Any:
         return synthesise("agentx", seed, requests=number, rate=AGENTX_PER_S * number / 300)
     if workload == "agents":
         return synthesise("agents", seed, requests=number)
+    return beginning(sessions_of(weka, seed), number)
+
+
+@cache
+def sessions_of(weka: str | None, seed: int) -> Any:
+    """WEKA's sessions; seeds are thirds of their files."""
+    from kvsim.workload.open import open_trace
+
     assert weka is not None, "weka needs --weka"
     with TemporaryDirectory() as folder:
         for file in sorted(Path(weka).resolve().glob("*.json"))[seed :: len(SEEDS)]:
             if max(map(int, re.findall(r'"in": ?(\d+)', file.read_text()))) <= LONGEST:
                 (Path(folder) / file.name).symlink_to(file)
-        return beginning(open_trace(folder), number)
+        return open_trace(folder)
 
 
 def figures(case: Case, weka: str | None) -> dict[str, Any]:
     """Runs one, and keeps what the page shows."""
     from wrong_hints import changed
 
+    from kvsim.fleet.contender import contender, simulate_contender
     from kvsim.run.simulation import simulate
     from kvsim.settings.config import make_config
 
-    replicas = REPLICAS if case.part == "four replicas" else 1
+    replicas = 4 if case.part == "four replicas" else 1
     number = REQUESTS[case.workload] * (2 if replicas > 1 else 1)
     trace = trace_of(case.workload, case.seed, number, weka)
     longest = max(row.input_length + row.output_length for row in trace.rows) + 1024
@@ -160,8 +167,6 @@ def figures(case: Case, weka: str | None) -> dict[str, Any]:
         ]
         trace = replace(trace, rows=rows)
     if replicas > 1:
-        from kvsim.fleet.contender import contender, simulate_contender
-
         result = simulate_contender(trace, contender([config] * replicas, "session-affinity", {}))
     else:
         result = simulate(trace, config)
@@ -202,45 +207,37 @@ def run(weka: str | None) -> None:
             print(json.dumps(row), file=file, flush=True)
 
 
-def read() -> dict[Case, dict[str, Any]]:
+def read() -> Rows:
     """The runs that are there."""
-    if not RUNS.exists():
-        return {}
     rows = (json.loads(line) for line in RUNS.read_text().splitlines())
     return {Case(*(row[name] for name in Case._fields)): row for row in rows}
 
 
-Rows = dict[Case, dict[str, Any]]
+def values(rows: Rows, case: Case, key: str) -> list[float]:
+    """A figure of the seeds that ran."""
+    found = (rows.get(case._replace(seed=seed), {}) for seed in SEEDS)
+    return [row[key] for row in found if row.get(key) is not None]
 
 
-def change(rows: Rows, case: Case, key: str = "mean_s") -> str:
-    """A figure's change to the default's on the same requests, in percent, with its 95 % interval
-    over the seeds that ran; bold where that excludes none and the change is above 1 %."""
+def change(rows: Rows, case: Case) -> str:
+    """The mean session's change to the default's on the same requests, in percent, with its 95 %
+    interval over the seeds that ran; bold where that excludes none and the change is above 1 %."""
     import numpy as np
 
     from kvsim.explain.certainty.estimates import paired
 
-    pairs = [
-        (rows[each._replace(policy=DEFAULT, hints="")][key], rows[each][key])
-        for each in (case._replace(seed=seed) for seed in SEEDS)
-        if each in rows and each._replace(policy=DEFAULT, hints="") in rows
-    ]
-    if not pairs:
+    other = values(rows, case, "mean_s")
+    first = values(rows, case._replace(policy=DEFAULT, hints=""), "mean_s")
+    if not other:
         return ""
-    shares = np.array([(other / first - 1) * 100 for first, other in pairs])
-    middle = float(shares.mean())
-    if len(pairs) == 1:
-        return f"{middle:+.1f} %".replace("-", "−")
-    low, _ = paired(np.zeros(len(pairs)), shares, whole=False, percentile=False).interval(0.05)
-    words = f"{middle:+.1f} ± {middle - low:.1f} %".replace("-", "−")
-    return f"**{words}**" if abs(middle) > max(middle - low, 1) else words
-
-
-def average(rows: Rows, case: Case, key: str = "mean_s") -> float | None:
-    """A figure over the seeds that ran."""
-    found = [rows[each] for seed in SEEDS if (each := case._replace(seed=seed)) in rows]
-    values = [row[key] for row in found if row[key] is not None]
-    return mean(values) if values else None
+    shares = np.array([(b / a - 1) * 100 for a, b in zip(first, other, strict=False)])
+    middle, words = float(shares.mean()), f"{shares.mean():+.1f}"
+    if len(shares) > 1:
+        low, _ = paired(0 * shares, shares, whole=False, percentile=False).interval(0.05)
+        words = f"{words} ± {middle - low:.1f}"
+        if abs(middle) > max(middle - low, 1):
+            words = f"**{words}**"
+    return words.replace("-", "−")
 
 
 def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -251,8 +248,8 @@ def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 def sessions(rows: Rows, policies: Sequence[str], columns: Mapping[str, Case]) -> str:
     """The default's mean session, and what the others change, in a column for each case."""
-    base = {head: average(rows, case._replace(hints="")) for head, case in columns.items()}
-    lines = [(DEFAULT, *(f"{seconds:,.0f} s" if seconds else "" for seconds in base.values()))]
+    base = (values(rows, case._replace(hints=""), "mean_s") for case in columns.values())
+    lines = [(DEFAULT, *(f"{mean(each):,.0f} s" if each else "" for each in base))]
     for policy in policies:
         of = (case._replace(policy=policy) for case in columns.values())
         lines.append((policy, *(change(rows, each) for each in of)))
@@ -261,38 +258,14 @@ def sessions(rows: Rows, policies: Sequence[str], columns: Mapping[str, Case]) -
 
 def causes(rows: Rows, workload: str) -> str:
     """What else changes at pressure 2."""
-    head = ("policy", "slowest tenth", "TTFT of first turns", "TTFT from turn 10 on", "hits")
-    head += ("lost in pauses", "lost between sessions", "computed", "recomputed after preemptions")
     lines = []
     for policy in V1:
-        case = Case("V1", workload, 2, policy, 0)
-        of = {key: average(rows, case, key) for key in COUNTED}
-        if None in of.values():
-            continue
-        slowest = f"{of['slowest_s']:,.0f} s" if policy == DEFAULT else None
-        lines.append(
-            (
-                policy,
-                slowest or change(rows, case, "slowest_s"),
-                f"{of['first_ms'] / 1e3:,.1f} s",
-                f"{of['late_ms'] / 1e3:,.1f} s",
-                f"{of['hits'] * 100:.1f} %",
-                *(f"{of[key] / 1e6:,.2f} M" for key in ("in_pauses", "between", "computed")),
-                f"{of['recomputed']:,.0f}",
-            )
-        )
-    return table(head, lines)
-
-
-def refused(rows: Rows) -> str:
-    """What became of hints, in one run of each policy that reads them."""
-    cases = [Case("V1", "agentx", 2, policy, 0) for policy in (*HINTED, "continuum-ttl")]
-    cases.append(Case("V1", "agentx", 2, "ttl-hints-bounded", 0, "a third pins all"))
-    return "\n".join(
-        f"* {case.policy}{', a third pins all' if case.hints else ''}: {said}."
-        for case in cases
-        for said in rows.get(case, {"said": ()})["said"]
-    )
+        of = {
+            key: values(rows, Case("V1", workload, 2, policy, 0), key) for key, _ in CAUSES.values()
+        }
+        cells = (words.format(mean(of[key])) for key, words in CAUSES.values() if of[key])
+        lines.append((policy, *cells))
+    return table(("policy", *CAUSES), lines)
 
 
 def page(rows: Rows) -> str:
@@ -300,21 +273,22 @@ def page(rows: Rows) -> str:
     made = {f"causes on {workload}": causes(rows, workload) for workload in SETTINGS}
     for workload in SETTINGS:
         case = Case("V1", workload, 2, DEFAULT, 0)
-        columns = {f"pressure {each:g}": case._replace(pressure=each) for each in PRESSURES}
+        columns = {f"pressure {each:g}": case._replace(pressure=each) for each in (0.5, 1, 2, 5)}
         columns |= {f"{each}, 2": case._replace(part=each) for each in PARTS}
-        made[f"sessions of {workload}"] = sessions(rows, (*V1[1:], *TIERS), columns)
-    columns = {
-        hints or "right": Case("V1", "agentx", 2, DEFAULT, 0, hints) for hints in ("", *WRONG)
-    }
-    made["wrong hints"] = sessions(rows, (*HINTED, "ttl-hints-bounded"), columns)
-    made["refused"] = refused(rows)
+        made[f"sessions of {workload}"] = sessions(rows, (*V1[1:], "tier-arc", "sae"), columns)
+    right = Case("V1", "agentx", 2, DEFAULT, 0)
+    columns = {"right": right} | {each: right._replace(hints=each) for each in WRONG}
+    made["wrong hints"] = sessions(rows, HINTED, columns)
+    asked = [
+        right._replace(policy=policy, hints=each) for policy in HINTED for each in ("", *WRONG)
+    ]
+    said = [(each, *rows[each]["said"]) for each in asked if each in rows and rows[each]["said"]]
+    lines = [(case.policy, case.hints or "right", *words) for case, *words in said]
+    made["refused"] = table(("policy", "hints", "what became of them"), lines)
     text = PAGE.read_text()
     for name, lines in made.items():
-        text, number = re.subn(
-            rf"(<!-- table: {name} -->\n)(\n[|*][^\n]*(\n[|*][^\n]*)*\n)?",
-            lambda found, lines=lines: f"{found[1]}\n{lines}\n",
-            text,
-        )
+        place = rf"(<!-- table: {name} -->\n)(\n\|[^\n]*(\n\|[^\n]*)*\n)?"
+        text, number = re.subn(place, lambda found, of=lines: f"{found[1]}\n{of}\n", text)
         assert number == 1, f"{PAGE}: no place for {name}"
     return text
 
@@ -325,6 +299,7 @@ def main() -> None:
     parser.add_argument("--page", action="store_true")
     given = parser.parse_args()
     if not given.page:
+        sys.path.insert(0, str(EXAMPLES))
         run(given.weka)
     PAGE.write_text(page(read()))
 

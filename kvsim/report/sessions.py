@@ -9,13 +9,12 @@ import numpy as np
 
 from kvsim.explain.certainty import MARGIN, matters
 from kvsim.explain.certainty.estimates import paired
-from kvsim.explain.certainty.verdicts import Comparison, Verdict, judge
+from kvsim.explain.certainty.verdicts import Comparison, Values, judge
 from kvsim.report import wording
 from kvsim.results.metrics import value
 from kvsim.results.numerals import number, percent, plural, seconds, signed_percent
 
-_MEAN = "sessions.mean_s"
-_SLOWEST = "sessions.slowest_tenth_served_s"
+_MEAN, _SLOWEST = "sessions.mean_s", "sessions.slowest_tenth_served_s"
 _COUNTS = {
     "sessions.lost_in_pauses_tokens": "lost hits on {} tokens in pauses",
     "sessions.lost_between_sessions_tokens": "on {} between sessions",
@@ -23,83 +22,78 @@ _COUNTS = {
 }
 """Figures in millions."""
 
-Runs = Sequence[tuple[str, Mapping[str, Any]]]
 
-
-def quote(runs: Runs, comparison: Comparison | None = None) -> Iterator[str]:
+def quote(
+    runs: Sequence[tuple[str, Mapping[str, Any]]], comparison: Comparison | None = None
+) -> Iterator[str]:
     """What every run does to sessions, beside the first one; those that see the future come last.
     Nothing where a run has no whole session."""
-    first, summary = runs[0]
-    means = [_mean(comparison, run, _MEAN) for run in runs]
-    if None in means:
+    figures: dict[str, Sequence[Values]] = {
+        key: [(value(summary, key),) for _, summary in runs] for key in (_MEAN, _SLOWEST, *_COUNTS)
+    }
+    if any(None in series for series in figures[_MEAN]):
         return
-    seeds = 1 if comparison is None else len(comparison.seeds)
-    over = f", {seeds} seeds" if seeds > 1 else ""
+    if comparison is not None and len(comparison.seeds) < 2:
+        comparison = None
+    if comparison:
+        figures = {key: comparison.values[key] for key in figures if key in comparison.values}
+    means = {key: [_mean(series) for series in figures.get(key, ())] for key in figures}
+    (first, summary), base = runs[0], means[_MEAN][0]
+    over = f", {len(comparison.seeds)} seeds" if comparison else ""
     yield (
-        f"Sessions ({wording.subject(summary['meta'])}{over}): with {first}, the"
-        f" mean of {plural(summary['sessions']['num'], 'session')} takes {seconds(means[0] or 0)},"
-        f" pauses included; it {_figures(comparison, runs[0])}."
+        f"Sessions ({wording.subject(summary['meta'])}{over}): with {first}, the mean of"
+        f" {plural(summary['sessions']['num'], 'session')} takes {seconds(base)}, pauses included;"
+        f" it {_counts(means, 0)}."
     )
-    verdicts = _verdicts(comparison) if seeds > 1 else {}
+    verdicts = _verdicts(figures[_MEAN], comparison) if comparison else []
     alike = []
-    for run in sorted(runs[1:], key=lambda run: bool(run[1]["meta"].get("oracles"))):
-        name, change = run[0], _change(comparison, runs[0], run, _MEAN)
-        verdict = verdicts.get(name)
+    order = sorted(range(1, len(runs)), key=lambda i: bool(runs[i][1]["meta"].get("oracles")))
+    for i in order:
+        change, ends = means[_MEAN][i] / base - 1, ""
+        verdict = verdicts[i - 1] if verdicts else None
         if verdict.finding in ("same", "equal") if verdict else not matters(change, 1.0):
-            alike.append(name)
+            alike.append(runs[i][0])
             continue
-        oracle = ", which sees the future," if run[1]["meta"].get("oracles") else ""
-        ends = ""
-        if verdict is not None:
-            low, high = (end / (means[0] or 1) for end in (verdict.low, verdict.high))
+        if verdict:
             sure = "" if verdict.finding == "significant" else "not significant: "
-            ends = f" ({sure}{signed_percent(low)} … {signed_percent(high)})"
+            low, high = (signed_percent(end / base) for end in (verdict.low, verdict.high))
+            ends = f" ({sure}{low} … {high})"
+        oracle = ", which sees the future," if runs[i][1]["meta"].get("oracles") else ""
+        slowest = means[_SLOWEST][i] / means[_SLOWEST][0] - 1
         yield (
-            f"{name}{oracle} ends the mean session {_sooner(change)}{ends}, the slowest tenth"
-            f" {_sooner(_change(comparison, runs[0], run, _SLOWEST))}; it"
-            f" {_figures(comparison, run)}."
+            f"{runs[i][0]}{oracle} ends the mean session {_sooner(change)}{ends}, the slowest tenth"
+            f" {_sooner(slowest)}; it {_counts(means, i)}."
         )
     if alike:
-        yield f"No difference of more than {percent(MARGIN)} to {first}: {', '.join(alike)}."
+        margin = percent(comparison.margin if comparison else MARGIN)
+        yield f"No difference of more than {margin} to {first}: {', '.join(alike)}."
     for name, summary in runs:
         for note in summary["meta"].get("notes", ()):
             if note.startswith("hints: "):
                 yield f"Hints given to {name}: {note.removeprefix('hints: ')}."
 
 
-def _mean(comparison: Comparison | None, run: tuple[str, Any], key: str) -> float | None:
-    """A figure of a run, over all seeds."""
-    if comparison is None:
-        return value(run[1], key)
-    values = comparison.values.get(key, ((None,),) * len(comparison.names))
-    series = [each for each in values[comparison.names.index(run[0])] if each is not None]
-    return float(np.mean(series)) if series else None
-
-
-def _change(comparison: Comparison | None, first: Any, other: Any, key: str) -> float:
-    before, after = _mean(comparison, first, key), _mean(comparison, other, key)
-    return (after or 0) / before - 1 if before else 0.0
+def _mean(series: Values) -> float:
+    return float(np.mean([each for each in series if each is not None] or [0.0]))
 
 
 def _sooner(change: float) -> str:
     return f"{percent(abs(change))} {'later' if change > 0 else 'sooner'}"
 
 
-def _figures(comparison: Comparison | None, run: tuple[str, Any]) -> str:
-    found = []
-    for key, words in _COUNTS.items():
-        tokens = _mean(comparison, run, key)
-        if tokens is not None:
-            found.append(words.format(f"{number(tokens / 1e6)} M"))
+def _counts(means: Mapping[str, Sequence[float]], i: int) -> str:
+    """What was lost and computed, of the figures that some run has."""
+    found = [
+        words.format(f"{number(means[key][i] / 1e6)} M")
+        for key, words in _COUNTS.items()
+        if any(means.get(key, ()))
+    ]
     return " and ".join([", ".join(found[:-1]), found[-1]] if found[1:] else found)
 
 
-def _verdicts(comparison: Comparison | None) -> dict[str, Verdict]:
-    """Other run → how sure its difference in the mean session is, all of them together."""
-    if comparison is None or any(None in series for series in comparison.values[_MEAN]):
-        return {}
-    first, *others = (np.array(series, dtype=float) for series in comparison.values[_MEAN])
+def _verdicts(figures: Sequence[Values], comparison: Comparison) -> list[Any]:
+    """How sure the differences in the mean session are, all of them together."""
+    first, *others = (np.array(series, dtype=float) for series in figures)
+    margins = [comparison.margin * float(first.mean())] * len(others)
     estimates = [paired(first, other, whole=False, percentile=False) for other in others]
-    margins = [comparison.margin * float(np.mean(first))] * len(others)
-    found = judge(estimates, margins, comparison.level)
-    return dict(zip(comparison.names[1:], found, strict=True))
+    return judge(estimates, margins, comparison.level)
