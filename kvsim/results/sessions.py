@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from kvsim.results.phases import Ints, completed, ints
-from kvsim.results.statistics import ratio
 
 _NS_PER_S = 1e9
 _NS_PER_MS = 1e6
@@ -41,10 +40,10 @@ def session_figures(requests: Mapping[str, Any]) -> dict[str, Any]:
         turns = members.setdefault(names[index], [])
         turns.append(index)
         turn[index] = len(turns)
-    done, finish, arrival = completed(requests), ints(requests["finish_ns"]), released
+    done, finish = completed(requests), ints(requests["finish_ns"])
     whole = [turns for turns in members.values() if done[turns].all()]
-    spans = np.array([finish[turns].max() - arrival[turns[0]] for turns in whole]) / _NS_PER_S
-    served = np.array([(finish[turns] - arrival[turns]).sum() for turns in whole]) / _NS_PER_S
+    spans = np.array([finish[turns].max() - released[turns[0]] for turns in whole]) / _NS_PER_S
+    served = np.array([(finish[turns] - released[turns]).sum() for turns in whole]) / _NS_PER_S
     slowest = np.sort(served)[-max(1, round(_SLOWEST * len(served))) :]
     figures: dict[str, Any] = {
         "num": len(members),
@@ -64,12 +63,9 @@ def session_figures(requests: Mapping[str, Any]) -> dict[str, Any]:
         ),
     }
     if "evicted_tokens" in requests:
-        lost, prompts = ints(requests["evicted_tokens"]), ints(requests["input_length"])
+        lost = ints(requests["evicted_tokens"])
         figures["lost_in_pauses_tokens"] = int(lost[turn > 1].sum())
         figures["lost_between_sessions_tokens"] = int(lost[turn == 1].sum())
-        figures["lost_in_pauses_share"] = ratio(
-            figures["lost_in_pauses_tokens"], int(prompts[turn > 0].sum())
-        )
     return {"sessions": figures}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvsim.engines.vllm_v1.cpu_tier import Access
 from kvsim.policies.sessions import SessionOrder
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config
@@ -28,7 +29,7 @@ ORDERS = (
 def _examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     yield
-    for name in ("ttl_hints", "programmatic", "superseded", "continuum", "workload_aware"):
+    for name in ("ttl_hints", "programmatic", "superseded", "continuum", "workload_aware", "sae"):
         sys.modules.pop(name, None)
 
 
@@ -76,11 +77,18 @@ def test_ten_requests_by_hand() -> None:
     takes the other 5 of A but one; F (8) that one and D's. A (9) finds nothing.
 
     With A pinned for an hour at 4, C, D, B and E give way instead, and 9 finds all 6 blocks of A.
+
+    A lasts from 0 to 9 s, B from 1 to 6 s, four sessions a moment. Of 752 prompt tokens, LRU finds
+    144; 6 and 9 have lost 64 and 96.
     """
     plain = a_second_apart(TEN, LENGTHS, {})
     pinned = a_second_apart(TEN, LENGTHS, {4: {"ttl_s": 3600}})
     pool: dict[str, Any] = {"num_gpu_blocks_override": 15, "max_model_len": 128}
-    assert cached(run(plain, "lru", **pool)) == [0, 0, 64, 0, 80, 0, 0, 0, 0, 0]
+    lru = run(plain, "lru", **pool)
+    assert cached(lru) == [0, 0, 64, 0, 80, 0, 0, 0, 0, 0]
+    of = lru.summary["sessions"]
+    assert of["mean_s"] == pytest.approx((9 + 5) / 6, abs=0.01)
+    assert (of["lost_in_pauses_tokens"], of["computed_tokens"]) == (64 + 96, 752 - 144)
     assert cached(run(plain, "ttl_hints:TtlHints", **pool)) == [0, 0, 64, 0, 80, 0, 0, 0, 0, 0]
     assert cached(run(pinned, "ttl_hints:TtlHints", **pool)) == [0, 0, 64, 0, 80, 0, 0, 0, 0, 96]
 
@@ -159,6 +167,24 @@ def test_every_proposal_serves_all_on_both_engines(order: str) -> None:
     sglang = {**given, "engine": "sglang", "block_size": 1, "num_gpu_blocks_override": 230_400}
     config = make_config({**sglang, "block_manager_args": args}, "test")
     assert simulate(trace, config).summary["completed"] == 40
+
+
+def test_chains_of_sessions_by_hand() -> None:
+    """A stores 1, 2, 3, B hits 1 and stores 4, A's next turn hits 3 and stores 5: 1 2 3 5 and 4 are
+    chains. B's goes first, then A's from its tail, so that what both share is the last to go."""
+    from sae import Sae
+
+    policy = Sae(10)
+    for prompt, stored in (([1, 2, 3], [1, 2, 3]), ([1, 4], [4]), ([1, 2, 3, 5], [5])):
+        access = Access()
+        access.position = {key: 16 * (place + 1) for place, key in enumerate(prompt)}
+        policy.accessed(prompt, access)
+        policy.inserted(stored, access)
+        policy.ended(access)
+    assert policy.evict(6, lambda key: True) is None
+    assert policy.evict(2, lambda key: key != 2) == [4, 5]
+    assert policy.evict(2, lambda key: key != 2) == [3, 1]
+    assert policy.evict(1, lambda key: True) == [2]
 
 
 def test_the_tier_takes_chains_of_an_outsider() -> None:
