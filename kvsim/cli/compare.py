@@ -214,6 +214,7 @@ def _show(
     """Print figures and reasons; write the results of every run, then the page."""
     from kvsim.report.certainty import comparison_record
     from kvsim.report.compare import table_record
+    from kvsim.report.sessions import quote
     from kvsim.report.terminal import render_comparison
     from kvsim.writing import json_text, write_together
 
@@ -226,6 +227,8 @@ def _show(
         render_comparison(summaries, console, comparison)
         title = f"Why, on seed {first['meta']['seed']}" if comparison else "Why"
         _render_why(results, kind, title, console)
+        for place, sentence in enumerate(quote(summaries, comparison)):
+            console.print(f"{'' if place else chr(10)}{sentence}")
     if out is not None:
         page = kind.comparison_page(results, comparison)
         for name, result in results:

@@ -66,7 +66,7 @@ def convert(
 
 @app.command()
 def synth(
-    kind: Annotated[str, Argument(metavar="KIND", help="chat, api, agents or random.")],
+    kind: Annotated[str, Argument(metavar="KIND", help="chat, api, agents, agentx or random.")],
     out: Annotated[str, Option(metavar="FILE", help="Native format.")],
     seed: Annotated[int, Option(min=0)] = 0,
     requests: Annotated[int | None, Option(min=1, help="How many.")] = None,

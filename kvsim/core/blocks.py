@@ -75,6 +75,12 @@ class BlockManager:
         """How many full blocks were looked up by content, and how many were found."""
         return 0, 0
 
+    @property
+    def hears(self) -> Any:
+        """The policy that is told which request gives blocks back
+        (`kvsim.policies.sessions.SessionOrder`); None: nobody."""
+        return None
+
     def observe(self, plan: Plan) -> None:
         """Notes in a plan how many blocks are in which state."""
         raise NotImplementedError

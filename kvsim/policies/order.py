@@ -87,6 +87,12 @@ class Order:
         """Returns `number` blocks in the order in which `pop` would return them."""
         return [self.pop() for _ in range(number)]
 
+    @property
+    def hears(self) -> Any:
+        """The order, if it wants to be told which request gives blocks back
+        (`kvsim.policies.sessions.SessionOrder`); None: it does not."""
+        return None
+
     def __len__(self) -> int:
         """The number of idle blocks. For a user's order, the pool keeps the count."""
         raise NotImplementedError
@@ -142,6 +148,10 @@ class _Checked(Order):
         self._idle: dict[int, None] = {}
         self.store = order.store  # type: ignore[method-assign]
         self.store_table = order.store_table  # type: ignore[method-assign]
+
+    @property
+    def hears(self) -> Any:
+        return self._order.hears
 
     def __len__(self) -> int:
         return len(self._idle)

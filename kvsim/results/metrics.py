@@ -61,7 +61,7 @@ BLOCKED_BY = {
 }
 """Why the head of the waiting queue was refused: labels for people."""
 
-_OF_SOME_RUNS = ("Speculative decoding", "Pipeline", "Routing")
+_OF_SOME_RUNS = ("Speculative decoding", "Pipeline", "Routing", "Sessions")
 """Groups of figures that only runs with such a feature have."""
 _SHOWN = ("mean", "p50", "p90", "p99")
 
@@ -124,6 +124,19 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, Better], ...]] = {
         ("prefix_cache_hit_rate_with_preempted", "Hit rate with preempted", "share", ""),
         ("prefix_cache_block_hit_rate", "Hit rate of block look-ups", "share", ""),
         ("prefix_cache_request_hit_share", "Requests with a hit", "share", "higher"),
+    ),
+    "Sessions": (
+        ("sessions.mean_s", "Session mean, pauses included", "s", "lower"),
+        ("sessions.p50_s", "Session p50", "s", "lower"),
+        ("sessions.p90_s", "Session p90", "s", "lower"),
+        ("sessions.mean_served_s", "Session at the engine", "s", "lower"),
+        ("sessions.slowest_tenth_served_s", "Slowest tenth at the engine", "s", "lower"),
+        ("sessions.mean_ttft_ms.first", "TTFT mean of first turns", "ms", "lower"),
+        ("sessions.mean_ttft_ms.early", "TTFT mean of turns 2 to 9", "ms", "lower"),
+        ("sessions.mean_ttft_ms.late", "TTFT mean of turns from 10 on", "ms", "lower"),
+        ("sessions.lost_in_pauses_tokens", "Hits lost in pauses", "tokens", "lower"),
+        ("sessions.lost_between_sessions_tokens", "Hits lost by first turns", "tokens", "lower"),
+        ("sessions.computed_tokens", "Prompt tokens computed", "tokens", "lower"),
     ),
     "Speculative decoding": (
         ("spec_decode_draft_tokens", "Drafts verified", "tokens", ""),

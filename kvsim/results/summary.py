@@ -20,6 +20,7 @@ from kvsim.results.ledger_summary import ledger_figures
 from kvsim.results.load import load_figures
 from kvsim.results.phases import Ints, ints
 from kvsim.results.plain import plain
+from kvsim.results.sessions import session_figures
 from kvsim.results.statistics import STATISTICS, describe, describe_counts, ratio, weighted_mean
 from kvsim.results.timeline import Columns
 
@@ -79,6 +80,7 @@ def _of_requests(
         **load_figures(requests),
         **_latencies(requests, durations, itl_counts),
         **_prefix_cache(requests, meta),
+        **session_figures(requests),
     }
 
 

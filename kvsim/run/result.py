@@ -172,6 +172,7 @@ def provenance(
             *parts.notes,
             *missing_arrivals(trace.rows, config),
             *parts.scheduler.remarks(),
+            *(parts.blocks.hears.remarks() if parts.blocks.hears is not None else ()),
         ],
         "memory": parts.memory.describe(),
         "cost": priced_by,

@@ -111,6 +111,8 @@ class Serving:
         departures = departures or _patience(rows)
         scheduler = parts.scheduler
         self.batch = Batch(parts.blocks, output_length, scheduler.longest_sequence)
+        if parts.blocks.hears is not None:
+            parts.blocks.hears.begins(self.batch)
         self.rows = StepRows(scheduler.gauged + host.gauged)
         self._loop = Loop(
             host,

@@ -79,6 +79,9 @@ class Clients:
         self._slots = len(requests) if config.max_concurrency is None else config.max_concurrency
         self._gate: list[tuple[int, int]] = []
         """Heap of (release time, index) of the requests that wait for a slot."""
+        self._expected: dict[int, int] = {}
+        """Answers of `expected_ns` that hold until a request is released or time passes."""
+        self._asked_ns = -1
         self.listen = bool(self._next) or config.max_concurrency is not None
         """Whether the clients need to hear of ended requests, because sending depends on them."""
 
@@ -94,6 +97,14 @@ class Clients:
         """When a row will be released. If it waits for another one: as if that one ended now, or
         took as long as in the trace if it has not been released yet. A turn that was released or
         will never be is expected last."""
+        if now_ns != self._asked_ns:
+            self._expected, self._asked_ns = {}, now_ns
+        found = self._expected.get(index)
+        if found is None:
+            found = self._expected[index] = self._foreseen_ns(index, now_ns)
+        return found
+
+    def _foreseen_ns(self, index: int, now_ns: int) -> int:
         if self._released[index]:
             return self._release_ns[index] if self._after[index] < 0 else MAX_NS
         before, span_ns = self._after[index], 0
@@ -116,6 +127,7 @@ class Clients:
         """
         request.released_ns = now_ns
         self._released[request.index] = 1
+        self._asked_ns = -1
         if self._slots and not self._gate:
             self._slots -= 1
             request.arrival_ns = now_ns
@@ -157,7 +169,7 @@ class Clients:
         while waiting:
             index = waiting.pop()
             self._requests[index].reason = SKIPPED
-            self._released[index] = 1
+            self._released[index], self._asked_ns = 1, -1
             self.skipped.append(self._requests[index])
             self.left -= 1
             waiting += self._next.get(index, ())

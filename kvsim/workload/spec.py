@@ -1,7 +1,7 @@
 """A synthetic load: a few figures from which every seed draws its own requests.
 
 ```toml
-kind = "random"        # or chat, api, agents
+kind = "random"        # or chat, api, agents, agentx
 requests = 450
 input_len = 1000       # random only, as are those below
 output_len = 5000

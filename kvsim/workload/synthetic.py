@@ -1,10 +1,11 @@
-"""Makes traces of three kinds of load, reproducibly, after public traces.
+"""Makes traces of four kinds of load, reproducibly, after public traces.
 
 | kind | what | after |
 |---|---|---|
 | `chat` | short conversations over shared system prompts | Azure prompts, Mooncake outputs |
 | `api` | bursts of completion calls, most of them on files seen before | Azure code |
 | `agents` | sessions that append to a growing context until it is full | WEKA Claude Code |
+| `agentx` | long sessions of tool calls, with subagents and hints | vLLM's AgentX post |
 
 Lengths and times come from `kvsim.workload.synthetic`. Other figures have no public source (what is
 shared, how many turns a chat has). They are chosen here, and the trace's `source.note` says so.
@@ -14,71 +15,49 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import count, islice, pairwise
+from itertools import count, islice
 from random import Random
 
-from kvsim.core.sums import added
 from kvsim.errors import ConfigError, nearest
 from kvsim.workload import native
+from kvsim.workload.agentic import agentic_turns
+from kvsim.workload.drawn import Quantiles, Segments, Turn, draw, mean, quantiles
 from kvsim.workload.trace import Content, ParentContent, Row, SegmentContent, Trace
 
-Quantiles = tuple[tuple[float, float], ...]
-
-
-def _quantiles(text: str) -> Quantiles:
-    """Points as `SHARE VALUE, ...`."""
-    points = (point.split() for point in text.split(","))
-    return tuple((float(share), float(value)) for share, value in points)
-
-
-def draw(quantiles: Quantiles, random: Random) -> int:
-    """A random whole number with these quantiles, linear in between."""
-    share = random.random()
-    above = bisect_right(quantiles, share, key=lambda point: point[0])
-    (low_share, low), (high_share, high) = quantiles[above - 1], quantiles[above]
-    return round(low + (high - low) * (share - low_share) / (high_share - low_share))
-
-
-def mean(quantiles: Quantiles) -> float:
-    """The mean of the values of `draw`, before rounding."""
-    return added((q - p) * (low + high) / 2 for (p, low), (q, high) in pairwise(quantiles))
-
-
-AZURE_CODE_INPUT = _quantiles(
+AZURE_CODE_INPUT = quantiles(
     "0 3, 0.05 75, 0.1 147, 0.25 578, 0.5 1469, 0.75 2745, 0.9 5188, 0.95 7303, 0.99 7436, 1 7437"
 )
 """Prompt tokens; mean 2,048."""
 
-AZURE_CODE_OUTPUT = _quantiles(
+AZURE_CODE_OUTPUT = quantiles(
     "0 6, 0.1 7, 0.25 9, 0.5 13, 0.75 24, 0.9 55, 0.95 90, 0.99 251, 0.995 359, 0.999 825, 1 1899"
 )
 """Output tokens; mean 27.9."""
 
-AZURE_CODE_GAP_US = _quantiles(
+AZURE_CODE_GAP_US = quantiles(
     "0 0, 0.05 100, 0.1 200, 0.25 2100, 0.5 63800, 0.75 104000,"
     " 0.9 272900, 0.95 400800, 0.99 2205100, 0.995 9978300, 0.999 79232500, 1 217169000"
 )
 """Microseconds between arrivals; mean 389,653, coefficient of variation 13.15."""
 
-MOONCAKE_OUTPUT = _quantiles(
+MOONCAKE_OUTPUT = quantiles(
     "0 1, 0.05 10, 0.1 24, 0.25 157, 0.5 350, 0.75 472, 0.9 597, 0.95 698, 0.99 1119, 1 2000"
 )
 """Output tokens; mean 343."""
 
-WEKA_GROWTH = _quantiles(
+WEKA_GROWTH = quantiles(
     "0 0, 0.1 0, 0.25 44, 0.5 274, 0.75 993, 0.9 2731, 0.95 5104, 0.99 16152, 1 23830"
 )
 """Tokens that a turn adds to prompt and output of the turn before, cut at the 99.5 % quantile."""
 
-WEKA_OUTPUT = _quantiles(
+WEKA_OUTPUT = quantiles(
     "0 1, 0.05 88, 0.1 101, 0.25 137, 0.5 212, 0.75 427, 0.9 865, 0.95 1464, 0.99 4659, 1 5900"
 )
 """Output tokens, cut at the 99.5 % quantile."""
 
-WEKA_THINK_MS = _quantiles(
+WEKA_THINK_MS = quantiles(
     "0 0, 0.05 3000, 0.1 4000, 0.25 5000, 0.5 10000, 0.75 38000, 0.8 60000, 1 60000"
 )
 """Think times in milliseconds, cut at 60 s as in the replay tool of the same authors."""
@@ -92,8 +71,6 @@ _FIRST_TOKEN_MS, _TOKEN_MS = 200, 20
 """Assumed service times, for the recorded arrivals of turns after the first."""
 _SLOWEST, _FASTEST = 1e-6, 1e6
 """Rates in 1/s whose times stay within the trace format."""
-
-Segments = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,23 +119,6 @@ AGENTS = Sessions(
 )
 
 
-@dataclass(slots=True)
-class _Turn:
-    """A request without a position in the file yet."""
-
-    arrival_ns: int
-    input_length: int
-    output_length: int
-    segments: Segments = ()
-    session: str | None = None
-    turn: int | None = None
-    before: _Turn | None = None
-    keep: int = 0
-    think_ns: int = 0
-    index: int = -1
-    """Its position in the file, once it has one."""
-
-
 def synthesise(
     kind: str, seed: int = 0, *, requests: int | None = None, rate: float | None = None
 ) -> Trace:
@@ -204,7 +164,7 @@ def made_trace(kind: str, rows: list[Row], command: str, note: str) -> Trace:
     return trace
 
 
-def _row(turn: _Turn) -> Row:
+def _row(turn: Turn) -> Row:
     before = turn.before
     content: Content | None = None
     if before is not None:
@@ -219,16 +179,17 @@ def _row(turn: _Turn) -> Row:
         input_length=turn.input_length,
         output_length=turn.output_length,
         content=content,
-        after=-1 if before is None else before.index,
+        after=-1 if (after := turn.after or before) is None else after.index,
         delay_ns=turn.think_ns,
         session=turn.session,
         turn=turn.turn,
+        extra=turn.hints,
     )
 
 
-def _session_turns(load: Sessions, random: Random, per_s: float) -> Iterator[_Turn]:
+def _session_turns(load: Sessions, random: Random, per_s: float) -> Iterator[Turn]:
     """Turns of all sessions, in order of arrival, for ever; sessions begin at random (Poisson)."""
-    waiting: list[tuple[int, int, _Turn]] = []
+    waiting: list[tuple[int, int, Turn]] = []
     serial = count()
     clock_s = 0.0
     for number in count():
@@ -244,11 +205,11 @@ def _session_turns(load: Sessions, random: Random, per_s: float) -> Iterator[_Tu
         heapq.heappush(waiting, (start_ns, next(serial), first))
 
 
-def _first_turn(load: Sessions, start_ns: int, session: str, random: Random) -> _Turn:
+def _first_turn(load: Sessions, start_ns: int, session: str, random: Random) -> Turn:
     weights = [1 / (k + 1) for k in range(len(load.systems))]
     system = random.choices(load.systems, weights)[0]
     length = sum(tokens for _, tokens in system)
-    return _Turn(
+    return Turn(
         arrival_ns=start_ns,
         input_length=length + draw(load.first, random),
         output_length=draw(load.output, random),
@@ -258,7 +219,7 @@ def _first_turn(load: Sessions, start_ns: int, session: str, random: Random) -> 
     )
 
 
-def _next_turn(load: Sessions, turn: _Turn, random: Random) -> _Turn | None:
+def _next_turn(load: Sessions, turn: Turn, random: Random) -> Turn | None:
     """The turn that follows, or None if the session ends."""
     if random.random() >= load.going_on:
         return None
@@ -267,7 +228,7 @@ def _next_turn(load: Sessions, turn: _Turn, random: Random) -> _Turn | None:
         keep = round(keep * random.random())
     think_ns = draw(load.think_ms, random) * _NS_PER_MS
     service_ns = (_FIRST_TOKEN_MS + _TOKEN_MS * turn.output_length) * _NS_PER_MS
-    following = _Turn(
+    following = Turn(
         arrival_ns=turn.arrival_ns + service_ns + think_ns,
         input_length=keep + max(1, draw(load.message, random)),
         output_length=draw(load.output, random),
@@ -289,7 +250,7 @@ _SAME_FILE = 0.7
 """Chance that a call is about an open file; otherwise it opens a new one."""
 
 
-def _api_turns(random: Random, per_s: float) -> Iterator[_Turn]:
+def _api_turns(random: Random, per_s: float) -> Iterator[Turn]:
     """Completion calls: instructions, then a part of a file, then tokens unique to the call."""
     clock_us = 0
     scale = 1e6 / mean(AZURE_CODE_GAP_US) / per_s
@@ -303,7 +264,7 @@ def _api_turns(random: Random, per_s: float) -> Iterator[_Turn]:
                 files[place] = f"file-{number}"
             shared = round((length - _INSTRUCTIONS) * random.uniform(0.5, 0.95))
             segments = (("instructions", _INSTRUCTIONS), (files[place], shared))
-        yield _Turn(
+        yield Turn(
             arrival_ns=clock_us * 1000,
             input_length=length,
             output_length=draw(AZURE_CODE_OUTPUT, random),
@@ -316,7 +277,7 @@ def _api_turns(random: Random, per_s: float) -> Iterator[_Turn]:
 class Kind:
     """A kind of synthetic trace, with the size and the rate of the shipped one."""
 
-    turns: Callable[[Random, float], Iterator[_Turn]]
+    turns: Callable[[Random, float], Iterator[Turn]]
     requests: int
     rate: float
     note: str
@@ -343,6 +304,13 @@ KINDS = {
         rate=0.2,
         note="growth, outputs, think times and rewriting after WEKA Claude Code sessions; first"
         " prompts chosen, sessions end before 24,000 tokens",
+    ),
+    "agentx": Kind(
+        agentic_turns,
+        requests=1500,
+        rate=0.02,
+        note="turns, prompts, outputs and subagents with the medians of vLLM's AgentX post; pauses"
+        " with the shares of vllm-project/router #285; the rest chosen",
     ),
 }
 """Name → kind."""

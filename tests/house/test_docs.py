@@ -143,6 +143,13 @@ def test_examples_print_what_the_page_shows(page: Path) -> None:
     assert page.read_text() == OUTPUTS["fresh"](page), "python docs/site/outputs.py"
 
 
+def test_the_tables_of_the_agent_lab_are_those_of_its_runs() -> None:
+    lab = runpy.run_path(str(DOCS / "site" / "agents.py"))
+    assert lab["page"](lab["read"]()) == lab["PAGE"].read_text(), (
+        "python docs/site/agents.py --page"
+    )
+
+
 @long
 def test_pictures_show_what_pages_show_now(tmp_path: Path) -> None:
     pictures = runpy.run_path(str(ROOT / "docs/site/pictures.py"))

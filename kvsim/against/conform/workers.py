@@ -9,7 +9,7 @@ from zlib import crc32
 
 from kvsim.core.request import Request
 from kvsim.engines.vllm_v1.connector import Connector, Done, Job, Transfers, Worker
-from kvsim.engines.vllm_v1.cpu_tier import CpuTier
+from kvsim.engines.vllm_v1.cpu_tier import POLICIES, CpuTier
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.engines.vllm_v1.nixl import Nixl
 from kvsim.engines.vllm_v1.offloading import Offloading
@@ -221,7 +221,7 @@ def _offloading(config: Config, blocks: KVCacheManager) -> Built:
     settings = config["offload"]
     tier = CpuTier(
         settings["cpu_chunks"],
-        eviction_policy=settings.get("eviction_policy", "lru"),
+        policy=POLICIES[settings.get("eviction_policy", "lru")],
         store_threshold=settings.get("store_threshold", 0),
         max_tracker_size=settings.get("max_tracker_size", 64_000),
     )

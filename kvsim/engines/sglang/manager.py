@@ -29,6 +29,7 @@ from kvsim.engines.sglang.node import Node, Text
 from kvsim.engines.sglang.ranks import LeastRecent, Rank, make_rank
 from kvsim.engines.sglang.standing import Standing
 from kvsim.engines.sglang.tree import PagePool, RadixTree, Span
+from kvsim.policies.order import Order
 from kvsim.policies.sharing import FULL_HITS, FullHit
 
 
@@ -59,6 +60,11 @@ class SglangTables(BlockManager):
     def full_hit(self) -> FullHit:
         """Its rule for full prefix hits."""
         return FULL_HITS["last-token"]
+
+    @property
+    def hears(self) -> Any:
+        own: Any = self.tree.rank.own
+        return own.hears if isinstance(own, Order) else None
 
     @property
     def lookups(self) -> tuple[int, int]:
@@ -136,7 +142,7 @@ class SglangTables(BlockManager):
         """What the first `pages` pages of a request hold, and maybe more."""
         if text is None:
             stream = request._stream
-            text = Text(self.block_size, self.numbering.runs_of(stream), stream)
+            text = Text(self.block_size, self.numbering.runs_of(stream), stream, request)
         text.reach(pages, self.numbering)
         return text
 
@@ -191,6 +197,9 @@ class SglangTables(BlockManager):
     def release(self, standing: Standing) -> None:
         """Takes all pages of a request."""
         request: Request = standing.request
+        hears = self.hears
+        if hears is not None:
+            hears.released(request, ())
         held: i64 = request.room // self.block_size
         first: i64 = standing.first
         self.empty_slots -= request.room - request.filled

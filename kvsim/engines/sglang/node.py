@@ -20,11 +20,19 @@ class Text:
     page_size: i64
     bases: vec[i64]
     ends: vec[i64]
+    request: Any
+    """Of which it is; None: of nobody."""
     _stream: Any
 
-    def __init__(self, page_size: i64, runs: Iterable[tuple[int, int]], stream: Any = None) -> None:
+    def __init__(
+        self,
+        page_size: i64,
+        runs: Iterable[tuple[int, int]],
+        stream: Any = None,
+        request: Any = None,
+    ) -> None:
         """`runs`: base and end of each run."""
-        self.page_size, self._stream = page_size, stream
+        self.page_size, self._stream, self.request = page_size, stream, request
         self.bases, self.ends = EMPTY, EMPTY
         for base, end in runs:
             self.bases, self.ends = append(self.bases, base), append(self.ends, end)

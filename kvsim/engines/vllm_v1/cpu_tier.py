@@ -232,7 +232,7 @@ class Arc:
 
 
 POLICIES: dict[str, type[Lru | Arc]] = {"lru": Lru, "arc": Arc}
-"""Values of `eviction_policy`."""
+"""Values of `eviction_policy`, beside classes of outsiders with the methods of these."""
 
 
 class Counter:
@@ -273,14 +273,15 @@ class CpuTier:
         self,
         capacity: int,
         *,
-        eviction_policy: str = "lru",
+        policy: Callable[[int], Any] = Lru,
         store_threshold: int = 0,
         max_tracker_size: int = 64_000,
     ) -> None:
-        """`capacity`: number of chunks. `store_threshold`: number of offers from which on a chunk
-        is stored, counted for `max_tracker_size` chunks."""
+        """`capacity`: number of chunks. `policy` makes of it what decides who makes room.
+        `store_threshold`: number of offers from which on a chunk is stored, counted for
+        `max_tracker_size` chunks."""
         self.capacity = capacity
-        self._policy = POLICIES[eviction_policy](capacity)
+        self._policy = policy(capacity)
         self._counter = Counter(store_threshold, max_tracker_size) if store_threshold > 1 else None
         self._places: dict[Key, int] = {}
         self._state: dict[Key, int] = {}

@@ -164,6 +164,10 @@ class KVCacheManager(BlockManager):
         return self.num_lookups, self.num_hits
 
     @property
+    def hears(self) -> Any:
+        return None if self.gpu.order is None else self.gpu.order.hears
+
+    @property
     def full_hit(self) -> FullHit:
         """Its rule for full prefix hits."""
         return FULL_HITS["last-block"]
@@ -552,6 +556,7 @@ class KVCacheManager(BlockManager):
             self._leave(request)
             return
         self.empty_slots -= self._empty(request)
+        self._tell(request)
         table: Table
         forwards: bool = not (self.caching or self.release.frees_last_block_first)
         for table in request.tables:
@@ -566,9 +571,16 @@ class KVCacheManager(BlockManager):
         tables = [list(table.blocks) for table in request.tables]
         if tables:
             self.empty_slots -= self._empty(request)
+            self._tell(request)
         self._leave(request)
         self._detached += tables
         return tables
+
+    def _tell(self, request: Request) -> None:
+        """Tells an order that hears of requests which blocks one is about to give back."""
+        hears = self.hears
+        if hears is not None:
+            hears.released(request, [block for table in self.tables(request) for block in table])
 
     def drop_tables(self, tables: list[list[int]]) -> None:
         """Gives back what `detach` took, table by table."""

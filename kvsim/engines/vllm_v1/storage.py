@@ -11,9 +11,10 @@ Only the CPU tier copies to and from the GPU. vLLM 0.33.0 `v1/kv_offload/tiering
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from kvsim.engines.vllm_v1.cpu_tier import Access, CpuTier, Key
+from kvsim.engines.vllm_v1.cpu_tier import Access, CpuTier, Key, Lru
 
 
 class Below(NamedTuple):
@@ -55,13 +56,13 @@ class TieredCpu(CpuTier):
         capacity: int,
         storage: Storage,
         *,
-        eviction_policy: str = "lru",
+        policy: Callable[[int], Any] = Lru,
         store_threshold: int = 0,
         max_tracker_size: int = 64_000,
     ) -> None:
         super().__init__(
             capacity,
-            eviction_policy=eviction_policy,
+            policy=policy,
             store_threshold=store_threshold,
             max_tracker_size=max_tracker_size,
         )

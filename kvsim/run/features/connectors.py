@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from kvsim.core.blocks import BlockManager
 from kvsim.core.scheduler import Scheduler
 from kvsim.engines.vllm_v1.connector import Connector
-from kvsim.engines.vllm_v1.cpu_tier import CpuTier
+from kvsim.engines.vllm_v1.cpu_tier import POLICIES, CpuTier
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.engines.vllm_v1.nixl import Nixl
 from kvsim.engines.vllm_v1.offloading import Offloading
@@ -130,7 +130,7 @@ def _native(
     secondary_tiers: list[dict[str, Any]] | None = None,
     block_size: int | None = None,
     blocks_per_chunk: int | None = None,
-    eviction_policy: Literal["lru", "arc"] = "lru",
+    eviction_policy: str = "lru",
     store_threshold: int = 0,
     max_tracker_size: int = 64_000,
     offload_prompt_only: bool = True,
@@ -148,7 +148,7 @@ def _native(
             f"a chunk takes {chunk_bytes:,} bytes, more than --kv-offloading-size; raise it"
         )
     rules: dict[str, Any] = {
-        "eviction_policy": eviction_policy,
+        "policy": look_up("eviction_policy", POLICIES, eviction_policy),
         "store_threshold": store_threshold,
         "max_tracker_size": max_tracker_size,
     }

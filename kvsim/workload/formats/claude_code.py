@@ -8,6 +8,7 @@ line before its first part was written; `<synthetic>` answers called no model.
 
 What the server found in its cache is taken as the beginning of the prompt before it in the thread:
 main thread and sub-agents (`isSidechain`) of a session are one each. Requests follow each other.
+Policies see as `tool` the last tool that an answer calls.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class _Answer:
     usage: dict[str, Any]
     model: str | None
     line: int
+    tool: str | None = None
+    """The last tool that it calls."""
 
 
 @dataclass(slots=True)
@@ -82,6 +85,7 @@ def read(source: Source) -> Trace:
             session=answer.thread,
             turn=thread.turns,
             model=answer.model,
+            extra=None if answer.tool is None else {"tool": answer.tool},
             observed={"e2e_s": max(0, answer.end_ns - answer.start_ns) / NS_PER_S},
         ).index
         thread.end_ns, thread.turns = answer.end_ns, thread.turns + 1
@@ -108,14 +112,27 @@ def _answers(source: Source, gathered: Gathered) -> dict[str, _Answer]:
         name, usage, model = message.get("id"), message.get("usage"), message.get("model")
         if model == "<synthetic>":
             gathered.drop("they called no model")
-        elif not isinstance(name, str) or not isinstance(usage, dict):
+            continue
+        if not isinstance(name, str) or not isinstance(usage, dict):
             raise source.error("no id or no usage; give the transcript as written", "message")
-        elif name in found:
+        if name in found:
             found[name].end_ns, found[name].usage = max(found[name].end_ns, time_ns), usage
         else:
             model = model if isinstance(model, str) else None
             found[name] = _Answer(thread, start_ns, time_ns, usage, model, source.line)
+        found[name].tool = _tool(message) or found[name].tool
     return found
+
+
+def _tool(message: dict[str, Any]) -> str | None:
+    """The last tool that a part of an answer calls."""
+    parts = message.get("content")
+    calls = [
+        part.get("name")
+        for part in (parts if isinstance(parts, list) else ())
+        if isinstance(part, dict) and part.get("type") == "tool_use"
+    ]
+    return next((name for name in reversed(calls) if isinstance(name, str)), None)
 
 
 def _count(source: Source, usage: dict[str, Any], key: str) -> int:

@@ -12,6 +12,9 @@ The traps (callanjfox/kv-cache-tester, `traces`):
   Where a prompt does continue them, its ids also name the blocks that the output filled.
 - Some sessions are copies of each other.
 
+Where an answer calls a tool, policies see `tool` of its request, and `release` of the last request
+of a sub-agent (`kvsim.policies.sessions`).
+
 A request follows the one before it in its thread, `think_time` seconds after its end. A sub-agent
 follows the last request of its parent; its parent does not wait for it. `Row.observed` has `ttft_s`
 and `e2e_s`.
@@ -134,6 +137,8 @@ class _Session:
             if last is not None:
                 _name_output(*last, row, ids, self.block_size)
             before, last, turn = row, (row, ids), turn + 1
+        if parent is not None and last is not None:
+            last[0].extra = {**(last[0].extra or {}), "release": True}
 
     def _request(
         self,
@@ -172,6 +177,7 @@ class _Session:
             scope=self.name,
             model=entry["model"] if isinstance(entry.get("model"), str) else None,
             observed=observed or None,
+            extra={"tool": "any"} if entry.get("stop") == "tool_use" else None,
         )
 
     def _ids(self, entry: dict[str, Any], place: str) -> list[int]:

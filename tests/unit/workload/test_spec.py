@@ -28,7 +28,7 @@ def test_the_shipped_workloads_are_those_of_the_published_experiments() -> None:
     prompts, outputs = Lengths(172, 0.1, 5), Lengths(188, 0.1, 8)
     victims = synthesise_lengths(prompts, outputs, 3, range_ratio=0.5, requests=300)
     assert make_trace(load_workload("victims"), 3).rows == victims.rows
-    assert names("workloads") == ["victims", "watermark"]
+    assert names("workloads") == ["agentx", "victims", "watermark"]
 
 
 def test_a_run_without_a_trace_makes_its_requests_from_the_seed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import statistics
 from pathlib import Path
 from random import Random
 
@@ -19,7 +20,7 @@ from kvsim.workload.trace import ParentContent
 TRACES = ROOT / "traces"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"agentx"}))
 def test_a_shipped_trace_is_what_its_command_makes(kind: str, tmp_path: Path) -> None:
     shipped = TRACES / f"{kind}.jsonl"
     trace = synthesise(kind)
@@ -116,3 +117,29 @@ def test_a_rate_sets_what_begins_in_a_second() -> None:
 def test_impossible_wishes_are_refused(arguments: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         synthesise(**arguments)  # type: ignore[arg-type]
+
+
+def test_agentx_has_the_published_marginals() -> None:
+    """vLLM's AgentX post and vllm-project/router #285 (`kvsim.workload.agentic`)."""
+    rows = synthesise("agentx", 0, requests=12_000).rows
+    sessions: dict[str, list[int]] = {}
+    for row in rows:
+        sessions.setdefault(row.session or "", []).append(row.index)
+    ended = [name for name, turns in sessions.items() if rows[turns[-1]].extra == {"release": True}]
+    whole = [name for name in ended if "/" not in name]
+    parents = {name.split("/")[0] for name in sessions if "/" in name}
+    assert statistics.median(len(sessions[name]) for name in whole) == pytest.approx(43, rel=0.1)
+    assert statistics.median(row.input_length for row in rows) == pytest.approx(142_000, rel=0.05)
+    assert statistics.median(row.output_length for row in rows) == pytest.approx(444, rel=0.05)
+    assert len(parents & set(whole)) / len(whole) == pytest.approx(0.44, abs=0.1)
+    kept = sum(
+        row.content.keep if isinstance(row.content, ParentContent) else 18_000 for row in rows
+    )
+    assert kept / sum(row.input_length for row in rows) == pytest.approx(0.96, abs=0.01)
+    pauses = [
+        row.delay_ns / 1e9
+        for row in rows
+        if row.after >= 0 and rows[row.after].session == row.session
+    ]
+    assert sum(pause < 1 for pause in pauses) / len(pauses) == pytest.approx(0.8646, abs=0.01)
+    assert sum(pause < 10 for pause in pauses) / len(pauses) == pytest.approx(0.9512, abs=0.01)

@@ -1,0 +1,197 @@
+"""Orders that hear of sessions, and a trace of ten requests that was worked out by hand."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvsim.engines.vllm_v1.cpu_tier import Access
+from kvsim.policies.sessions import SessionOrder
+from kvsim.run.simulation import simulate
+from kvsim.settings.config import make_config
+from kvsim.workload.synthetic import synthesise
+from kvsim.workload.trace import ParentContent, Row, Trace
+
+EXAMPLES = Path(__file__).parents[3] / "docs" / "examples" / "agents"
+ORDERS = (
+    "ttl_hints:TtlHints",
+    "ttl_hints:Bounded",
+    "programmatic:Programmatic",
+    "superseded:Superseded",
+    "continuum:CacheTtl",
+    "workload_aware:WorkloadAware",
+)
+
+
+@pytest.fixture(autouse=True)
+def _examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    yield
+    for name in ("ttl_hints", "programmatic", "superseded", "continuum", "workload_aware", "sae"):
+        sys.modules.pop(name, None)
+
+
+class ByLastUse(SessionOrder):
+    """No rule of its own."""
+
+
+def run(trace: Trace, order: str, **settings: Any) -> Any:
+    given = {"model": "tiny", "hardware": "h100", "block_size": 16, **settings}
+    args = {"eviction": order}
+    return simulate(trace, make_config({**given, "block_manager_args": args}, "test"))
+
+
+def a_second_apart(sessions: str, lengths: list[int], hints: dict[int, dict[str, Any]]) -> Trace:
+    """Requests of one output token, one a second; a turn begins with the last of its session."""
+    last: dict[str, int] = {}
+    rows = []
+    for place, (session, length) in enumerate(zip(sessions, lengths, strict=True)):
+        before = last.get(session)
+        keep = 0 if before is None else min(length, lengths[before]) // 16 * 16
+        content = None if before is None else ParentContent(before, keep)
+        rows.append(
+            Row(
+                *(place, str(place), place + 2, place * 1_000_000_000, length, 1, content),
+                session=session,
+                extra=hints.get(place),
+            )
+        )
+        last[session] = place
+    return Trace(path="ten", format="native", sha256="ten", rows=rows)
+
+
+def cached(result: Any) -> list[int]:
+    return [int(tokens) for tokens in result.requests["num_cached_tokens"]]
+
+
+TEN = "ABACADBEFA"
+LENGTHS = [64, 64, 80, 64, 96, 64, 80, 64, 64, 112]
+"""4 to 7 blocks of 16 tokens. The pool has 14: for the 6 of A (0, 2, 4) and two others of 4."""
+
+
+def test_ten_requests_by_hand() -> None:
+    """LRU: when 6 (B) comes, the last used are D (5), A (4), C (3): 4 + 6 + 4 = 14 blocks fill the
+    pool, so B (1) was evicted and nothing hits. B takes 5, those of C and one of A's tail; E (7)
+    takes the other 5 of A but one; F (8) that one and D's. A (9) finds nothing.
+
+    With A pinned for an hour at 4, C, D, B and E give way instead, and 9 finds all 6 blocks of A.
+
+    A lasts from 0 to 9 s, B from 1 to 6 s, four sessions a moment. Of 752 prompt tokens, LRU finds
+    144; 6 and 9 have lost 64 and 96.
+    """
+    plain = a_second_apart(TEN, LENGTHS, {})
+    pinned = a_second_apart(TEN, LENGTHS, {4: {"ttl_s": 3600}})
+    pool: dict[str, Any] = {"num_gpu_blocks_override": 15, "max_model_len": 128}
+    lru = run(plain, "lru", **pool)
+    assert cached(lru) == [0, 0, 64, 0, 80, 0, 0, 0, 0, 0]
+    of = lru.summary["sessions"]
+    assert of["mean_s"] == pytest.approx((9 + 5) / 6, abs=0.01)
+    assert (of["lost_in_pauses_tokens"], of["computed_tokens"]) == (64 + 96, 752 - 144)
+    assert cached(run(plain, "ttl_hints:TtlHints", **pool)) == [0, 0, 64, 0, 80, 0, 0, 0, 0, 0]
+    assert cached(run(pinned, "ttl_hints:TtlHints", **pool)) == [0, 0, 64, 0, 80, 0, 0, 0, 0, 96]
+
+
+def test_why_orders_by_frequency_lose_hits_of_agents_by_hand() -> None:
+    """A ends after two turns, B and C go on; their last prompts, 7 blocks each, fill the pool.
+
+    LRU: A goes first, so every turn finds all of the turn before. SLRU: what A used twice stays
+    protected, and what goes first is what was used once: just the end of the other's last turn.
+    6 (B) takes C's fifth block, so 7 (C) finds 4, takes B's sixth and one of A; 8 (B) finds 5 and
+    takes C's fifth and sixth, so 9 (C) finds 4.
+    """
+    trace = a_second_apart("AABCBCBCBC", [64, 80, 64, 64, 80, 80, 96, 96, 112, 112], {})
+    pool: dict[str, Any] = {"num_gpu_blocks_override": 15, "max_model_len": 128}
+    assert cached(run(trace, "lru", **pool)) == [0, 64, 0, 0, 64, 64, 80, 80, 96, 96]
+    assert cached(run(trace, "slru", **pool)) == [0, 64, 0, 0, 64, 64, 80, 64, 80, 64]
+
+
+def test_programs_in_order_by_hand() -> None:
+    """A and B run, C and D wait; the pool of 24 blocks has room for B, C and D or A.
+
+    A's second turn comes while they wait. First come, first served, C and D take the blocks of A,
+    so A finds nothing; programs in order, A goes before both and finds its 4 blocks. Nothing is
+    pinned: the queue alone decides. D pays for it.
+    """
+    rows = [
+        Row(0, "0", 2, 0, 64, 40, None, session="A"),
+        Row(1, "1", 3, 0, 64, 200, None, session="B"),
+        Row(2, "2", 4, 1000, 64, 40, None, session="C"),
+        Row(3, "3", 5, 2000, 64, 40, None, session="D"),
+        Row(4, "4", 6, 3000, 80, 1, ParentContent(0, 64), after=0, session="A"),
+    ]
+    trace = Trace(path="four", format="native", sha256="four", rows=rows)
+    given = {"model": "tiny", "hardware": "h100", "block_size": 16, "max_model_len": 272}
+    given |= {"max_num_seqs": 2, "num_gpu_blocks_override": 25}
+    plain = simulate(trace, make_config(given, "test"))
+    ordered = simulate(trace, make_config({**given, "engine": "continuum:ProgramsInOrder"}, "test"))
+    assert cached(plain) == [0, 0, 0, 0, 0]
+    assert cached(ordered) == [0, 0, 0, 0, 64]
+    ends = [run.requests["finish_ns"] for run in (plain, ordered)]
+    assert ends[1][4] < ends[0][4] and ends[1][3] > ends[0][3]
+
+
+def test_a_pool_that_is_all_pins_goes_on_and_says_so() -> None:
+    """Whoever pins everything gets no more than the pool: wishes are refused or broken."""
+    greedy = a_second_apart(
+        TEN, LENGTHS, {place: {"ttl_s": 3600, "pin": 3600} for place in range(10)}
+    )
+    for order in ("ttl_hints:TtlHints", "ttl_hints:Bounded", "programmatic:Programmatic"):
+        result = run(greedy, order, num_gpu_blocks_override=15, max_model_len=128)
+        assert result.summary["completed"] == 10
+        [said] = [note for note in result.meta["notes"] if note.startswith("hints")]
+        assert "10 wishes to pin" in said
+        assert "refused" in said or "broken" in said
+
+
+def test_without_a_rule_it_is_lru() -> None:
+    """On blocks, an order without a rule decides what vLLM's own decides."""
+    trace = synthesise("agents", 3, requests=80)
+    pool: dict[str, Any] = {"num_gpu_blocks_override": 3000, "max_model_len": 24_000}
+    own = run(trace, f"{__name__}:ByLastUse", **pool)
+    lru = run(trace, "lru", **pool)
+    assert cached(own) == cached(lru)
+    assert list(own.requests["finish_ns"]) == list(lru.requests["finish_ns"])
+    assert sum(lru.requests["evicted_tokens"]) > 0
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_proposal_serves_all_on_both_engines(order: str) -> None:
+    trace = synthesise("agentx", 1, requests=40, rate=0.1)
+    given: dict[str, Any] = {"num_gpu_blocks_override": 900, "max_model_len": 220_000}
+    given |= {"model": "qwen3-30b-a3b-2507", "hardware": "h200"}
+    result = run(trace, order, **{**given, "block_size": 256})
+    assert result.summary["completed"] == 40
+    args = {"radix_eviction_policy": order}
+    sglang = {**given, "engine": "sglang", "block_size": 1, "num_gpu_blocks_override": 230_400}
+    config = make_config({**sglang, "block_manager_args": args}, "test")
+    assert simulate(trace, config).summary["completed"] == 40
+
+
+def test_chains_of_sessions_by_hand() -> None:
+    """A stores 1, 2, 3, B hits 1 and stores 4, A's next turn hits 3 and stores 5: 1 2 3 5 and 4 are
+    chains. B's goes first, then A's from its tail, so that what both share is the last to go."""
+    from sae import Sae
+
+    policy = Sae(10)
+    for prompt, stored in (([1, 2, 3], [1, 2, 3]), ([1, 4], [4]), ([1, 2, 3, 5], [5])):
+        access = Access()
+        access.position = {key: 16 * (place + 1) for place, key in enumerate(prompt)}
+        policy.accessed(prompt, access)
+        policy.inserted(stored, access)
+        policy.ended(access)
+    assert policy.evict(6, lambda key: True) is None
+    assert policy.evict(2, lambda key: key != 2) == [4, 5]
+    assert policy.evict(2, lambda key: key != 2) == [3, 1]
+    assert policy.evict(1, lambda key: True) == [2]
+
+
+def test_the_tier_takes_chains_of_an_outsider() -> None:
+    trace = synthesise("agentx", 1, requests=40, rate=0.1)
+    given = {"model": "qwen3-30b-a3b-2507", "hardware": "h200", "block_size": 256}
+    given |= {"num_gpu_blocks_override": 900, "max_model_len": 220_000, "kv_offloading_size": 20}
+    tier = {"kv_connector_extra_config": {"eviction_policy": "sae:Sae"}}
+    result = simulate(trace, make_config({**given, **tier}, "test"))
+    assert result.summary["completed"] == 40
+    assert result.summary["tier1_hit_tokens"] > 0
