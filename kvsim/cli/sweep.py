@@ -176,7 +176,7 @@ def _finish(out: str, plan: Plan, as_json: bool) -> None:
     for text, _ in chosen.verdict:
         console.print(text)
     if chosen.best:
-        console.print(_best(chosen))
+        console.print(chosen.rule, _best(chosen), sep="\n\n")
     tell_written(out, PAGE)
 
 
@@ -186,7 +186,7 @@ def _best(chosen: Chosen) -> Table:
 
     listed, metrics = chosen.best[:MOST_LISTED], chosen.metrics[:MOST_FIGURES]
     keys, labels = list(listed[0].first.settings), (metric.label for metric in metrics)
-    table = make_table(*keys, *labels, title=chosen.rule, texts=len(keys))
+    table = make_table(*keys, *labels, texts=len(keys))
     for place in listed:
         figures = (show(place.first.figures.get(metric.key), metric.unit) for metric in metrics)
         table.add_row(*place.settings.values(), *figures)
