@@ -137,10 +137,9 @@ def _run(
     from kvsim.search.runner import run_missing
     from kvsim.search.store import Store
 
-    with progress_bar(len(configs), "sweeping", quiet_below=2) as progress:
-        done, store = progress or (lambda number: None), Store(out)
+    with progress_bar("sweeping", len(configs)) as done:
         made = run_missing(
-            store, trace, configs, ledger=ledger, backend=backend, jobs=jobs, done=done
+            Store(out), trace, configs, ledger=ledger, backend=backend, jobs=jobs, done=done
         )
     note(f"{made} runs made, {len(configs) - made} already there")
 
