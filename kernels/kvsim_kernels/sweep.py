@@ -4,6 +4,7 @@ A session begins and ends with the same anchors; what a killed session has measu
 again.
 """
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -59,7 +60,10 @@ def sweep(
 
 
 def bar(done: int, of: int, what: str, *, started_s: float) -> None:
-    """Progress on standard error: a line that is written over, or a line for every tenth."""
+    """Progress on standard error: a line that is written over, or a line for every tenth. None
+    under `kvsim --quiet`."""
+    if os.environ.get("KVSIM_QUIET"):
+        return
     share, width = done / max(of, 1), 24
     gone_s = time.monotonic() - started_s
     left = f"{gone_s / share - gone_s:.0f} s left" if share > 0.02 else ""

@@ -70,7 +70,7 @@ def advise(
     load = load_of(opened, [("", loaded)])
     changes = changes_of(loaded)
     most = (1 + len(changes.tried) + MOST_COMBINED) * seeds
-    with progress_bar(most, "trying settings", quiet_below=2) as progress:
+    with progress_bar("trying settings", most) as progress:
         advice = search(
             load, loaded, objectives, changes, seeds=seeds, jobs=jobs, progress=progress
         )

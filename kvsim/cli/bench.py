@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 import kvsim
+from kvsim.cli.console import watched
 from kvsim.cli.options import AsJson
 from kvsim.report.screen import make_console, make_table
 
@@ -109,7 +110,7 @@ def bench(
 
 
 def _note(case: Case) -> None:
-    if sys.stderr.isatty():
+    if watched():
         print(f"{case}: measured", file=sys.stderr)
 
 

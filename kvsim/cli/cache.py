@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from kvsim.cli.deferred import SectionedCommand, group_of
+from kvsim.cli.console import progress_bar
+from kvsim.cli.deferred import group_of
 from kvsim.cli.options import AsJson, Bundle, RunDir, TraceForm, takes_bundles
 from kvsim.errors import ConfigError
 from kvsim.report.screen import make_console, make_table
@@ -101,7 +102,7 @@ class Sizes(Bundle):
         return Asked(capacities, self.warm_up, block_bytes)
 
 
-@app.command(cls=SectionedCommand)
+@app.command()
 @takes_bundles
 def curve(*, blocks: Counted, sizes: Sizes, out: Out = None, as_json: AsJson = False) -> None:
     """Hits by capacity: least recently used at every size, the optimum, and no limit."""
@@ -116,7 +117,7 @@ def curve(*, blocks: Counted, sizes: Sizes, out: Out = None, as_json: AsJson = F
         _write(out, build_curve(study))
 
 
-@app.command(cls=SectionedCommand)
+@app.command()
 @takes_bundles
 def stream(
     *,
@@ -155,7 +156,7 @@ def _show(study: Study, *, as_json: bool) -> None:
     )
 
 
-@app.command(cls=SectionedCommand)
+@app.command()
 @takes_bundles
 def sample(
     *,
@@ -185,7 +186,7 @@ def sample(
     _print((), ("blocks", "LRU"), rows, note, texts=0)
 
 
-@app.command(cls=SectionedCommand)
+@app.command()
 @takes_bundles
 def policies(
     *,
@@ -202,7 +203,9 @@ def policies(
     from kvsim.writing import json_text
 
     opened, counting = blocks.counted()
-    ranking = rank_policies(opened, policy or POLICIES, sorted(set(capacity)), counting)
+    names, sizes = policy or POLICIES, sorted(set(capacity))
+    with progress_bar("replaying", len(names) * len(sizes)) as done:
+        ranking = rank_policies(opened, names, sizes, counting, done)
     if as_json:
         print(json_text(ranking.record()), end="")
         return
@@ -213,7 +216,7 @@ def policies(
     _print(policy_sentences(ranking), POLICY_HEAD, policy_rows(ranking), note, texts=2)
 
 
-@app.command(cls=SectionedCommand)
+@app.command()
 @takes_bundles
 def audit(
     *,
@@ -232,7 +235,8 @@ def audit(
     from kvsim.explain.cachelab.sentences import audit_rows, audit_sentences
     from kvsim.writing import json_text
 
-    runs = _audited(directory, eviction or ())
+    with progress_bar("auditing") as done:
+        runs = _audited(directory, eviction or (), done)
     if as_json:
         record = [{"run": run.name, "oracle": run.oracle, **run.audit._asdict()} for run in runs]
         print(json_text(record), end="")
@@ -246,7 +250,9 @@ def audit(
         _write(out, build_audit(runs))
 
 
-def _audited(directory: str, evictions: Sequence[str]) -> list[Audited]:
+def _audited(
+    directory: str, evictions: Sequence[str], done: Callable[[int], None]
+) -> list[Audited]:
     """The audit of a run, and of the same run with other evictions; or that of each replica of a
     fleet."""
     from kvsim.explain.cachelab.audit import Recorded
@@ -268,6 +274,7 @@ def _audited(directory: str, evictions: Sequence[str]) -> list[Audited]:
     oracles = run.summary["meta"]["oracles"]
     runs = [Audited(args.get("eviction", "this run"), audit_run(run), bool(oracles))]
     for name in evictions:
+        done(1)
         config = make_config({**settings, "block_manager_args": {**args, "eviction": name}})
         again = simulate(trace, config)
         if list(again.requests["id"]) != list(run.requests["id"]):

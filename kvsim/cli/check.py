@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from kvsim.cli.console import command_line, note, spinner, tell_written
+from kvsim.cli.console import command_line, note, progress_bar, tell_written
 from kvsim.cli.fitting import FIRST, show_fit, with_fitted
 from kvsim.cli.options import AsJson, ConfigFile, MeasuredFile, OutDir, TraceForm, takes_bundles
 from kvsim.cli.server import ServerOptions, SettingOptions
@@ -75,7 +75,7 @@ def check(
         loaded, fitted = with_fitted(trace, loaded, fit_first, fit)
         if not as_json:
             show_fit(fitted)
-    with spinner("checking") as done:
+    with progress_bar("checking") as done:
         record = check_run(
             trace,
             loaded,

@@ -195,7 +195,7 @@ def _compare_seeds(
     random = bool(redrawn(load, configs))
     how: dict[str, Any] = {"simulate": kind.simulate, "jobs": jobs, "command": command_line()}
     total = len(configs) * (seeds if random else 1)
-    with progress_bar(total, "comparing", quiet_below=2) as progress:
+    with progress_bar("comparing", total) as progress:
         if random:
             comparison, results = compare_seeds(
                 load, configs, seeds, level=level, margin=margin, progress=progress, **how
@@ -248,7 +248,7 @@ def _show_upgrade(
     before, after = upgrade.names
     runs = [change.undone for change in upgrade.changes]
     seed = results[after].summary["meta"]["seed"]
-    with progress_bar(len(runs), f"undoing changes of {after}", quiet_below=2) as progress:
+    with progress_bar(f"undoing changes of {after}", len(runs)) as progress:
         how: dict[str, Any] = {"simulate": simulate_undone, "jobs": jobs, "progress": progress}
         [without] = [*replicate(Load(trace), runs, [seed], _summary, **how)] or [[]]
     console = make_console()

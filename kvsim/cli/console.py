@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-QUIET_BELOW = 2_000
-"""Fewest requests for a bar; shorter runs end before a bar could be read."""
+PATIENCE_S = 1.0
+"""A run that ends before has no progress bar: it could not be read."""
 
 asked = {"quiet": False}
 """Whether nothing but results is to be said."""
@@ -45,54 +46,55 @@ def tell_written(out: str | Path, page: str) -> None:
         make_console().print(f"\nwritten to {out}: open {Path(out) / page}")
 
 
-def _watched() -> bool:
+def watched() -> bool:
+    """Whether somebody reads what is said besides results."""
     return sys.stderr.isatty() and not asked["quiet"]
 
 
 @contextmanager
 def progress_bar(
-    total: int, label: str, quiet_below: int = QUIET_BELOW
-) -> Iterator[Callable[[int], None] | None]:
-    """Yields a function to call with the number of requests, or runs, that just ended; or None."""
-    if total < quiet_below or not _watched():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as Left
+    label: str, total: int | None = None, patience_s: float = 0
+) -> Iterator[Callable[[int], None]]:
+    """Yields a function to call with the number of requests, or runs, that just ended.
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Left())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(label, total=total)
-        yield lambda number: progress.advance(task, number)
-
-
-@contextmanager
-def spinner(label: str) -> Iterator[Callable[[int], None]]:
-    """Yields a function to call with the number of runs that just ended; the total is unknown."""
-    if not _watched():
+    A bar to `total`, or without one a count of runs; it is not shown before `patience_s`.
+    """
+    if not watched():
         yield lambda number: None
         return
+    from rich import progress
     from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}, {task.completed} runs"))
-    with Progress(
-        *columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True
-    ) as progress:
-        task = progress.add_task(label, total=None)
-        yield lambda number: progress.advance(task, number)
+    counted = (
+        (progress.TextColumn("{task.completed} runs"), progress.TimeElapsedColumn())
+        if total is None
+        else (progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeRemainingColumn())
+    )
+    columns = progress.SpinnerColumn(), progress.TextColumn("{task.description}"), *counted
+    shown = progress.Progress(*columns, console=Console(stderr=True), transient=True)
+    task, begin_s = shown.add_task(label, total=total), monotonic()
+
+    def advance(number: int) -> None:
+        if monotonic() - begin_s >= patience_s:
+            shown.start()
+        shown.advance(task, number)
+
+    advance(0)
+    try:
+        yield advance
+    finally:
+        shown.stop()
 
 
 def simulate_shown(
     simulate: Callable[..., T], trace: Trace, config: RunConfig, label: str, **more: Any
 ) -> T:
-    """What `simulate` returns for a trace, with a progress bar if the run is long enough for one.
+    """What `simulate` returns for a trace, with a progress bar if that takes a while.
 
     `more`: further arguments of `simulate`.
     """
     total = min(len(trace.rows), config.num_prompts or len(trace.rows))
-    with progress_bar(total, label) as progress:
+    with progress_bar(label, total, PATIENCE_S) as progress:
         return simulate(trace, config, progress=progress, command=command_line(), **more)
 
 
@@ -104,7 +106,8 @@ def run_module(module: str, arguments: Sequence[str]) -> None:
     """
     beside = Path(__file__).resolve().parents[2] / "kernels"
     paths = [str(beside), *(str(Path(path).resolve()) for path in sys.path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    quiet = {"KVSIM_QUIET": "1"} if asked["quiet"] else {}
+    environment = {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-m", module, *arguments]
     code = subprocess.run(command, env=environment, check=False).returncode
     if code:

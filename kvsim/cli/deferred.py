@@ -143,6 +143,12 @@ def load(name: str) -> Any:
     return get_command(app)
 
 
+class _Group(typer.Typer):
+    def command(self, name: str | None = None, **settings: Any) -> Any:
+        """A subcommand, with help as that of any command."""
+        return super().command(name, **{"cls": SectionedCommand, **settings})
+
+
 def group_of(name: str) -> typer.Typer:
     """What takes the subcommands of a group of `COMMANDS`."""
-    return typer.Typer(help=COMMANDS[name], no_args_is_help=True, rich_markup_mode=None)
+    return _Group(help=COMMANDS[name], no_args_is_help=True, rich_markup_mode=None)

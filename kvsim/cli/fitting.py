@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvsim.cli.console import spinner
+from kvsim.cli.console import progress_bar
 from kvsim.errors import ConfigError
 from kvsim.report.screen import make_console, make_table
 
@@ -29,7 +29,7 @@ def fit_profile(name: str, trace: Trace, config: RunConfig, first: int, out: str
     from kvsim.cost.profile import load_profile, to_json
     from kvsim.writing import write_text
 
-    with spinner("fitting") as done:
+    with progress_bar("fitting") as done:
         profile = fit_run(load_profile(name), trace, config, first, done)
     write_text(out, to_json(profile))
     found = profile.fitted

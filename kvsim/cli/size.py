@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from kvsim.cli.console import note, spinner, tell_written
+from kvsim.cli.console import note, progress_bar, tell_written
 from kvsim.cli.fleet import FleetOptions
 from kvsim.cli.options import (
     AsJson,
@@ -109,7 +109,7 @@ def size(
         objectives = objectives._replace(steady=True)
     searches = []
     place = tempfile.TemporaryDirectory(prefix="kvsim-") if out is None else nullcontext(out)
-    with place as folder, spinner(f"looking for {find}") as done:
+    with place as folder, progress_bar(f"looking for {find}") as done:
         store = Store(folder)
         for base in _bases(loaded, fleet, find):
             knob = make_knob(find, opened, to_table(base), Bounds(low, high))

@@ -137,10 +137,9 @@ def _run(
     from kvsim.search.runner import run_missing
     from kvsim.search.store import Store
 
-    with progress_bar(len(configs), "sweeping", quiet_below=2) as progress:
-        done, store = progress or (lambda number: None), Store(out)
+    with progress_bar("sweeping", len(configs)) as done:
         made = run_missing(
-            store, trace, configs, ledger=ledger, backend=backend, jobs=jobs, done=done
+            Store(out), trace, configs, ledger=ledger, backend=backend, jobs=jobs, done=done
         )
     note(f"{made} runs made, {len(configs) - made} already there")
 
@@ -176,7 +175,7 @@ def _finish(out: str, plan: Plan, as_json: bool) -> None:
     for text, _ in chosen.verdict:
         console.print(text)
     if chosen.best:
-        console.print(_best(chosen))
+        console.print(chosen.rule, _best(chosen), sep="\n\n")
     tell_written(out, PAGE)
 
 
@@ -186,7 +185,7 @@ def _best(chosen: Chosen) -> Table:
 
     listed, metrics = chosen.best[:MOST_LISTED], chosen.metrics[:MOST_FIGURES]
     keys, labels = list(listed[0].first.settings), (metric.label for metric in metrics)
-    table = make_table(*keys, *labels, title=chosen.rule, texts=len(keys))
+    table = make_table(*keys, *labels, texts=len(keys))
     for place in listed:
         figures = (show(place.first.figures.get(metric.key), metric.unit) for metric in metrics)
         table.add_row(*place.settings.values(), *figures)

@@ -8,14 +8,14 @@ from typing import Annotated
 from typer import Argument, Option
 
 from kvsim.cli.console import note
-from kvsim.cli.deferred import SectionedCommand, group_of
+from kvsim.cli.deferred import group_of
 from kvsim.cli.options import AsJson, TraceForm, takes_bundles
 from kvsim.errors import TraceError
 
 app = group_of("trace")
 
 
-@app.command(cls=SectionedCommand)
+@app.command()
 @takes_bundles
 def info(
     *, file: Annotated[str, Argument(metavar="FILE")], form: TraceForm, as_json: AsJson = False
@@ -29,7 +29,7 @@ def info(
     print(json_text(found) if as_json else f"{render(found)}\n", end="")
 
 
-@app.command(cls=SectionedCommand)
+@app.command()
 @takes_bundles
 def check(*, file: Annotated[str, Argument(metavar="FILE")], form: TraceForm) -> None:
     """Say whether a trace can be read, and if not, why: file, line and field of each fault."""
@@ -44,7 +44,7 @@ def check(*, file: Annotated[str, Argument(metavar="FILE")], form: TraceForm) ->
     print(f"{file}: {trace.format}, {len(trace.rows):,} requests, no faults")
 
 
-@app.command(cls=SectionedCommand)
+@app.command()
 @takes_bundles
 def convert(
     *,

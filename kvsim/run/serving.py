@@ -245,7 +245,8 @@ def _deadlock(batch: Batch, now_ns: int, step: int) -> Outcome:
 
 
 _PACKED = tuple(column for column in REQUESTS.columns if column.source is Source.REQUEST)
-_TRACE = tuple(column for column in REQUESTS.columns if column.source is Source.TRACE)
+_OF_TRACE = Source.TRACE, Source.ADAPTERS
+_TRACE = tuple(column for column in REQUESTS.columns if column.source in _OF_TRACE)
 
 _values_of = attrgetter(*(column.attribute or column.name for column in _PACKED))
 _pack = Struct(f"{len(_PACKED)}q").pack
@@ -292,6 +293,8 @@ class Archive:
         stored = np.sort(self._columns["index"]).tolist()
         for each in _TRACE:
             values = column(self._rows, each.name)
+            if each.source is Source.ADAPTERS and not any(values):
+                continue
             if len(stored) < len(self._rows):
                 values = [values[index] for index in stored]
             if each.type == TEXT:

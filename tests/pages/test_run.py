@@ -23,6 +23,7 @@ from kvsim.report.pages.run import build_page
 from kvsim.report.pages.work import passages
 from kvsim.results.numerals import SPACE
 from kvsim.run.result import Result
+from kvsim.workload import open_trace
 
 CHAT = str(ROOT / "traces" / "chat.jsonl")
 FEATURES: dict[str, Any] = {
@@ -227,6 +228,31 @@ def test_a_feature_shows_itself(settings: dict[str, Any], drawn: set[str]) -> No
         accepted, rejected, _ = figures["drafts"]["data"]
         assert sum(accepted["y"]) == run.steps["accepted_tokens"].sum() > 0
         assert sum(accepted["y"] + rejected["y"]) == run.steps["draft_tokens"].sum()
+
+
+def test_adapters_show_who_waits_for_them() -> None:
+    """The shipped chat trace, its sessions dealt out to four adapters of which two run at once."""
+    opened = open_trace(CHAT)
+    for row in opened.rows:
+        row.lora = f"adapter-{int(row.session[1:]) % 4}" if row.index % 9 else None
+    settings = {**FEATURES, "num_gpu_blocks_override": 4000, "enable_lora": True, "max_loras": 2}
+    run = kvsim.simulate(opened, settings)
+    figures = figures_in(page_of(run))
+    queue, dots = figures["adapters"]["data"], figures["ttft-adapter"]["data"][-2:]
+    assert {part["name"] for part in queue} == {*(f"adapter-{i}" for i in range(4)), "base model"}
+    waited_s = [
+        sum(y * w for y, w in zip(part["y"], np.diff(part["x"]), strict=False)) for part in queue
+    ]
+    requests, name = run.requests, queue[0]["name"]
+    assert waited_s == sorted(waited_s, reverse=True)
+    of = np.array(requests["lora"]) == name
+    waits = (requests["first_scheduled_ns"] - requests["arrival_ns"])[of] / 1e9
+    assert waited_s[0] == pytest.approx(waits.sum(), rel=1e-3)
+    assert all(a <= b for a, b in zip(dots[0]["x"], dots[1]["x"], strict=True))
+    assert dots[1]["x"] == sorted(dots[1]["x"], reverse=True)  # the slowest on top
+    assert len(figures["ttft-adapter"]["layout"]["yaxis"]["ticktext"]) == 5
+    plain = figures_in(page_of(kvsim.simulate(opened, {**settings, "enable_lora": False})))
+    assert not {"adapters", "ttft-adapter"} & plain.keys()
 
 
 def test_lanes_of_a_pipeline_never_overlap() -> None:

@@ -23,6 +23,8 @@ POOLS = "num_gpu_blocks_override=40,60,200"
 SPACES = {
     "whole": ("watermark=0,0.1,0.2", "victim=tail,head,<small>", POOLS),
     "two": ("watermark=0,0.1", "max_num_seqs=12,32", POOLS),
+    "rates": ("request_rate=2,5,50", "max_num_seqs=2,32"),
+    "rates alone": ("request_rate=2,5,10,200",),
     "refused": ("victim=<small>",),
     "seeds": (),
 }
@@ -38,6 +40,9 @@ UNDER_POINTER = """() => {
   return [left + at(xaxis, x[i]), top + at(yaxis, y[i]), customdata[i]];
 }"""
 """A point of the parallel coordinates that no other line meets, and whose it is."""
+
+
+JSON = r'<script type="application/json" id="figures">(.*?)</script>'
 
 
 @cache
@@ -97,6 +102,35 @@ def test_the_requests_are_those_that_ran():
         points = [p._replace(settings=s) for p, s in zip(plan.points, settings, strict=True)]
         page = build_page(replace(plan, base={**plan.base, **base}, points=points), chosen)
         assert f"&lt;load&gt;.jsonl, {words}," in page.replace("\u00a0", " ")
+
+
+def test_latency_and_what_was_served_are_drawn_against_the_rate():
+    plan, chosen = swept("rates")
+    page = build_page(plan, chosen)
+    assert page.index("<h2>By request rate</h2>") < page.index("<h2>Best</h2>")
+    figures = {each["id"]: each for each in json.loads(re.search(JSON, page)[1])}
+    two, many = (
+        [c for c in chosen.configurations if c.settings["max_num_seqs"] == n] for n in (2, 32)
+    )
+    for key, other in (("p99_ttft_ms", "p50_ttft_ms"), ("p99_tpot_ms", "p50_tpot_ms")):
+        lines = figures[f"rate-{key}"]["data"][:-1]
+        assert [each["x"] for each in lines] == [[2, 5, 50]] * 4
+        tops = [[c.figures[k] for c in those] for those in (two, many) for k in (key, other)]
+        scale = 1000 if max(tops[0]) > 2000 else 1
+        for drawn, values in zip(lines, tops, strict=True):
+            assert drawn["y"] == pytest.approx([value / scale for value in values], rel=1e-4)
+    offered, *served = figures["rate-request_throughput"]["data"][:-1]
+    assert offered["x"] == offered["y"] == [2, 50]
+    assert served[0]["y"][2] < served[1]["y"][2] < 50
+    assert "By request rate" not in build_page(*swept("two"))
+
+
+def test_of_rates_alone_the_highest_that_meets_the_objectives_is_named():
+    plan, chosen = swept("rates alone", "p99_ttft<150ms")
+    met = [each.settings["request_rate"] for each in chosen.configurations if each.meets]
+    assert [place.first.settings["request_rate"] for place in chosen.best] == met[::-1]
+    assert chosen.verdict[-1].text.startswith(f"Highest: request_rate {met[-1]} (")
+    assert "goodput" not in build_page(plan, chosen)
 
 
 def test_a_sweep_of_seeds_alone_and_one_in_which_nothing_ran_have_pages():

@@ -71,7 +71,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _tell(text: str) -> None:
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and not os.environ.get("KVSIM_QUIET"):
         _say(text)
 
 

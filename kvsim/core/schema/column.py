@@ -20,6 +20,7 @@ class Source(Enum):
     STAGES = "pipeline"
     KERNEL = "ledger: time of the step"
     TRACE = "trace"
+    ADAPTERS = "trace that names adapters"
     REQUEST = "request"
     ENDING = "end of the request"
     SECONDS = "nanoseconds"
@@ -34,7 +35,7 @@ class Source(Enum):
 
 
 OPTIONAL = (
-    *(Source.DRAFTS, Source.STAGES, Source.SGLANG),
+    *(Source.DRAFTS, Source.STAGES, Source.SGLANG, Source.ADAPTERS),
     *(Source.KERNEL, Source.TIME, Source.PROMPT),
 )
 """Sources of which a result has all columns, or none: the ledger, and what few runs have."""

@@ -34,6 +34,7 @@ REQUESTS = Table(
         _text("id", meaning="from the trace, or the number of the row", source=Source.TRACE),
         _request("index", "", "place in the trace, from 0"),
         _text("session", meaning="of which it is a turn, or empty", source=Source.TRACE),
+        _text("lora", meaning="the adapter that it names, or empty", source=Source.ADAPTERS),
         _text("status", meaning="`completed`, `rejected` or `aborted`", source=Source.ENDING),
         _text("reason", meaning="why it did not complete; else empty", source=Source.ENDING),
         *map(seconds, ("released", "client_queue", "arrival", "first_scheduled", "first_token")),

@@ -237,10 +237,15 @@ class Ranking(NamedTuple):
 
 
 def rank_policies(
-    trace: Trace, names: Sequence[str], capacities: Sequence[int], counting: Counting
+    trace: Trace,
+    names: Sequence[str],
+    capacities: Sequence[int],
+    counting: Counting,
+    done: Callable[[int], None] = lambda number: None,
 ) -> Ranking:
     """Replay a trace through policies: names of `POLICIES`, or a user's `package.module:name`.
 
+    `done` is called with 1 whenever a policy has been replayed with a capacity.
     Raises `ConfigError` for an unknown name.
     """
     identities = streams(trace)
@@ -263,6 +268,7 @@ def rank_policies(
             single = None if name.startswith(RADIX) else sum(run(closed=False))
             gain = _gain(base, closed, lengths)
             rows.append(Ranked(name, capacity, single, sum(closed), gain))
+            done(1)
     total = int(lengths.sum())
     return Ranking(trace.path, size, total, rows, optimum, reuse.ceiling_tokens)
 

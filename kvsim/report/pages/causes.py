@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from kvsim.report.pages.adapters import ttft_by_adapter
 from kvsim.report.pages.figures import (
     Figure,
     chart,
@@ -31,8 +32,9 @@ MOST_TURNS, LEAST_OF_A_TURN = 30, 5
 
 
 def cause_figures(run: View) -> list[Figure]:
-    """TTFT by what had to be computed and by turn, and goodput by how strict its limits are."""
-    makers = (_by_tokens, _by_turn, _by_strictness)
+    """TTFT by what had to be computed, by turn and by adapter; goodput by how strict its limits
+    are."""
+    makers = (_by_tokens, _by_turn, ttft_by_adapter, _by_strictness)
     return [figure for make in makers for figure in make(run)]
 
 

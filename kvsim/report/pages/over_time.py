@@ -10,6 +10,7 @@ import numpy as np
 from kvsim.core.schema import BLOCKED
 from kvsim.core.sums import added
 from kvsim.report import binning
+from kvsim.report.pages.adapters import waiting_by_adapter
 from kvsim.report.pages.figures import (
     Axis,
     Figure,
@@ -60,8 +61,19 @@ def time_figures(run: View) -> list[Figure]:
     if not run.end_ns or not len(run.steps["start_ns"]):
         return []
     makers = (
-        *(_rates, _tokens, _latencies, _itl, _waits, _queues, _blocked, _gpu_blocks, _cpu_blocks),
-        *(_preemptions, _swaps, _new_token_ratio, _batch, *WORK, _hit_rate, _tiers, _fragmentation),
+        *(_rates, _tokens, _latencies, _itl, _waits, _queues, waiting_by_adapter, _blocked),
+        *(
+            _gpu_blocks,
+            _cpu_blocks,
+            _preemptions,
+            _swaps,
+            _new_token_ratio,
+            _batch,
+            *WORK,
+            _hit_rate,
+            _tiers,
+            _fragmentation,
+        ),
     )
     return one_axis([figure for make in makers for figure in make(run)])
 

@@ -28,7 +28,8 @@ def build_page(
     """The page of an advice. `now`: what the present settings suffer from, and last where step
     times come from. `cache`: sentences on the prefix cache. `line`: how to start the server."""
     base, source = assemble(advice.base.config).config, now[-1]
-    subject = base.engine, base.model, base.hardware, plural(len(trace.rows), "request")
+    sent = min(len(trace.rows), base.num_prompts or len(trace.rows))
+    subject = base.engine, base.model, base.hardware, plural(sent, "request")
     changed = ", ".join(map(named, advice.best.changes))
     sections = {
         "At a glance": _cards(advice),

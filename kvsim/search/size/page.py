@@ -50,7 +50,8 @@ def build_page(searches: Sequence[Search], price: float | None = None) -> str:
     """The page of a search, or of searches for several routers. `price`: of a GPU for an hour."""
     first, *others = searches
     lab, several = first.lab, bool(others)
-    base, requests = lab.base, plural(len(lab.trace.rows), "request")
+    base, number = lab.base, len(lab.trace.rows)
+    requests = plural(min(number, base.num_prompts or number), "request")
     subject = base.engine, base.model, base.hardware, f"{_name(lab)}, {requests}"
     sections: dict[str, Html | None] = {}
     if several:

@@ -25,6 +25,9 @@ MEMORY = Metric("kv_cache_bytes", "KV memory", "bytes", "lower", "Memory")
 TTFT, TPOT = NAMED["p99_ttft_ms"], NAMED["p99_tpot_ms"]
 THROUGHPUT, PREEMPTIONS = NAMED["output_throughput"], NAMED["num_preemptions"]
 GOODPUT, SERVED = NAMED["request_goodput"], NAMED["request_throughput"]
+RATE = "request_rate"
+_HELD_BACK = 0.9
+"""Share of a request rate below which clients that wait for replies are said to send less."""
 _MOST_VALUES = 3
 _NONE = f" (differences below {100 * MARGIN:g} % do not count)"
 
@@ -158,12 +161,15 @@ def choose(plan: Plan, outcomes: Sequence[Outcome]) -> Chosen:
         rule = f"No other configuration has both a lower TTFT p99 and a higher throughput{_NONE}."
     else:
         shown = [*objectives.metrics, goodput, *costs, *shown]
-        keys = (lambda c: _costs(c, goodput), lambda c: _costs(c, MEMORY), lambda c: c.load)
+        keys = [lambda c: _costs(c, goodput), lambda c: _costs(c, MEMORY), lambda c: c.load]
+        first = f"highest {goodput.label.lower()}"
+        if plan.axes == (RATE,):
+            keys[0], first = (lambda c: -c.settings[RATE]), "highest request rate"
         best = _ordered([c for c in finished if c.meets], keys)
         others = sorted((c for c in finished if not c.meets), key=lambda c: (c.load, c.number))
         standing = {c.number: place for place, c in enumerate([*best, *others])}
         rule = (
-            f"Of those that meet all objectives on every seed: the highest {goodput.label.lower()}"
+            f"Of those that meet all objectives on every seed: the {first}"
             f" first, then the least KV memory{_NONE}, then the farthest from its limits."
         )
     places = _collapsed(best, finished if objectives is None else best)
@@ -313,11 +319,14 @@ def _verdict(
         )
         figures += f"; {rates_words(first.figures)}"
         name = "Best" if objectives is not None else "Lowest TTFT p99"
+        if objectives is not None and set(first.settings) == {RATE}:
+            name = "Highest"
         remarks.append(Remark(f"{name}: {words(best[0].settings)} ({figures})."))
     behind = sum(configuration.overloaded for configuration in configurations)
     if behind:
         text = f"Overloaded in {plural(behind, 'configuration')}: more was offered than served."
         remarks.insert(0, Remark(text, "warning"))
+    remarks += _less_than_asked(configurations)
     refused = sum(configuration.outcome == REFUSED for configuration in configurations)
     ended = sum(c.outcome not in (REFUSED, "finished") for c in configurations)
     if refused:
@@ -328,6 +337,21 @@ def _verdict(
         text = f"The engine stopped before the end in {plural(ended, 'configuration')}."
         remarks.append(Remark(text, "bad"))
     return remarks
+
+
+def _less_than_asked(configurations: Sequence[Configuration]) -> list[Remark]:
+    """What to say where clients sent less than the request rate, because they wait for replies."""
+    less = [
+        (rate, sent)
+        for each in configurations
+        for rate, sent in [(each.settings.get(RATE), each.figures.get("request_rate"))]
+        if rate and sent and rate < inf and sent < _HELD_BACK * rate
+    ]
+    if not less:
+        return []
+    rate, sent = (show(each, "requests/s") for each in max(less))
+    text = f"At a request rate of {rate}, {sent} were sent: turns of a session wait for replies."
+    return [Remark(f"{text} With --sessions recorded, they do not.", "warning")]
 
 
 def _nearest_miss(configurations: Sequence[Configuration]) -> list[Remark]:

@@ -23,6 +23,7 @@ from kvsim.search.sweep.page_figures import (
     parallel_figure,
     tradeoff_figures,
 )
+from kvsim.search.sweep.rates import rate_figures
 from kvsim.search.sweep.sweep import Plan
 
 PAGE = "sweep.html"
@@ -35,7 +36,8 @@ _FULL = math.log(4)
 
 def build_page(plan: Plan, chosen: Chosen) -> str:
     """The page of a sweep."""
-    sections = {"Best": _best(chosen)}
+    rates = placed(rate_figures(chosen), "trio")
+    sections = {"By request rate": rates, "Best": _best(chosen)}
     if sum(bool(configuration.figures) for configuration in chosen.configurations) > 1:
         sections |= {
             "Trade-offs": placed(tradeoff_figures(chosen), "trio"),

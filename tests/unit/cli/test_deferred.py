@@ -82,7 +82,7 @@ def test_a_run_with_a_page_imports_no_other_page(tmp_path: Path) -> None:
         for name in loaded
         if name.startswith("kvsim.report.pages.")
     }
-    shared = {"block_map", "causes", "distribution", "document", "figures", "html"}
+    shared = {"adapters", "block_map", "causes", "distribution", "document", "figures", "html"}
     shared |= {"over_time", "view", "work"}
     assert drawn == {"run", "requests", "provenance", *shared}
 
