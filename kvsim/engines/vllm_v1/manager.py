@@ -431,15 +431,12 @@ class KVCacheManager(BlockManager):
         slots: i64 = upto + lookahead
         if found < 0 and slots <= request.room and tokens <= self._short_chunk:
             # Slots of blocks that it has are enough.
-            over: i64 = request.computed - request.in_flight
-            if over >= request.leaves:
-                self.trim(request, max(0, over))
+            self.trim(request, max(0, request.computed - request.in_flight))
             self.empty_slots -= (slots - request.filled) * self._holding
             request.filled = slots
             for group in self._aligned:
                 request.tables[group.number].export_tokens = 0
-            if upto >= request.next_unit:
-                self.publish(request, min(upto, request.length))
+            self.publish(request, min(upto, request.length))
             return True
         layout: Layout = self.layout
         held: bool = len(request.tables) > 0
@@ -481,8 +478,9 @@ class KVCacheManager(BlockManager):
         return True
 
     def publish(self, request: Request, upto: i64) -> None:
-        """Lets others hit the full blocks of the first `upto` tokens (`cache_blocks`). There is
-        nothing to do before `Request.next_unit`."""
+        """Lets others hit the full blocks of the first `upto` tokens (`cache_blocks`)."""
+        if upto < request.next_unit:
+            return
         if not self.caching:
             request.next_unit = NEVER
             return

@@ -739,9 +739,7 @@ class VllmV1(Scheduler):
             if placeholders:
                 request.placeholders = placeholders - (1 + accepted)
             if request.state == RUNNING and (expected or self._num_spec_tokens):
-                known: i64 = computed - request.in_flight
-                if known >= request.next_unit:
-                    self.blocks.publish(request, known)
+                self.blocks.publish(request, computed - request.in_flight)
         return stopped
 
     def _retire(self, batch: Batch, request: Request, keeps: bool) -> None:
