@@ -13,9 +13,10 @@ from typing import Any
 
 from mypy_extensions import mypyc_attr
 
-Key = int
+Key = Any
 """Identity of a chunk's tokens, of all before them and of its group: `KVCacheManager.content_key`.
-Of chunks of the same tokens, that of the first group is smallest."""
+Of chunks of the same tokens, that of the first group is smallest. It is an integer of Python, which
+compiled code passes on as it is."""
 
 PENDING, READY = -1, 0
 """State of a chunk. It is above `READY` while loads read it."""
@@ -45,16 +46,16 @@ class Access:
 class _Run:
     """Chunks of one rank, and the order in which they make room: the tail of a sequence first."""
 
-    def __init__(self, access: Access, sign: int) -> None:
+    def __init__(self, rank: int, access: Access, sign: int) -> None:
         """Of chunks at one place, that of the first group makes room first where `sign` is 1, that
         of the last group where it is -1."""
+        self.rank = rank
         self.keys: dict[Key, None] = {}
         self._position, self._sign = access.position, sign
         self._order: list[Key] | None = None
 
-    def add(self, keys: list[Key]) -> None:
-        """Adds chunks of the request."""
-        self.keys.update(dict.fromkeys(keys))
+    def changed(self) -> None:
+        """Chunks were added."""
         self._order = None
 
     def sorted(self) -> list[Key]:
@@ -75,8 +76,9 @@ class Lru:
     """
 
     def __init__(self, capacity: int) -> None:
-        self._rank_of: dict[Key, int] = {}
+        self._run_of: dict[Key, _Run] = {}
         self._runs: dict[int, _Run] = {}
+        """Rank → its chunks."""
         self._last = 0
 
     def missed(self, keys: list[Key]) -> None:
@@ -84,8 +86,13 @@ class Lru:
 
     def accessed(self, keys: list[Key], access: Access) -> None:
         """A request uses chunks for the first time. They may be absent."""
-        rank, known = self._rank(access), self._rank_of
-        self._move([key for key in keys if known.get(key, rank) < rank], rank, access, 1)
+        rank = self._rank(access)
+        older = []
+        for key in keys:
+            run = self._run_of.get(key)
+            if run is not None and run.rank < rank:
+                older.append(key)
+        self._move(older, rank, access, 1)
 
     def inserted(self, keys: list[Key], access: Access) -> None:
         """Chunks will be written for a request."""
@@ -95,7 +102,7 @@ class Lru:
     def ended(self, access: Access) -> None:
         """A request is over."""
         self._last += 1
-        known = self._rank_of
+        known = self._run_of
         self._move([key for key in access.seen if key in known], self._last, access, -1)
 
     def evict(self, number: int, evictable: Callable[[Key], bool]) -> list[Key] | None:
@@ -118,7 +125,7 @@ class Lru:
         for order, seen in passed:
             order += [key for key in reversed(seen) if key not in gone]
         for key in gone:
-            self._leave(key, self._rank_of.pop(key))
+            self._leave(key, self._run_of.pop(key))
         return chosen if gone else None
 
     def _rank(self, access: Access) -> int:
@@ -131,23 +138,25 @@ class Lru:
         """Gives chunks a rank, and their order in it (`_Run`)."""
         if not keys:
             return
-        rank_of = self._rank_of
+        run_of = self._run_of
         run = self._runs.get(rank)
         if run is None:
-            run = self._runs[rank] = _Run(access, sign)
+            run = self._runs[rank] = _Run(rank, access, sign)
+        members = run.keys
         for key in keys:
-            before = rank_of.get(key, rank)
-            if before != rank:
-                self._leave(key, before)
-            rank_of[key] = rank
-        run.add(keys)
+            before = run_of.get(key)
+            if before is not run:
+                if before is not None:
+                    self._leave(key, before)
+                run_of[key] = run
+            members[key] = None
+        run.changed()
 
-    def _leave(self, key: Key, rank: int) -> None:
+    def _leave(self, key: Key, run: _Run) -> None:
         """Takes a chunk out of its run."""
-        keys = self._runs[rank].keys
-        del keys[key]
-        if not keys:
-            del self._runs[rank]
+        del run.keys[key]
+        if not run.keys:
+            del self._runs[run.rank]
 
 
 class Arc:
@@ -196,7 +205,8 @@ class Arc:
         once, again = self._once, self._again
         for key in reversed(access.in_order()):
             if key in access.reused:
-                if once.pop(key, key) is None:
+                if key in once:
+                    del once[key]
                     again[key] = None
                 elif key in again:
                     again.move_to_end(key)
@@ -312,24 +322,30 @@ class CpuTier:
         absent. None: there is no room for all of them, so none is stored."""
         if self._counter is not None:
             self._counter.offered(keys)
-        wanted = [key for key in keys if key not in self._state]
-        if self._counter is not None:
-            wanted = [key for key in wanted if self._counter.enough(key)]
+        wanted: list[Key] = []
+        ready: list[Key] = []
+        used: list[Key] = []
+        for key in keys:
+            state = self._state.get(key)
+            if state is None and (self._counter is None or self._counter.enough(key)):
+                wanted.append(key)
+                used.append(key)
+            elif state is not None and state >= READY:
+                ready.append(key)
+                used.append(key)
         new = [key for key in wanted if key not in access.missed]
         if new:
             self._policy.missed(new)
             access.missed.update(new)
-        ready = {key for key in keys if self._state.get(key, PENDING) >= READY}
-        used = ready.union(wanted)
-        self._accessed([key for key in keys if key in used], access, ready)
-        return self._inserted(wanted, access, set(keys))
+        self._accessed(used, access, ready)
+        return self._inserted(wanted, access, keys)
 
     def stored(self, keys: list[Key]) -> None:
         """Chunks were written."""
         for key in keys:
             self._state[key] = READY
-            self.pending -= 1
-            self._evictable += 1
+        self.pending -= len(keys)
+        self._evictable += len(keys)
 
     def load(self, keys: list[Key], access: Access) -> list[int]:
         """A request begins to read chunks. Returns their places."""
@@ -380,12 +396,13 @@ class CpuTier:
     def _accessed(self, keys: list[Key], access: Access, reused: Iterable[Key]) -> None:
         new = [key for key in keys if key not in access.seen]
         if new:
-            access.seen.update(dict.fromkeys(new))
+            for key in new:
+                access.seen[key] = None
             self._policy.accessed(new, access)
         access.reused.update(key for key in reused if key not in access.inserted)
 
     def _inserted(
-        self, wanted: list[Key], access: Access, spared: set[Key]
+        self, wanted: list[Key], access: Access, spared: Iterable[Key]
     ) -> dict[Key, int] | None:
         """Makes room for chunks, without eviction of those that are spared. Returns their places;
         None if there is too little room."""
@@ -393,8 +410,9 @@ class CpuTier:
         if lacking > 0:
             evicted = None
             if lacking <= self._evictable:
+                stay = set(spared)
                 evicted = self._policy.evict(
-                    lacking, lambda key: self._state[key] == READY and key not in spared
+                    lacking, lambda key: self._state[key] == READY and key not in stay
                 )
             if evicted is None:
                 return None
@@ -402,13 +420,14 @@ class CpuTier:
             for key in evicted:
                 self._returned.append(self._places.pop(key))
                 del self._state[key]
+        places: dict[Key, int] = {}
         for key in wanted:
-            self._places[key] = self._take()
+            self._places[key] = places[key] = self._take()
             self._state[key] = PENDING
         self._policy.inserted(wanted, access)
         self.pending += len(wanted)
         access.inserted.update(wanted)
-        return {key: self._places[key] for key in wanted}
+        return places
 
     def _pin(self, keys: list[Key]) -> None:
         """Chunks are read, and stay meanwhile."""
