@@ -82,16 +82,15 @@ Rows = dict[Case, dict[str, Any]]
 def cases(weka: bool) -> Iterator[Case]:
     """Every run, first those that say most."""
     workloads = tuple(SETTINGS) if weka else ("agentx", "agents")
-    rarely = [each for each in V1 if each not in VICTIMS]
-    of_v1 = {2: V1, 1: rarely, 5: V1, 0.5: rarely}
+    rarely = tuple(each for each in V1 if each not in VICTIMS)
+    tier, *others = ((part, 2.0, policies) for part, policies in PARTS.items())
+    parts = [("V1", 2.0, V1), ("V1", 1.0, rarely), tier, ("V1", 0.5, rarely)]
     for seeds in (SEEDS[:1], SEEDS[1:]):
-        parts = [(part, 2.0, policies) for part, policies in PARTS.items()]
-        parts[:0] = [("V1", pressure, policies) for pressure, policies in of_v1.items()]
-        for part, pressure, policies in parts:
+        for part, pressure, policies in [*parts, *others, ("V1", 5.0, V1)]:
             for seed, workload, policy in product(seeds, workloads, policies):
                 yield Case(part, workload, pressure, policy, seed)
-        for seed, hints, policy in product(seeds, WRONG, HINTED):
-            yield Case("V1", "agentx", 2, policy, seed, hints)
+        for pressure, seed, hints, policy in product((0.5, 2.0), seeds, WRONG, HINTED):
+            yield Case("V1", "agentx", pressure, policy, seed, hints)
 
 
 def settings(case: Case, pool_tokens: int) -> dict[str, Any]:
@@ -257,14 +256,15 @@ def sessions(rows: Rows, policies: Sequence[str], columns: Mapping[str, Case]) -
 
 
 def causes(rows: Rows, workload: str) -> str:
-    """What else changes at pressure 2."""
-    lines = []
+    """What else changes at pressure 2; without policies that change none of it."""
+    lines: list[tuple[str, ...]] = []
     for policy in V1:
-        of = {
-            key: values(rows, Case("V1", workload, 2, policy, 0), key) for key, _ in CAUSES.values()
-        }
-        cells = (words.format(mean(of[key])) for key, words in CAUSES.values() if of[key])
-        lines.append((policy, *cells))
+        case, cells = Case("V1", workload, 2, policy, 0), []
+        for key, words in CAUSES.values():
+            found = values(rows, case, key)
+            cells += [words.format(mean(found)) if found else ""]
+        if not lines or tuple(cells) != lines[0][1:]:
+            lines.append((policy, *cells))
     return table(("policy", *CAUSES), lines)
 
 
@@ -276,9 +276,10 @@ def page(rows: Rows) -> str:
         columns = {f"pressure {each:g}": case._replace(pressure=each) for each in (0.5, 1, 2, 5)}
         columns |= {f"{each}, 2": case._replace(part=each) for each in PARTS}
         made[f"sessions of {workload}"] = sessions(rows, (*V1[1:], "tier-arc", "sae"), columns)
-    right = Case("V1", "agentx", 2, DEFAULT, 0)
-    columns = {"right": right} | {each: right._replace(hints=each) for each in WRONG}
-    made["wrong hints"] = sessions(rows, HINTED, columns)
+    for pressure in (0.5, 2):
+        right = Case("V1", "agentx", pressure, DEFAULT, 0)
+        columns = {"right": right} | {each: right._replace(hints=each) for each in WRONG}
+        made[f"wrong hints at {pressure:g}"] = sessions(rows, HINTED, columns)
     asked = [
         right._replace(policy=policy, hints=each) for policy in HINTED for each in ("", *WRONG)
     ]
