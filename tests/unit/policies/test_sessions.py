@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvsim.engines.vllm_v1.cpu_tier import Access
+from kvsim.engines.vllm_v1.cpu_tier import Access, Lru
 from kvsim.policies.sessions import SessionOrder
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config
@@ -172,22 +172,22 @@ def test_every_proposal_serves_all_on_both_engines(order: str) -> None:
     assert simulate(trace, config).summary["completed"] == 40
 
 
-def test_chains_of_sessions_by_hand() -> None:
-    """A stores 1, 2, 3, B hits 1 and stores 4, A's next turn hits 3 and stores 5: 1 2 3 5 and 4 are
-    chains. B's goes first, then A's from its tail, so that what both share is the last to go."""
+def test_why_chains_of_requests_lose_hits_of_agents_by_hand() -> None:
+    """A stores 1 2 3, B hits 1 and stores 4, A's next turn hits 1 2 3 and stores 5. LRU then gives
+    up what only B used, and A's from its tail. In SAE, A's turns are two chains: the one that began
+    the session goes before 5, which is worth nothing without it."""
     from sae import Sae
 
-    policy = Sae(10)
-    for prompt, stored in (([1, 2, 3], [1, 2, 3]), ([1, 4], [4]), ([1, 2, 3, 5], [5])):
-        access = Access()
-        access.position = {key: 16 * (place + 1) for place, key in enumerate(prompt)}
-        policy.accessed(prompt, access)
-        policy.inserted(stored, access)
-        policy.ended(access)
-    assert policy.evict(6, lambda key: True) is None
-    assert policy.evict(2, lambda key: key != 2) == [4, 5]
-    assert policy.evict(2, lambda key: key != 2) == [3, 1]
-    assert policy.evict(1, lambda key: True) == [2]
+    for policy, order in ((Lru(10), [4, 5, 3, 2, 1]), (Sae(10), [4, 3, 2, 1, 5])):
+        for prompt, stored in (([1, 2, 3], [1, 2, 3]), ([1, 4], [4]), ([1, 2, 3, 5], [5])):
+            access = Access()
+            access.position = {key: 16 * (place + 1) for place, key in enumerate(prompt)}
+            access.seen = dict.fromkeys(prompt)
+            policy.accessed(prompt, access)
+            policy.inserted(stored, access)
+            policy.ended(access)
+        assert policy.evict(6, lambda key: True) is None
+        assert [policy.evict(1, lambda key: True) for _ in range(5)] == [[key] for key in order]
 
 
 def test_the_tier_takes_chains_of_an_outsider() -> None:
