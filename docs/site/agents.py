@@ -38,7 +38,7 @@ V1 = (DEFAULT, *VICTIMS, "slru", "arc", "workload-aware", "ttl-hints", "retain",
 V1 += ("continuum-ttl", "programs-in-order", "continuum", "clairvoyant")
 HINTED = ("workload-aware", "ttl-hints", "ttl-hints-bounded", "retain", "superseded", "continuum")
 PARTS = {
-    "CPU tier": (DEFAULT, "tier-arc", "sae", "ttl-hints", "continuum"),
+    "CPU tier": (DEFAULT, "tier-arc", "sae", "ttl-hints", "programs-in-order", "continuum"),
     "SGLang": (DEFAULT, "slru", "workload-aware", "ttl-hints", "superseded", "continuum-ttl"),
     "four replicas": (DEFAULT, "ttl-hints", "continuum"),
 }
@@ -262,7 +262,7 @@ def causes(rows: Rows, workload: str) -> str:
         case, cells = Case("V1", workload, 2, policy, 0), []
         for key, words in CAUSES.values():
             found = values(rows, case, key)
-            cells += [words.format(mean(found)) if found else ""]
+            cells += [words.format(mean(found)).replace("%", " %") if found else ""]
         if not lines or tuple(cells) != lines[0][1:]:
             lines.append((policy, *cells))
     return table(("policy", *CAUSES), lines)
