@@ -38,7 +38,7 @@ V1 = (DEFAULT, *VICTIMS, "slru", "arc", "workload-aware", "ttl-hints", "retain",
 V1 += ("continuum-ttl", "programs-in-order", "continuum", "clairvoyant")
 HINTED = ("workload-aware", "ttl-hints", "ttl-hints-bounded", "retain", "superseded", "continuum")
 PARTS = {
-    "CPU tier": (DEFAULT, "tier-arc", "sae", "ttl-hints", "continuum"),
+    "CPU tier": (DEFAULT, "tier-arc", "sae", "ttl-hints", "programs-in-order", "continuum"),
     "SGLang": (DEFAULT, "slru", "workload-aware", "ttl-hints", "superseded", "continuum-ttl"),
     "four replicas": (DEFAULT, "ttl-hints", "continuum"),
 }
@@ -82,12 +82,11 @@ Rows = dict[Case, dict[str, Any]]
 def cases(weka: bool) -> Iterator[Case]:
     """Every run, first those that say most."""
     workloads = tuple(SETTINGS) if weka else ("agentx", "agents")
-    rarely = [each for each in V1 if each not in VICTIMS]
-    of_v1 = {2: V1, 1: rarely, 5: V1, 0.5: rarely}
+    rarely = tuple(each for each in V1 if each not in VICTIMS)
+    tier, *others = ((part, 2.0, policies) for part, policies in PARTS.items())
+    parts = [("V1", 2.0, V1), ("V1", 1.0, rarely), tier, ("V1", 0.5, rarely)]
     for seeds in (SEEDS[:1], SEEDS[1:]):
-        parts = [(part, 2.0, policies) for part, policies in PARTS.items()]
-        parts[:0] = [("V1", pressure, policies) for pressure, policies in of_v1.items()]
-        for part, pressure, policies in parts:
+        for part, pressure, policies in [*parts, *others, ("V1", 5.0, V1)]:
             for seed, workload, policy in product(seeds, workloads, policies):
                 yield Case(part, workload, pressure, policy, seed)
         for seed, hints, policy in product(seeds, WRONG, HINTED):
@@ -257,14 +256,15 @@ def sessions(rows: Rows, policies: Sequence[str], columns: Mapping[str, Case]) -
 
 
 def causes(rows: Rows, workload: str) -> str:
-    """What else changes at pressure 2."""
-    lines = []
+    """What else changes at pressure 2; without policies that change none of it."""
+    lines: list[tuple[str, ...]] = []
     for policy in V1:
-        of = {
-            key: values(rows, Case("V1", workload, 2, policy, 0), key) for key, _ in CAUSES.values()
-        }
-        cells = (words.format(mean(of[key])) for key, words in CAUSES.values() if of[key])
-        lines.append((policy, *cells))
+        case, cells = Case("V1", workload, 2, policy, 0), []
+        for key, words in CAUSES.values():
+            found = values(rows, case, key)
+            cells += [words.format(mean(found)).replace("%", " %") if found else ""]
+        if not lines or tuple(cells) != lines[0][1:]:
+            lines.append((policy, *cells))
     return table(("policy", *CAUSES), lines)
 
 

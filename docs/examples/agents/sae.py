@@ -4,10 +4,10 @@
         --hardware h200 --block-size 64 --kv-offloading-size 64 \
         --set kv_connector_extra_config.eviction_policy=sae:Sae
 
-Chunks stored by one session form a chain. The worst chain loses chunks first, its tail before its
-head, so that shared prefixes outlive suffixes. Our reading: a request goes on with the chain whose
-tail it hits, and begins one otherwise; the worst chain is the one of which nothing was used for
-the longest time. A chunk stays in the chain that stored it, whoever hits it.
+Chunks stored by one request form a chain, which the PR calls a session. The worst chain loses
+chunks first, its tail before its head, so that shared prefixes outlive suffixes. "Worst" is our
+reading: the chain of which nothing was used for the longest time. A chunk stays in the chain that
+stored it, whoever hits it.
 """
 
 from collections.abc import Callable
@@ -30,14 +30,8 @@ class Sae:
 
     def accessed(self, keys: list[Key], access: Access) -> None:
         """A request uses chunks: their chains are the last to go."""
-        present = [key for key in keys if key in self._home]
-        for chain in dict.fromkeys(self._home[key] for key in present):
+        for chain in dict.fromkeys(self._home[key] for key in keys if key in self._home):
             self._chains[chain] = self._chains.pop(chain)
-        if present and id(access) not in self._of:
-            deepest = max(present, key=access.position.__getitem__)
-            chunks = self._chains[self._home[deepest]]
-            if chunks[deepest] == max(chunks.values()):
-                self._of[id(access)] = self._home[deepest]
 
     def inserted(self, keys: list[Key], access: Access) -> None:
         """Chunks of a request join its chain."""

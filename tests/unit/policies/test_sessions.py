@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvsim.engines.vllm_v1.cpu_tier import Access
+from kvsim.engines.vllm_v1.cpu_tier import Access, Lru
 from kvsim.policies.sessions import SessionOrder
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config
@@ -107,29 +107,32 @@ def test_why_orders_by_frequency_lose_hits_of_agents_by_hand() -> None:
     assert cached(run(trace, "slru", **pool)) == [0, 64, 0, 0, 64, 64, 80, 64, 80, 64]
 
 
-def test_programs_in_order_by_hand() -> None:
-    """A and B run, C and D wait; the pool of 24 blocks has room for B, C and D or A.
+def test_programs_in_order_and_a_tier_by_hand() -> None:
+    """Three sessions of three turns, 4 full blocks each; a request needs the whole pool of 5, one
+    runs at a time, and the tier has room for two sessions. A turn is sent while another runs.
 
-    A's second turn comes while they wait. First come, first served, C and D take the blocks of A,
-    so A finds nothing; programs in order, A goes before both and finds its 4 blocks. Nothing is
-    pinned: the queue alone decides. D pays for it.
+    First come, first served, the turns are A B C A B C A B C: the third session always takes the
+    tier from the one that comes next, so nobody finds anything. Programs in order, they are A B A B
+    A B C C C: alone, only C's turns, between which nobody runs, find theirs; with the tier, which
+    has to hold A and B only, all do. C pays for it. Neither half is worth much without the other.
     """
-    rows = [
-        Row(0, "0", 2, 0, 64, 40, None, session="A"),
-        Row(1, "1", 3, 0, 64, 200, None, session="B"),
-        Row(2, "2", 4, 1000, 64, 40, None, session="C"),
-        Row(3, "3", 5, 2000, 64, 40, None, session="D"),
-        Row(4, "4", 6, 3000, 80, 1, ParentContent(0, 64), after=0, session="A"),
-    ]
-    trace = Trace(path="four", format="native", sha256="four", rows=rows)
-    given = {"model": "tiny", "hardware": "h100", "block_size": 16, "max_model_len": 272}
-    given |= {"max_num_seqs": 2, "num_gpu_blocks_override": 25}
-    plain = simulate(trace, make_config(given, "test"))
-    ordered = simulate(trace, make_config({**given, "engine": "continuum:ProgramsInOrder"}, "test"))
-    assert cached(plain) == [0, 0, 0, 0, 0]
-    assert cached(ordered) == [0, 0, 0, 0, 64]
-    ends = [run.requests["finish_ns"] for run in (plain, ordered)]
-    assert ends[1][4] < ends[0][4] and ends[1][3] > ends[0][3]
+    rows = []
+    for i in range(9):
+        before = (ParentContent(i - 3, 64), i - 3, 100_000) if i > 2 else (None, -1, 0)
+        rows.append(Row(i, str(i), i + 2, i * 1000, 65 + i // 3, 1, *before, "ABC"[i % 3]))
+    trace = Trace(path="nine", format="native", sha256="nine", rows=rows)
+    given: dict[str, Any] = {"model": "tiny", "hardware": "h100", "block_size": 16}
+    given |= {"max_model_len": 80, "max_num_seqs": 1, "num_gpu_blocks_override": 6}
+    tier = {"kv_offloading_size": 8 * 4096 / 2**30}
+    ordered = {"engine": "continuum:ProgramsInOrder"}
+    plain, order, tiered, both = (
+        simulate(trace, make_config(given | more, "test"))
+        for more in ({}, ordered, tier, ordered | tier)
+    )
+    assert cached(plain) == cached(tiered) == [0] * 9
+    assert cached(order) == [0, 0, 0, 0, 0, 64, 0, 0, 64]
+    assert cached(both) == [0, 0, 0, 64, 64, 64, 64, 64, 64]
+    assert both.requests["finish_ns"][2] > 2 * tiered.requests["finish_ns"][2]
 
 
 def test_a_pool_that_is_all_pins_goes_on_and_says_so() -> None:
@@ -169,22 +172,22 @@ def test_every_proposal_serves_all_on_both_engines(order: str) -> None:
     assert simulate(trace, config).summary["completed"] == 40
 
 
-def test_chains_of_sessions_by_hand() -> None:
-    """A stores 1, 2, 3, B hits 1 and stores 4, A's next turn hits 3 and stores 5: 1 2 3 5 and 4 are
-    chains. B's goes first, then A's from its tail, so that what both share is the last to go."""
+def test_why_chains_of_requests_lose_hits_of_agents_by_hand() -> None:
+    """A stores 1 2 3, B hits 1 and stores 4, A's next turn hits 1 2 3 and stores 5. LRU then gives
+    up what only B used, and A's from its tail. In SAE, A's turns are two chains: the one that began
+    the session goes before 5, which is worth nothing without it."""
     from sae import Sae
 
-    policy = Sae(10)
-    for prompt, stored in (([1, 2, 3], [1, 2, 3]), ([1, 4], [4]), ([1, 2, 3, 5], [5])):
-        access = Access()
-        access.position = {key: 16 * (place + 1) for place, key in enumerate(prompt)}
-        policy.accessed(prompt, access)
-        policy.inserted(stored, access)
-        policy.ended(access)
-    assert policy.evict(6, lambda key: True) is None
-    assert policy.evict(2, lambda key: key != 2) == [4, 5]
-    assert policy.evict(2, lambda key: key != 2) == [3, 1]
-    assert policy.evict(1, lambda key: True) == [2]
+    for policy, order in ((Lru(10), [4, 5, 3, 2, 1]), (Sae(10), [4, 3, 2, 1, 5])):
+        for prompt, stored in (([1, 2, 3], [1, 2, 3]), ([1, 4], [4]), ([1, 2, 3, 5], [5])):
+            access = Access()
+            access.position = {key: 16 * (place + 1) for place, key in enumerate(prompt)}
+            access.seen = dict.fromkeys(prompt)
+            policy.accessed(prompt, access)
+            policy.inserted(stored, access)
+            policy.ended(access)
+        assert policy.evict(6, lambda key: True) is None
+        assert [policy.evict(1, lambda key: True) for _ in range(5)] == [[key] for key in order]
 
 
 def test_the_tier_takes_chains_of_an_outsider() -> None:
