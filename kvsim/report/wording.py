@@ -201,9 +201,8 @@ def subject(meta: Mapping[str, Any]) -> str:
     if meta.get("model"):
         parts.append(f"{meta['model']} on {meta.get('hardware', 'unknown hardware')}")
     if meta.get("num_gpu_blocks"):
-        parts.append(
-            f"{count(meta['num_gpu_blocks'])} GPU blocks of {meta.get('block_size')} tokens"
-        )
+        tokens = plural(meta.get("block_size") or 0, "token")
+        parts.append(f"{count(meta['num_gpu_blocks'])} GPU blocks of {tokens}")
     parts.append(f"prefix caching {'on' if meta.get('prefix_caching') else 'off'}")
     return " · ".join(str(part) for part in parts if part)
 

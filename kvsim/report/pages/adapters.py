@@ -15,6 +15,7 @@ from kvsim.report.pages.figures import (
     held,
     line,
     points,
+    room_for,
     rows_axis,
     scale,
     time_chart,
@@ -111,7 +112,7 @@ def ttft_by_adapter(run: View) -> Iterator[Figure]:
     if len(found) == MOST_LISTED:
         note += f" The {MOST_LISTED} slowest adapters."
     further: dict[str, Any] = {"hovermode": "closest", "height": max(280, 70 + 24 * len(found))}
-    further["margin"] = {"l": 24 + 7 * max(map(len, labels))}
+    further["margin"] = room_for(labels)
     id, title = "ttft-adapter", "TTFT by adapter"
     yield chart(id, title, note, drawn, across, rows_axis(labels), **further)
 

@@ -41,7 +41,7 @@ def build_check(record: Mapping[str, Any], figures: Rows, parts: Rows, correctio
         "kvsim check",
         str(record["meta"]["trace"]["path"]).rpartition("/")[2],
         sections,
-        subject=f"{wording.subject(record['meta'])} · {wording.time_source(record['meta'])}",
+        subject=wording.subject(record["meta"]),
         remarks=[(each["text"], each["tone"]) for each in record["verdict"]],
     )
 

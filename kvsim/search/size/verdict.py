@@ -144,8 +144,10 @@ def _boundary(lab: Laboratory, found: Answer, value: float) -> list[Remark]:
         text = f"All tried values keep them, {way} to {value:g}: the limit lies beyond."
         return [*remarks, Remark(text, "warning"), *_lasting(lab, found)]
     met, seeds = lab.tried[bad].met, len(lab.seeds)
-    held = f"they hold on {met} of {plural(seeds, 'seed')}" if seeds > 1 else "they do not hold"
-    remarks.append(Remark(f"With {written(knob, bad)} {held}. {_suffers(lab, bad)}".rstrip()))
+    held = f"hold on {met} of {plural(seeds, 'seed')}" if seeds > 1 else "do not hold"
+    remarks.append(
+        Remark(f"With {written(knob, bad)}, the objectives {held}. {_suffers(lab, bad)}".rstrip())
+    )
     lucky = [v for v, each in lab.ascending if each.meets and (v > bad if most else v < bad)]
     if lucky:
         values = ", ".join(f"{v:g}" for v in lucky[:_MOST_NAMED])
