@@ -149,7 +149,7 @@ def _decisions(run: FleetRun) -> Iterator[Html]:
     used = dict(CAUSE_WORDS.values())
     rows = [[name, used.get(name, ""), *rest] for name, *rest in regret_rows(routing)]
     head = [REGRET_HEAD[0], "what it means", *REGRET_HEAD[1:]]
-    if rows[1:]:
+    if rows:
         yield panel("Why the best replica was not chosen", table(head, rows, text_columns=2))
     hits = table(*routing_tables(run.summary)[HITS])
     yield panel("Where hits came from, and what others could have hit", hits)

@@ -78,9 +78,7 @@ def table_record(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any
     names = [name for name, _ in runs]
     figures = {
         row.metric.key: {
-            "label": row.metric.label,
-            "unit": row.metric.unit,
-            "better": row.metric.better,
+            **metric_record(row.metric),
             "runs": dict(zip(names, row.values, strict=True)),
             "differences": [
                 {
@@ -96,6 +94,11 @@ def table_record(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any
         for row in compare_table(runs)
     }
     return {"runs": names, "method": "one run", "figures": figures}
+
+
+def metric_record(metric: Metric) -> dict[str, str]:
+    """What a record says of a figure besides its values."""
+    return {"label": metric.label, "unit": metric.unit, "better": metric.better}
 
 
 def difference_words(row: Row, i: int) -> str:

@@ -257,7 +257,7 @@ def _choices(bench: Bench) -> list[Suspect]:
         Suspect(
             "vllm_version",
             lambda belief, version: belief.having(vllm_version=version),
-            lambda version: f"the server is vLLM {version} or like it",
+            lambda version: f"the server is vLLM {version} or similar",
             "give the release with --vllm-version",
             tuple(each for each in _RELEASES if each != settings["vllm_version"]),
         ),

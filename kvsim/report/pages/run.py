@@ -174,11 +174,7 @@ def _latency(summary: Mapping[str, Any], figures: list[Figure], causes: list[Fig
     words += " of requests whose latency is at most the value on the axis."
     if summary["meta"].get("goodput"):
         words += " Dotted: the limits of the goodput."
-    rows = [
-        [label, *(show(summary[f"{name}_{kind}_ms"], "ms") for name in LISTED)]
-        for kind, label in LATENCIES.items()
-    ]
-    table = panel(None, table_of(["", *LISTED], rows))
+    table = panel(None, table_of(["", *LISTED], wording.latency_rows(summary)))
     return join((lead(words), placed(figures, "trio"), table, placed(causes, "duo")))
 
 
