@@ -344,10 +344,11 @@ def _pairs_lead(first: str, name: str, pairs: Pairs) -> Html:
 
 def _pairs_table(pairs: Pairs) -> Html:
     """The distribution of the differences of the pairs."""
-    head = ["", "mean", "lowest", "p5", "p50", "p95", "highest", "quicker", "equal", "slower"]
+    head = ["difference", "mean", "lowest", "p5", "p50", "p95", "highest"]
+    head += ["quicker", "equal", "slower"]
     rows = []
     for kind in COMPARED:
-        changes, label = pairs.differences_ns(kind), f"{LATENCIES[kind]} difference"
+        changes, label = pairs.differences_ns(kind), LATENCIES[kind]
         if not changes.any():
             rows.append([label, NO_DIFFERENCE, *[""] * (len(head) - 2)])
             continue

@@ -25,8 +25,8 @@ WIDE = 20.0
 """Ratio of the largest to the smallest value from which a logarithmic axis reads better."""
 
 
-_LETTER_PX = 6.4
-"""Width of a letter of an axis, on average."""
+_LETTER_PX = 7
+"""Width of a letter of an axis, of names of settings."""
 
 
 class Entry(NamedTuple):
