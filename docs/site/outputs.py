@@ -6,6 +6,8 @@
 A comment above a code block says what happens to it:
 
     <!-- run -->                  this block (sh or python) is executed
+    <!-- run: FILE -->            it needs a public trace; where `../shared` has none, it and its
+                                  outputs stay as they are
     <!-- output -->               this block is all that the block above printed
     <!-- output: one … other -->  from the first line with `one` to the next line with `other`
 
@@ -46,14 +48,18 @@ def fresh(page: Path) -> str:
     text = page.read_text(encoding="utf-8")
     if len(BLOCK.findall(text)) != len(MARK.findall(text)):
         raise RuntimeError(f"{page}: there is a comment `run` or `output` without a block below it")
-    pieces, end, printed = [], 0, ""
+    pieces, end = [], 0
+    printed: str | None = ""
     with tempfile.TemporaryDirectory() as folder:
         prepare(Path(folder))
         for block in BLOCK.finditer(text):
             pieces.append(text[end : block.start("text")])
             end = block.end("text")
             if block["what"] == "run":
-                printed = run(block["language"], block["text"], folder)
+                there = block["range"] is None or lend(block["range"], Path(folder))
+                printed = run(block["language"], block["text"], folder) if there else None
+                pieces.append(block["text"])
+            elif printed is None:
                 pieces.append(block["text"])
             else:
                 pieces += [f"{line}\n" for line in lines(printed, block["range"])]
@@ -70,6 +76,14 @@ def prepare(folder: Path) -> None:
         f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{ROOT}" exec "{sys.executable}" -m kvsim "$@"\n'
     )
     command.chmod(0o755)
+
+
+def lend(name: str, folder: Path) -> bool:
+    """Put a public trace into the folder; whether there is one of this name."""
+    found = next((ROOT.parent / "shared" / "traces").rglob(name), None)
+    if found is not None:
+        (folder / name).symlink_to(found)
+    return found is not None
 
 
 def run(language: str, code: str, folder: str) -> str:

@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit; a user's error is one line and exit code 2."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     deferred.asked["all"] = deferred.SHOW_ALL in given
-    console.asked["quiet"] = "--quiet" in given
+    console.asked |= {each: f"--{each}" in given for each in console.asked}
     given = ["--help" if each == deferred.SHOW_ALL else each for each in given if each != "--quiet"]
     # The user's own schedulers are imported from the folder in which the command runs.
     if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
@@ -22,9 +21,7 @@ from kvsim.cli.server import ServerOptions, SettingOptions
 from kvsim.report.screen import make_console, make_table
 
 if TYPE_CHECKING:
-    from kvsim.report.wording import Remark
     from kvsim.search.advise.search import Advice
-    from kvsim.settings.server import ServerWord
 
 Seeds = Annotated[
     int, Option(min=2, metavar="N", help="Up to N seeds; stops when a verdict is settled.")
@@ -53,13 +50,15 @@ def advise(
     Every change meets the same seeds. Prints what limits the server now, three sentences, a table
     with intervals, and the command line of the server.
     """
+    from kvsim.search.advise.line import serve_command
     from kvsim.search.advise.page import NAME, PAGE, build_page
     from kvsim.search.advise.search import MOST_COMBINED
     from kvsim.search.advise.search import advise as search
-    from kvsim.search.advise.statement import cache_sentences, record, sentences
+    from kvsim.search.advise.statement import cache_sentences, present, record, sentences
     from kvsim.search.advise.trials import changes_of
     from kvsim.search.replicates import load_of
     from kvsim.search.slo import parse_slo
+    from kvsim.settings.server.command_settings import arguments
     from kvsim.writing import json_text, write_together
 
     objectives = parse_slo(slo)
@@ -74,9 +73,9 @@ def advise(
         advice = search(
             load, loaded, objectives, changes, seeds=seeds, jobs=jobs, progress=progress
         )
-    line = _line(advice, word, server)
+    line = serve_command(advice, word, arguments(server.vllm, server.vllm_file))
     cache = cache_sentences(opened, advice.best.config)
-    now = _diagnosis(advice)
+    now = present(advice)
     said = [remark.text for remark in now]
     found = json_text({"diagnosis": said, **record(advice, line), "cache": cache})
     if as_json:
@@ -85,47 +84,7 @@ def advise(
         _show(advice, [*said, *sentences(advice), *cache], line)
     if out is not None:
         write_together(out, {PAGE: build_page(advice, opened, now, cache, line), NAME: found})
-        if not as_json:
-            tell_written(out, PAGE)
-
-
-def _diagnosis(advice: Advice) -> list[Remark]:
-    """What the present settings suffer from on the first seed, and where step times come from."""
-    from kvsim.report.wording import Remark, diagnosis_of, measured, time_source
-    from kvsim.run.assembly import assemble
-
-    cost = assemble(advice.base.config).cost
-    meta = {"cost": {"kind": cost.kind, "source": cost.source}}
-    source = Remark(f"{time_source(meta)}.", "plain" if measured(meta) else "warning")
-    return [*diagnosis_of(advice.base.runs[0].record), source]
-
-
-def _line(advice: Advice, word: ServerWord, server: ServerOptions) -> str:
-    """The server's command line with the advice; for other engines, that of `kvsim run`."""
-    from msgspec.structs import replace
-
-    from kvsim.engines import ENGINES
-    from kvsim.run.assembly import assemble
-    from kvsim.run.told import settled
-    from kvsim.settings.server.command import flags, given_settings, serve_line
-    from kvsim.settings.server.command_settings import arguments
-
-    best = advice.best.config
-    engine = ENGINES.get(best.engine)
-    if engine is None or engine.vllm_version is None:
-        changes = {"engine": best.engine, **advice.best.settings}
-        return shlex.join(["kvsim", "run", *flags(changes)])
-    settings = given_settings(best, assemble(best).model.source)
-    pool, base = "num_gpu_blocks_override", advice.base.config
-    if counted := word.counted_with.get(pool):
-        logged, _ = settled(replace(base, num_gpu_blocks_override=counted), word)
-        if logged.num_gpu_blocks_override == base.num_gpu_blocks_override:
-            settings.pop(pool, None)  # no argument of the server
-    given = arguments(server.vllm, server.vllm_file)
-    if given:
-        said = word.settings
-        settings = {key: value for key, value in settings.items() if said.get(key) != value}
-    return serve_line(given, {**settings, **advice.best.settings})
+        tell_written(out, PAGE)
 
 
 def _show(advice: Advice, said: list[str], line: str) -> None:

@@ -14,14 +14,12 @@ from kvsim.cli.options import AsJson
 from kvsim.report.screen import make_console, make_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable
 
     from rich.table import Table
 
-    from kvsim.against.bench.repeat import Bench, Row
+    from kvsim.against.bench.repeat import Bench
     from kvsim.against.bench.settings import Case
-
-    Column = tuple[str, Callable[[Row], str]]
 
 Names = Annotated[
     list[str] | None,
@@ -115,6 +113,7 @@ def _note(case: Case) -> None:
 
 
 def _show(bench: Bench, then: Bench | None) -> None:
+    from kvsim.against.bench.columns import columns_of
     from kvsim.against.bench.repeat import ratios
 
     console = make_console()
@@ -123,7 +122,7 @@ def _show(bench: Bench, then: Bench | None) -> None:
     console.print(
         f"kvsim {bench.kvsim_version}, Python {bench.python}, {bench.machine}{load}", soft_wrap=True
     )
-    for rows, columns in _columns(bench):
+    for rows, columns in columns_of(bench):
         if rows and columns:
             cells = ([*row.case, *(write(row) for _, write in columns)] for row in rows)
             console.print(_table([head for head, _ in columns], cells))
@@ -132,59 +131,6 @@ def _show(bench: Bench, then: Bench | None) -> None:
         changes = [[*case, f"{ratio:.2f}"] for case, ratio in found]
         if changes:
             console.print(_table(("CPU now / then",), changes))
-
-
-def _columns(bench: Bench) -> Iterator[tuple[list[Row], list[Column]]]:
-    """Each table: its rows, where there is something to show, and its columns."""
-    from kvsim.against.bench.repeat import least, middle, over_base
-
-    def cpu_s(row: Row) -> float:
-        return least(row.runs, lambda m: m.cpu_s)
-
-    def whole_s(row: Row) -> float:
-        return least(row.whole, lambda w: w.cpu_s)
-
-    def peer_s(row: Row) -> float:
-        return least(row.peer, lambda p: p.core_s)
-
-    def peer_whole_s(row: Row) -> float:
-        return least(row.peer, lambda p: p.whole.cpu_s)
-
-    over = over_base(bench)
-    yield (
-        bench.rows,
-        [
-            ("CPU s", lambda row: f"{cpu_s(row):.3f}"),
-            ("median", lambda row: f"{middle(row.runs, lambda m: m.cpu_s):.3f}"),
-            ("us/req", lambda row: f"{cpu_s(row) * 1e6 / row.runs[0].requests:,.1f}"),
-            ("us/step", lambda row: f"{cpu_s(row) * 1e6 / row.runs[0].steps:,.2f}"),
-            ("ns/seq", lambda row: f"{cpu_s(row) * 1e9 / max(row.runs[0].seq_steps, 1):,.0f}"),
-            ("over base", lambda row: f"{over[row.case]:.2f}" if row.case in over else "-"),
-            ("requests", lambda row: f"{row.runs[0].requests:,}"),
-            ("steps", lambda row: f"{row.runs[0].steps:,}"),
-            ("preemptions", lambda row: f"{row.runs[0].preemptions:,}"),
-            ("MB", lambda row: f"{least(row.runs, lambda m: m.rss_mb):,.0f}"),
-        ],
-    )
-    yield (
-        [row for row in bench.rows if row.peer],
-        [
-            ("CPU s", lambda row: f"{cpu_s(row):.3f}"),
-            (bench.peer or "", lambda row: f"{peer_s(row):.3f}"),
-            ("ratio", lambda row: f"{cpu_s(row) / peer_s(row):.2f}"),
-            ("whole CPU s", lambda row: f"{whole_s(row):.3f}"),
-            (bench.peer or "", lambda row: f"{peer_whole_s(row):.3f}"),
-            ("ratio", lambda row: f"{whole_s(row) / peer_whole_s(row):.2f}"),
-        ],
-    )
-    yield (
-        [row for row in bench.rows if row.whole],
-        [
-            ("kvsim run --out: CPU s", lambda row: f"{whole_s(row):.3f}"),
-            ("median", lambda row: f"{middle(row.whole, lambda w: w.cpu_s):.3f}"),
-            ("MB", lambda row: f"{least(row.whole, lambda w: w.rss_mb):,.0f}"),
-        ],
-    )
 
 
 def _show_parts(cases: list[Case], trace: str | None) -> None:

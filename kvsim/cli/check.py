@@ -63,7 +63,7 @@ def check(
     """
     from kvsim.against.check.check import check as check_run
     from kvsim.workload.formats.columns import join_measured
-    from kvsim.writing import json_text
+    from kvsim.writing import json_text, write_together
 
     trace = form.open(result)
     if measured is not None:
@@ -90,9 +90,10 @@ def check(
     else:
         _show(record)
     if out is not None:
-        _write(out, record, text)
-        if not as_json:
-            tell_written(out, PAGE)
+        from kvsim.against.check.page import build_check
+
+        write_together(out, {RECORD: text, PAGE: build_check(record)})
+        tell_written(out, PAGE)
     if not record["passed"]:
         raise typer.Exit(BEYOND)
 
@@ -120,12 +121,3 @@ def _show(record: dict[str, Any]) -> None:
     ):
         if rows:
             console.print(make_table(*head, rows=rows))
-
-
-def _write(out: str, record: dict[str, Any], text: str) -> None:
-    from kvsim.against.check.remarks import correction_rows, figure_rows, part_rows
-    from kvsim.report.pages.check import build_check
-    from kvsim.writing import write_together
-
-    rows = figure_rows(record), part_rows(record), correction_rows(record)
-    write_together(out, {RECORD: text, PAGE: build_check(record, *rows)})

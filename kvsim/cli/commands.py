@@ -10,6 +10,7 @@ from typer import Option
 
 from kvsim.cli.console import note, simulate_shown, tell_written
 from kvsim.cli.fleet import Fleet, FleetOptions, only
+from kvsim.cli.kinds import write_replicas, write_run
 from kvsim.cli.options import (
     AsJson,
     ConfigFile,
@@ -27,8 +28,7 @@ from kvsim.report.screen import make_console
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvsim.fleet.folder import FleetRun, Replica
-    from kvsim.results.blockmap import BlockMap
+    from kvsim.fleet.folder import FleetRun
     from kvsim.results.blockmap.watch import BlockMapWatcher
     from kvsim.run.result import Result
     from kvsim.settings.config import RunConfig
@@ -70,7 +70,7 @@ def run(
             )
         result = _run_fleet(form.requests(trace, configs[0]), configs, only(fleets))
         if out is not None:
-            _write_fleet(result, out, csv=csv, page=page)
+            write_replicas(result, out, csv=csv, page=page, pages=page)
     else:
         watcher, seen = _block_map_watcher(out) if block_map else None, None
         result = _run_engine(form.requests(trace, configs[0]), configs[0], step_log, watcher)
@@ -158,41 +158,3 @@ def _run_fleet(trace: Trace, configs: Sequence[RunConfig], fleet: Fleet) -> Flee
     from kvsim.fleet.contender import contender, simulate_contender
 
     return simulate_shown(simulate_contender, trace, contender(configs, *fleet), "simulating")
-
-
-def write_run(
-    run: Result | Replica, out: str, block_map: BlockMap | None = None, *, csv: bool, page: bool
-) -> None:
-    """Write the folder of one engine."""
-    from kvsim.report.files import write_results
-
-    html = None
-    if page:
-        from kvsim.report.pages.run import build_page
-
-        html = build_page(run.summary, run.requests, run.steps, block_map)
-    write_results(
-        out,
-        run.summary,
-        run.requests,
-        run.steps,
-        transitions=run.transitions,
-        block_map=block_map,
-        csv=csv,
-        page=html,
-    )
-
-
-def _write_fleet(run: FleetRun, out: str, *, csv: bool, page: bool) -> None:
-    """Write the folder of each replica, then what they have in common."""
-    from kvsim.fleet.folder import write_fleet
-
-    def write(number: int, folder: str) -> None:
-        write_run(run.replicas[number], folder, csv=csv, page=page)
-
-    html = None
-    if page:
-        from kvsim.fleet.page import build_fleet
-
-        html = build_fleet(run)
-    write_fleet(out, run, write, html)

@@ -234,8 +234,7 @@ def _show(
         for name, result in results:
             kind.write(result, Path(out) / name)
         write_together(out, {"comparison.json": record, PAGE: page})
-        if not as_json:
-            tell_written(out, PAGE)
+        tell_written(out, PAGE)
 
 
 def _show_upgrade(

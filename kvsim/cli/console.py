@@ -25,8 +25,8 @@ T = TypeVar("T")
 PATIENCE_S = 1.0
 """A run that ends before has no progress bar: it could not be read."""
 
-asked = {"quiet": False}
-"""Whether nothing but results is to be said."""
+asked = {"quiet": False, "json": False}
+"""Whether nothing but results is to be said, and whether these are JSON."""
 
 
 def note(*texts: str) -> None:
@@ -42,7 +42,7 @@ def command_line() -> str:
 
 def tell_written(out: str | Path, page: str) -> None:
     """Say which folder was written, and which of its pages to open."""
-    if not asked["quiet"]:
+    if not (asked["quiet"] or asked["json"]):
         make_console().print(f"\nwritten to {out}: open {Path(out) / page}")
 
 

@@ -134,7 +134,7 @@ def _print(models: list[ModelCrossings]) -> None:
         console.print(f"{priced(each)}\n", style="dim")
     link = next(iter(models[0].link.values()))
     console.print(
-        f"{UNITS} Link: {link['bandwidth_gb_s']:g} GB/s, at least {link['copy_overhead_us']:g} us a"
+        f"{UNITS} Link: {link['bandwidth_gb_s']:g} GB/s, at least {link['copy_overhead_us']:g} µs a"
         " copy.",
         style="dim",
     )

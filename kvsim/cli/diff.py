@@ -55,8 +55,7 @@ def diff(
     if out is None:
         return
     write_together(out, {"diff.json": record, "diff.html": kind.diff_page(one, two)})
-    if not as_json:
-        tell_written(out, "diff.html")
+    tell_written(out, "diff.html")
 
 
 def _names(first: str, other: str) -> tuple[str, str]:
@@ -66,6 +65,8 @@ def _names(first: str, other: str) -> tuple[str, str]:
 
 
 def _render(explanation: Explanation, console: Console, replicas: Table | None) -> None:
+    from kvsim.results.numerals import count, plural
+
     for sentence in explanation.headline:
         console.print(sentence)
     for key, texts in explanation.settings:
@@ -80,7 +81,8 @@ def _render(explanation: Explanation, console: Console, replicas: Table | None) 
         return
     console.print(_parts(explanation.waterfalls))
     if share.changed:
-        text = f"{share.half} of {share.total} requests make up half of all change in E2EL:"
+        half, total = count(share.half), plural(share.total, "request")
+        text = f"{half} of {total} account for half of the change in E2EL:"
         console.print(text, style="bold")
         for each in explanation.carriers[:5]:
             console.print(f"  {_carried(each)}")

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from kvsim.explain.certainty.verdicts import Comparison
-    from kvsim.fleet.folder import FleetRun
+    from kvsim.fleet.folder import FleetRun, Replica
     from kvsim.report.explanation import Explanation, Run
     from kvsim.report.files import Results
+    from kvsim.results.blockmap import BlockMap
     from kvsim.run.result import Result
 
 Named = tuple[str, Any]
@@ -35,18 +36,48 @@ class Kind(NamedTuple):
     """Makes the page of several runs."""
 
 
+def write_run(
+    run: Result | Replica,
+    out: str | Path,
+    block_map: BlockMap | None = None,
+    *,
+    csv: bool = False,
+    page: bool = False,
+) -> None:
+    """Write the folder of one engine."""
+    from kvsim.report.files import write_results
+
+    html, tables = None, (run.summary, run.requests, run.steps)
+    if page:
+        from kvsim.report.pages.run import build_page
+
+        html = build_page(*tables, block_map)
+    further: dict[str, Any] = {"transitions": run.transitions, "block_map": block_map}
+    write_results(out, *tables, csv=csv, page=html, **further)
+
+
+def write_replicas(
+    run: FleetRun, out: str | Path, *, csv: bool = False, page: bool = True, pages: bool = False
+) -> None:
+    """Write the folder of each replica, with its page if `pages`, then what they have in common."""
+    from kvsim.fleet.folder import write_fleet
+    from kvsim.fleet.page import build_fleet
+
+    def write(number: int, folder: str) -> None:
+        write_run(run.replicas[number], folder, csv=csv, page=pages)
+
+    write_fleet(out, run, write, build_fleet(run) if page else None)
+
+
 def of_engines() -> Kind:
     """One engine each."""
     from kvsim.report.explanation import explain
-    from kvsim.report.files import read_results, write_results
+    from kvsim.report.files import read_results
     from kvsim.run.simulation import simulate
 
     def tables(named: tuple[str, Result | Results]) -> Run:
         name, run = named
         return name, run.summary, run.requests, run.steps
-
-    def write(result: Result, folder: Path) -> None:
-        write_results(folder, *tables(("", result))[1:], transitions=result.transitions)
 
     def diff_page(first: Named, other: Named) -> str:
         from kvsim.report.pages.diff import build_diff
@@ -61,7 +92,7 @@ def of_engines() -> Kind:
     return Kind(
         simulate,
         read_results,
-        write,
+        write_run,
         lambda first, other: explain(tables(first), tables(other)),
         diff_page,
         comparison_page,
@@ -72,21 +103,13 @@ def of_fleets() -> Kind:
     """Several replicas each, behind a router."""
     from kvsim.fleet.contender import simulate_contender
     from kvsim.fleet.difference import explain_fleets
-    from kvsim.fleet.folder import read_fleet, write_fleet
-    from kvsim.fleet.page import build_fleet, build_fleet_comparison, build_fleet_diff
-    from kvsim.report.files import write_results
-
-    def write(run: FleetRun, folder: Path) -> None:
-        def write_replica(number: int, inside: str) -> None:
-            *tables, transitions = run.replicas[number]
-            write_results(inside, *tables, transitions=transitions)
-
-        write_fleet(folder, run, write_replica, build_fleet(run))
+    from kvsim.fleet.folder import read_fleet
+    from kvsim.fleet.page import build_fleet_comparison, build_fleet_diff
 
     return Kind(
         simulate_contender,
         read_fleet,
-        write,
+        write_replicas,
         explain_fleets,
         build_fleet_diff,
         build_fleet_comparison,

@@ -92,8 +92,8 @@ def serve(
         for line in made.clock.report():
             print(line)
         if out is not None:
-            from kvsim.cli.commands import write_run
+            from kvsim.cli.kinds import write_run
             from kvsim.report.files import PAGE
 
-            write_run(session.result(command_line()), out, csv=False, page=True)
+            write_run(session.result(command_line()), out, page=True)
             tell_written(out, PAGE)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kvsim.search.size.search import Answer, Laboratory, Search
-    from kvsim.workload.trace import Trace
 
 SEEDS = 5
 
@@ -91,6 +90,7 @@ def size(
     Every value meets the same seeds. With --out no run is ever repeated.
     """
     from kvsim.search.size.knobs import LASTING, Bounds, make_knob
+    from kvsim.search.size.load import endless, sharing, what_varies
     from kvsim.search.size.page import PAGE, build_page
     from kvsim.search.size.search import Laboratory, searched
     from kvsim.search.size.verdict import NAME, size_record
@@ -103,9 +103,11 @@ def size(
     runner = workers.chosen()
     opened = form.requests(trace, loaded)
     if hit_rate is not None:
-        opened, loaded = _sharing(opened, loaded, hit_rate, prefixes)
+        opened, loaded, notes = sharing(opened, loaded, hit_rate, prefixes)
+        note(*notes)
     if find in LASTING:
-        opened, loaded = _endless(opened, loaded, find)
+        opened, loaded, notes = endless(opened, loaded, find)
+        note(*notes)
         objectives = objectives._replace(steady=True)
     searches = []
     place = tempfile.TemporaryDirectory(prefix="kvsim-") if out is None else nullcontext(out)
@@ -126,8 +128,7 @@ def size(
         _show(searches, price_per_gpu_hour)
     if out is not None:
         write_together(out, {PAGE: build_page(searches, price_per_gpu_hour), NAME: record})
-        if not as_json:
-            tell_written(out, PAGE)
+        tell_written(out, PAGE)
 
 
 def _bases(loaded: RunConfig, fleet: FleetOptions, find: str) -> list[RunConfig]:
@@ -142,63 +143,6 @@ def _bases(loaded: RunConfig, fleet: FleetOptions, find: str) -> list[RunConfig]
     table = {"replicas": 1, **to_table(loaded), **table}
     names = dict.fromkeys((fleet.router or "round-robin").split(","))
     return [make_settings({**table, "router": name}) for name in names]
-
-
-def _endless(trace: Trace, config: RunConfig, find: str) -> tuple[Trace, RunConfig]:
-    """The load of a search whose answer has to last, which will be made longer."""
-    import msgspec
-
-    from kvsim.workload.trace import beginning
-
-    waits = config.sessions == "closed" or config.max_concurrency is not None
-    if find == "request_rate" or (config.request_rate is not None and not waits):
-        config = _open(trace, config)
-    shorter = beginning(trace, config.num_prompts)
-    return shorter, msgspec.structs.replace(config, num_prompts=None)
-
-
-def _open(trace: Trace, config: RunConfig) -> RunConfig:
-    """The configuration with open arrivals; says so where the trace has sessions."""
-    from kvsim.search.size.knobs import open_arrivals
-
-    if config.sessions == "auto" and any(row.after >= 0 for row in trace.rows):
-        note(
-            "the turns of sessions are sent at random times like all requests; none waits for the"
-            " one before it"
-        )
-    return open_arrivals(config)
-
-
-def _sharing(
-    trace: Trace, config: RunConfig, hit_rate: float, prefixes: int
-) -> tuple[Trace, RunConfig]:
-    """The trace with assumed prefixes, and a configuration with the cache that they need."""
-    import msgspec
-
-    from kvsim.run.assembly import assemble
-    from kvsim.workload.assumed import assume_hit_rate
-
-    if config.enable_prefix_caching is False:
-        raise ConfigError("--hit-rate: prefix caching is off; leave out --no-enable-prefix-caching")
-    config = msgspec.structs.replace(config, enable_prefix_caching=True)
-    block_size = assemble(config).config.block_size
-    assert block_size is not None
-    shared = assume_hit_rate(trace, hit_rate, block_size, prefixes=prefixes, seed=config.seed)
-    note(*shared.notes[len(trace.notes) :])
-    return shared, config
-
-
-def what_varies(trace: Trace, config: RunConfig, find: str) -> tuple[str, ...]:
-    """What differs from seed to seed when a knob is searched."""
-    import msgspec
-
-    from kvsim.fleet.settings import FleetConfig
-    from kvsim.search.replicates import Load, redrawn
-
-    if find == "request_rate":
-        config = msgspec.structs.replace(config, request_rate=1.0)
-    routed = ("the draws of the router",) if isinstance(config, FleetConfig) else ()
-    return redrawn(Load(trace), [("", config)]) + routed
 
 
 def _show(searches: Sequence[Search], price: float | None) -> None:

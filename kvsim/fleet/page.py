@@ -51,7 +51,7 @@ from kvsim.report.pages.html import (
 )
 from kvsim.report.pages.over_time import one_axis
 from kvsim.report.pages.provenance import provenance_panels
-from kvsim.report.pages.run import figure_cards, tags
+from kvsim.report.pages.run import figure_cards, labels
 from kvsim.report.pages.view import RATES, View, look_at
 from kvsim.report.routing import (
     CAUSE_WORDS,
@@ -66,7 +66,7 @@ from kvsim.report.routing import (
     replica_names,
     routing_tables,
 )
-from kvsim.results.numerals import MISSING, count, milliseconds, number, plural, seconds, show
+from kvsim.results.numerals import count, milliseconds, number, plural, seconds, show
 
 MOST_LANES = 16
 """Lanes that are drawn; of more replicas, those with the most prompt tokens."""
@@ -116,7 +116,7 @@ def build_fleet(run: FleetRun) -> str:
         fleet_title(summary),
         sections,
         subject=wording.subject(summary["meta"]),
-        about=[tags(summary)],
+        about=[labels(summary)],
         remarks=fleet_verdict(summary),
     )
 
@@ -133,15 +133,10 @@ _KEY = key_of([("running", "Running"), ("waiting", "Waiting"), ("peak", "KV cach
 def _cards(run: FleetRun) -> Html:
     """The figures of a single run, and those of the router."""
     summary = run.summary
-    imbalance = summary["load_imbalance"]
-    shown = [
-        *figure_cards(summary),
-        card(
-            "Load imbalance",
-            MISSING if imbalance is None else f"×{number(imbalance)}",
-            "busiest replica over the mean, by requests in flight",
-        ),
-    ]
+    shown = figure_cards(summary)
+    if imbalance := summary["load_imbalance"]:
+        words = "busiest replica over the mean, by requests in flight"
+        shown.append(card("Load imbalance", f"×{number(imbalance)}", words))
     if summary["meta"]["prefix_caching"]:
         lost = show(summary["routing"]["regret_share"], "share")
         shown.append(card("Regret", lost, "of prompt tokens were cached in a better replica"))
@@ -154,7 +149,8 @@ def _decisions(run: FleetRun) -> Iterator[Html]:
     used = dict(CAUSE_WORDS.values())
     rows = [[name, used.get(name, ""), *rest] for name, *rest in regret_rows(routing)]
     head = [REGRET_HEAD[0], "what it means", *REGRET_HEAD[1:]]
-    yield panel("Why the best replica was not chosen", table(head, rows, text_columns=2))
+    if rows:
+        yield panel("Why the best replica was not chosen", table(head, rows, text_columns=2))
     hits = table(*routing_tables(run.summary)[HITS])
     yield panel("Where hits came from, and what others could have hit", hits)
     if costly := _costliest(run):
@@ -237,7 +233,7 @@ def _heat(axis: TimeAxis, x: Points, mean: np.ndarray, names: Sequence[str]) -> 
         "showscale": False,  # A bar beside it would part its axis from those of the others.
         "hovertemplate": "%{z:.3~g} in flight<extra>%{y}</extra>",
     }
-    note = f"Requests in flight on each replica, from none to {number(mean.max())} (darkest)."
+    note = f"Requests in flight on each replica, from none to {count(mean.max())} (darkest)."
     height = 80 + min(14 * len(names), 320) + 26 * (len(names) < 8)
     id, title = "heat", "Replicas over time"
     return time_chart(axis, id, title, note, [data], rows_axis(names), keyed=False, height=height)
@@ -278,6 +274,8 @@ def _lanes(run: FleetRun, views: Sequence[View], axis: TimeAxis) -> Iterator[Fig
         float((view.coarse.bins.mean["running"] + view.coarse.bins.mean["waiting"]).max(initial=1))
         for view in views
     )
+    fullest = max(each["kv_cache_usage_max"] or 0.0 for each in run.summary["replicas"])
+    full = next(share for share in (2, 5, 10, 20, 50, 100) if share >= min(100, 100 * fullest))
     sent = [each["total_input_tokens"] for each in run.summary["replicas"]]
     most = sorted(range(len(views)), key=lambda i: -sent[i])[:MOST_LANES]
     names = replica_names(run.summary)
@@ -299,7 +297,7 @@ def _lanes(run: FleetRun, views: Sequence[View], axis: TimeAxis) -> Iterator[Fig
         note = f"{plural(each['num_requests'], 'request')}, hits {hits}, KV cache"
         note += f" {show(each['kv_cache_usage_mean'], 'share')} in use on average."
         y = titled("requests", domain=[0.46, 1], range=[0, 1.05 * top], nticks=4)
-        below = titled("KV (%)", domain=[0, 0.34], range=[0, 101], tickvals=[0, 100])
+        below = titled("KV (%)", domain=[0, 0.34], range=[0, 1.01 * full], tickvals=[0, full])
         id, title = f"lane-{i}", f"Replica {names[i]}"
         yield time_chart(axis, id, title, note, data, y, below=below, keyed=False, height=_LANE_PX)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvsim.explain.certainty.stretches import FEWEST
 from kvsim.explain.certainty.verdicts import Comparison, Pair, Values, Verdict
-from kvsim.report.compare import INSIGNIFICANT, NO_DIFFERENCE, Row
+from kvsim.report.compare import INSIGNIFICANT, NO_DIFFERENCE, Row, metric_record
 from kvsim.results.metrics import HEADLINES, NAMED, Metric
 from kvsim.results.numerals import interval, percent, plural, signed
 
@@ -105,12 +105,9 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
     names = comparison.names
     figures: dict[str, Any] = {}
     for key, series in comparison.values.items():
-        metric = NAMED[key]
         found = [(pair, v) for pair, v in comparison.verdicts.items() if pair.key == key]
         figures[key] = {
-            "label": metric.label,
-            "unit": metric.unit,
-            "better": metric.better,
+            **metric_record(NAMED[key]),
             "runs": {
                 name: {"mean": _mean(v), "std": _deviation(v), "values": list(v)}
                 for name, v in zip(names, series, strict=True)

@@ -42,13 +42,18 @@ class Row(NamedTuple):
         share = self.metric.unit == "share"
         return None if share else ratio(self.difference(i), self.values[0])
 
+    def _shows(self, difference: float) -> bool:
+        """Whether a difference from the first run's value matters, and can be read."""
+        first, unit = self.values[0] or 0.0, self.metric.unit
+        return matters(difference, first) and show(first, unit) != show(first + difference, unit)
+
     def judge(self, i: int) -> Judgement:
         """How run number `i` after the first compares with the first in this figure."""
         first, other, better = self.values[0], self.values[i + 1], self.metric.better
         difference, verdict = self.difference(i), self.verdicts[i] if self.verdicts else None
         if first is None or difference is None:
             return "same" if first == other else "different"
-        if verdict.finding == "same" if verdict else not matters(difference, first):
+        if verdict.finding == "same" if verdict else not self._shows(difference):
             return "same"
         if self.verdicts and (verdict is None or verdict.finding != "significant"):
             return "insignificant"
@@ -73,9 +78,7 @@ def table_record(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any
     names = [name for name, _ in runs]
     figures = {
         row.metric.key: {
-            "label": row.metric.label,
-            "unit": row.metric.unit,
-            "better": row.metric.better,
+            **metric_record(row.metric),
             "runs": dict(zip(names, row.values, strict=True)),
             "differences": [
                 {
@@ -91,6 +94,11 @@ def table_record(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any
         for row in compare_table(runs)
     }
     return {"runs": names, "method": "one run", "figures": figures}
+
+
+def metric_record(metric: Metric) -> dict[str, str]:
+    """What a record says of a figure besides its values."""
+    return {"label": metric.label, "unit": metric.unit, "better": metric.better}
 
 
 def difference_words(row: Row, i: int) -> str:
@@ -133,7 +141,8 @@ def config_differences(
     listed = []
     for key in keys:
         texts = tuple(
-            "default" if (found := settings.get(key)) is None else str(found) for settings in tables
+            "default" if (found := settings.get(key)) is None else wording.setting_words(found)
+            for settings in tables
         )
         if len(set(texts)) > 1:
             listed.append((key, texts))

@@ -16,8 +16,8 @@ from kvsim.report.pages.over_time import time_figures
 from kvsim.report.pages.view import look_at
 from kvsim.report.screen import make_console
 from kvsim.report.terminal import render_comparison
-from kvsim.report.wording import fate, subject, verdict
-from kvsim.results.metrics import HEADLINES, LATENCIES, NAMED, value
+from kvsim.report.wording import fate, latency_rows, subject, verdict
+from kvsim.results.metrics import HEADLINES, NAMED, value
 from kvsim.results.numerals import show
 
 if TYPE_CHECKING:
@@ -91,12 +91,8 @@ def line(summary: Mapping[str, Any]) -> str:
 def overview(summary: Mapping[str, Any]) -> Html:
     """A result as HTML: the verdict in sentences, and the latencies."""
     remarks = (element("p", remark.text) for remark in verdict(summary))
-    rows = [
-        [label, *(show(summary[f"{statistic}_{kind}_ms"], "ms") for statistic in _STATISTICS)]
-        for kind, label in LATENCIES.items()
-    ]
-    head = ["", *_STATISTICS]
-    return join((element("strong", subject(summary["meta"])), *remarks, table(head, rows)))
+    latencies = table(["", *_STATISTICS], latency_rows(summary, _STATISTICS))
+    return join((element("strong", subject(summary["meta"])), *remarks, latencies))
 
 
 def chart(

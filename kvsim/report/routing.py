@@ -58,7 +58,8 @@ def routing_tables(summary: Mapping[str, Any]) -> dict[str, tuple[Sequence[str],
     if legs := leg_rows(summary):
         tables[TRIP] = LEG_HEAD, legs
     if (routing := summary["routing"]) and summary["meta"]["prefix_caching"]:
-        tables[REGRETS] = REGRET_HEAD, regret_rows(routing)
+        if regrets := regret_rows(routing):
+            tables[REGRETS] = REGRET_HEAD, regrets
         tables[HITS] = HITS_HEAD, hit_rows(routing)
     return tables
 
@@ -186,7 +187,8 @@ def named_rows(summary: Mapping[str, Any]) -> Rows:
 
 
 def regret_rows(routing: Mapping[str, Any]) -> Rows:
-    """A row for each cause that cost anything, and their sum, with the columns `REGRET_HEAD`."""
+    """A row for each cause that cost anything, and their sum, with the columns `REGRET_HEAD`; none
+    where nothing was lost."""
     tokens, decisions = routing["regret_tokens"], routing["regret_decisions"]
     rows = [
         [name, count(decisions[cause]), count(tokens[cause]), _share(tokens[cause], routing)]
@@ -194,7 +196,10 @@ def regret_rows(routing: Mapping[str, Any]) -> Rows:
         if decisions[cause]
     ]
     lost = sum(tokens.values())
-    return [*rows, ["together", count(sum(decisions.values())), count(lost), _share(lost, routing)]]
+    return rows and [
+        *rows,
+        ["together", count(sum(decisions.values())), count(lost), _share(lost, routing)],
+    ]
 
 
 _HITS = (

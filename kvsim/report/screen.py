@@ -12,12 +12,17 @@ if TYPE_CHECKING:
 
     from kvsim.report.wording import Tone
 
+_WORD = re.compile(r"[ \t\n]*[^ \t\n]+[ \t\n]*")
+"""What Rich may not break; its own expression breaks between a number and its unit, too."""
 _TONES = {"plain": "", "warning": "yellow", "bad": "bold red"}
 
 
 def make_console(file: IO[str] | None = None, width: int | None = None) -> Console:
     """A terminal that prints texts as they are; standard output, unless a `file` is given."""
+    from rich import _wrap
     from rich.console import Console
+
+    _wrap.re_word = _WORD
 
     class Piped(Console):
         def on_broken_pipe(self) -> None:

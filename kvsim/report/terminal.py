@@ -14,7 +14,7 @@ from kvsim.report import routing, wording
 from kvsim.report.screen import make_table, print_remarks
 from kvsim.results.ledger import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
 from kvsim.results.ledger_summary import bare
-from kvsim.results.metrics import BLOCKED_BY, LATENCIES, NAMED
+from kvsim.results.metrics import BLOCKED_BY, NAMED
 from kvsim.results.numerals import percent, show
 from kvsim.results.statistics import LISTED
 
@@ -72,11 +72,7 @@ def render_fleet(summary: Mapping[str, Any], console: Console) -> None:
 
 def _latencies(summary: Mapping[str, Any]) -> Table:
     """A row for each latency, with its statistics."""
-    rows = (
-        [label, *(show(summary[f"{name}_{kind}_ms"], "ms") for name in LISTED)]
-        for kind, label in LATENCIES.items()
-    )
-    table = make_table("latency", *LISTED, rows=rows, pad_edge=False)
+    table = make_table("latency", *LISTED, rows=wording.latency_rows(summary), pad_edge=False)
     table.columns[1 + LISTED.index("p99")].style = "bold"
     return table
 
@@ -125,13 +121,15 @@ def _render_subjects(runs: Summaries, console: Console, seeds: int) -> None:
     sources = [wording.time_source(summary["meta"]) for _, summary in runs]
     for i, (name, summary) in enumerate(runs):
         console.print(f"{name}: {wording.subject(summary['meta'])}")
-        if i == len(runs) - 1 or len(set(sources)) > 1:
+        if len(set(sources)) > 1:
             console.print(f"  {sources[i]}", style="dim")
         first = wording.diagnosis(summary)[:1]
         print_remarks(console, ((f"  {text}", tone) for text, tone in first))
+    if len(set(sources)) == 1:
+        console.print(sources[0], style="dim")
     for key, texts in config_differences(runs):
-        words = " → ".join(texts)
-        if runs[2:]:
+        words = (", " if runs[2:] else " → ").join(texts)
+        if len(set(texts)) < len(runs):
             others = zip(texts[1:], runs[1:], strict=True)
             unlike = (f"{text} in {name}" for text, (name, _) in others if text != texts[0])
             words = f"{texts[0]}, but {', '.join(unlike)}"

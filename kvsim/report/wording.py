@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from kvsim.core.schema import BLOCKED
 from kvsim.core.sums import added
 from kvsim.results.load import State, load_words, state_of
-from kvsim.results.numerals import count, number, percent, plural, seconds, size
+from kvsim.results.metrics import LATENCIES
+from kvsim.results.numerals import count, number, percent, plural, seconds, show, size
+from kvsim.results.statistics import LISTED
 
 Tone = Literal["plain", "warning", "bad"]
 
@@ -201,9 +203,8 @@ def subject(meta: Mapping[str, Any]) -> str:
     if meta.get("model"):
         parts.append(f"{meta['model']} on {meta.get('hardware', 'unknown hardware')}")
     if meta.get("num_gpu_blocks"):
-        parts.append(
-            f"{count(meta['num_gpu_blocks'])} GPU blocks of {meta.get('block_size')} tokens"
-        )
+        tokens = plural(meta.get("block_size") or 0, "token")
+        parts.append(f"{count(meta['num_gpu_blocks'])} GPU blocks of {tokens}")
     parts.append(f"prefix caching {'on' if meta.get('prefix_caching') else 'off'}")
     return " · ".join(str(part) for part in parts if part)
 
@@ -340,6 +341,14 @@ def _extrapolation(cost: Mapping[str, Any]) -> list[Remark]:
 def _sentence(text: Any) -> str:
     words = str(text or "no explanation").strip()
     return words if words.endswith((".", "!", "?")) else f"{words}."
+
+
+def latency_rows(summary: Mapping[str, Any], statistics: Sequence[str] = LISTED) -> list[list[str]]:
+    """A row for each latency: its name and these statistics."""
+    return [
+        [label, *(show(summary[f"{name}_{kind}_ms"], "ms") for name in statistics)]
+        for kind, label in LATENCIES.items()
+    ]
 
 
 def tier_figures(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:

@@ -84,11 +84,11 @@ def show(value: float | None, unit: str) -> str:
 
 
 def signed(value: float, unit: str) -> str:
-    """A difference with its sign, in a unit of `UNITS`; shares in percentage points."""
-    sign = "−" if value < 0 else "+" if value > 0 else ""
-    if unit == "share":
-        return f"{sign}{number(abs(value) * 100)}{SPACE}points"
-    return f"{sign}{show(abs(value), unit)}"
+    """A difference with its sign, in a unit of `UNITS`; shares in percentage points. One that is
+    nearly none has no sign: `<1 µs`."""
+    written = _points(abs(value)) if unit == "share" else show(abs(value), unit)
+    sign = "" if written.startswith("<") else "−" if value < 0 else "+" if value > 0 else ""
+    return f"{sign}{written}"
 
 
 def interval(low: float, high: float, unit: str) -> str:
@@ -104,6 +104,14 @@ def signed_percent(value: float) -> str:
 def _three(value: float) -> str:
     size = abs(value)
     return f"{value:.{0 if size >= 100 else 1 if size >= 10 else 2}f}"
+
+
+def _points(share: float) -> str:
+    """Percentage points, to the second decimal at most."""
+    points = share * 100
+    if 0 < points < 0.005:
+        return f"<0.01{SPACE}points"
+    return f"{number(points) if points >= 1 else f'{round(points, 2):g}'}{SPACE}points"
 
 
 def _per_second(what: str) -> Callable[[float], str]:

@@ -16,7 +16,7 @@ from kvsim.against.check.signs import Signs, signs
 from kvsim.against.check.slowed import Change, with_change
 from kvsim.against.matched import Matched, matched
 from kvsim.fleet.ranks import EngineResult, figures_of, simulate_engine
-from kvsim.results.numerals import percent
+from kvsim.results.numerals import milliseconds, percent
 from kvsim.settings.config import RunConfig
 from kvsim.workload.assumed import assume_hit_rate
 from kvsim.workload.trace import Trace
@@ -257,7 +257,7 @@ def _choices(bench: Bench) -> list[Suspect]:
         Suspect(
             "vllm_version",
             lambda belief, version: belief.having(vllm_version=version),
-            lambda version: f"the server is vLLM {version} or like it",
+            lambda version: f"the server is vLLM {version} or similar",
             "give the release with --vllm-version",
             tuple(each for each in _RELEASES if each != settings["vllm_version"]),
         ),
@@ -318,7 +318,7 @@ def _constants(bench: Bench) -> list[Suspect]:
         Suspect(
             "first_token",
             lambda belief, ms: belief._replace(later_s=belief.later_s + ms / 1e3),
-            lambda ms: f"every first token reaches the client {ms:.1f} ms later",
+            lambda ms: f"every first token reaches the client {milliseconds(ms)} later",
             "network, tokenizer and front end of the server, which are not simulated",
             starts=lambda balance: (-balance * first_ms,),
             low=0.0,

@@ -15,9 +15,9 @@ from kvsim.report.pages.figures import (
     held,
     line,
     points,
+    room_for,
     rows_axis,
     scale,
-    time_chart,
     time_unit,
     titled,
 )
@@ -48,10 +48,10 @@ def waiting_by_adapter(run: View) -> Iterator[Figure]:
     those = adapters(run)
     if not those:
         return
-    edges, x = run.even(BARS)
     sent, begun = (ints(run.requests[name]) for name in ("arrival_ns", "first_scheduled_ns"))
     begun = np.where(begun < 0, run.end_ns, begun)
-    waits = {name: _waiting(sent[of], begun[of], edges) for name, of in those.items()}
+    bins = run.sums(sent, BARS)
+    waits = {name: _waiting(sent[of], begun[of], bins.edges_ns) for name, of in those.items()}
     ranked = sorted(waits, key=lambda name: -waits[name].sum())
     parts: list[tuple[Points, str, str]] = [
         (held(waits[name]), f"run-{i}", _short(name))
@@ -67,8 +67,8 @@ def waiting_by_adapter(run: View) -> Iterator[Figure]:
         note += (
             f" In all, requests waited {seconds(lost.sum() / 1e9)} for a place of their adapter."
         )
-    drawn, y = lined(x, parts, "one"), titled("requests")
-    yield time_chart(run.axis, "adapters", "Queue by adapter", note, drawn, y)
+    drawn, y = lined(bins.x, parts, "one"), titled("requests")
+    yield run.figure("adapters", "Queue by adapter", note, drawn, y)
 
 
 def _waiting(sent: np.ndarray, begun: np.ndarray, edges: np.ndarray) -> np.ndarray:
@@ -111,7 +111,7 @@ def ttft_by_adapter(run: View) -> Iterator[Figure]:
     if len(found) == MOST_LISTED:
         note += f" The {MOST_LISTED} slowest adapters."
     further: dict[str, Any] = {"hovermode": "closest", "height": max(280, 70 + 24 * len(found))}
-    further["margin"] = {"l": 24 + 7 * max(map(len, labels))}
+    further["margin"] = room_for(labels)
     id, title = "ttft-adapter", "TTFT by adapter"
     yield chart(id, title, note, drawn, across, rows_axis(labels), **further)
 

@@ -25,7 +25,7 @@ from kvsim.report.compare import (
     value_words,
 )
 from kvsim.report.explanation import Explanation, Run, explain
-from kvsim.report.pages.diff import run_line, settings_panel, why
+from kvsim.report.pages.diff import run_lines, settings_panel, why
 from kvsim.report.pages.distribution import distribution_figures
 from kvsim.report.pages.document import document, placed
 from kvsim.report.pages.figures import (
@@ -36,6 +36,7 @@ from kvsim.report.pages.figures import (
     held,
     line,
     points,
+    room_for,
     rows_axis,
     rule,
     step_line,
@@ -122,9 +123,7 @@ def comparison_page(
         "kvsim compare",
         f"{', '.join(names[1:])} against {names[0]}",
         sections,
-        about=[
-            run_line(name, summary, run_colour(i)) for i, (name, summary) in enumerate(summaries)
-        ],
+        about=run_lines(summaries, [run_colour(i) for i in range(len(names))]),
         remarks=(*_verdicts(names, rows), *_remarks(summaries, seeds)),
     )
 
@@ -184,11 +183,11 @@ def _headlines(names: Sequence[str], rows: Sequence[Row]) -> Html:
 
 def _card(row: Row, i: int) -> Html:
     judgement = row.judge(i)
-    words = "not significant" if judgement == "insignificant" else change_words(row, i) or "–"
-    before, after = (show(row.values[place], row.metric.unit) for place in (0, i + 1))
-    return card(
-        row.metric.label, words, f"{before} → {after}", interval_words(row, i), tone=judgement
-    )
+    both = " → ".join(show(row.values[place], row.metric.unit) for place in (0, i + 1))
+    words = "not significant" if judgement == "insignificant" else change_words(row, i)
+    if not words:
+        return card(row.metric.label, both)
+    return card(row.metric.label, words, both, interval_words(row, i), tone=judgement)
 
 
 def _all_figures(names: Sequence[str], rows: Sequence[Row]) -> Html:
@@ -262,7 +261,7 @@ def _interval_figures(comparison: Comparison, rows: Sequence[Row]) -> list[Figur
     data = [_intervals(shown, i, len(others), name) for i, name in enumerate(others)]
     labels, across = [row.metric.label for row in shown], f"difference to {first} (%)"
     title = "Differences and their intervals"
-    return [_interval_chart(title, across, data, labels, 190, _ROW_PX)]
+    return [_interval_chart(title, across, data, labels, _ROW_PX)]
 
 
 def _intervals(rows: Sequence[Row], i: int, others: int, name: str) -> Trace:
@@ -278,7 +277,7 @@ def _intervals(rows: Sequence[Row], i: int, others: int, name: str) -> Trace:
 def interval_figure(title: str, first: float, verdicts: Sequence[tuple[str, Verdict]]) -> Figure:
     """Verdicts on one figure, each with its name, as shares of its first value."""
     data = [_marks([(place, first, each) for place, (_, each) in enumerate(verdicts)], "run-1")]
-    return _interval_chart(title, "difference (%)", data, [name for name, _ in verdicts], 260, 28)
+    return _interval_chart(title, "difference (%)", data, [name for name, _ in verdicts], 28)
 
 
 def _marks(known: Sequence[tuple[float, float, Verdict]], colour: str) -> Trace:
@@ -301,7 +300,7 @@ def _marks(known: Sequence[tuple[float, float, Verdict]], colour: str) -> Trace:
 
 
 def _interval_chart(
-    title: str, across: str, data: list[Trace], labels: Sequence[str], left_px: int, row_px: int
+    title: str, across: str, data: list[Trace], labels: Sequence[str], row_px: int
 ) -> Figure:
     note = "A filled mark: a significant difference. An open one: no significant difference."
     return chart(
@@ -311,7 +310,7 @@ def _interval_chart(
         keyed=False,
         height=_FRAME_PX + row_px * len(labels),
         hovermode="closest",
-        margin={"l": left_px},
+        margin=room_for(labels),
         shapes=[rule("x", 0)],
     )
 
@@ -345,10 +344,11 @@ def _pairs_lead(first: str, name: str, pairs: Pairs) -> Html:
 
 def _pairs_table(pairs: Pairs) -> Html:
     """The distribution of the differences of the pairs."""
-    head = ["", "mean", "lowest", "p5", "p50", "p95", "highest", "quicker", "equal", "slower"]
+    head = ["difference", "mean", "lowest", "p5", "p50", "p95", "highest"]
+    head += ["quicker", "equal", "slower"]
     rows = []
     for kind in COMPARED:
-        changes, label = pairs.differences_ns(kind), f"{LATENCIES[kind]} difference"
+        changes, label = pairs.differences_ns(kind), LATENCIES[kind]
         if not changes.any():
             rows.append([label, NO_DIFFERENCE, *[""] * (len(head) - 2)])
             continue

@@ -10,7 +10,7 @@ from typing import Any
 from kvsim.cost.crossover import Crossing, ModelCrossings
 from kvsim.report.pages.document import document, placed
 from kvsim.report.pages.figures import Figure, chart, compact, line, log_axes, rule
-from kvsim.report.pages.html import join, lead, panel, table
+from kvsim.report.pages.html import id_of, join, lead, panel, table
 from kvsim.report.wording import time_source
 
 DASHES = {"layer": "solid", "cross": "dash"}
@@ -91,13 +91,13 @@ def _row(crossing: Crossing) -> list[str]:
     return [*cells, min(times, key=times.__getitem__)]
 
 
-def _sources(model: ModelCrossings) -> list[str]:
+def _sources(model: ModelCrossings) -> list[object]:
     links = [
         f"{layout}: {_copies(link)} a block of {link['block_bytes']:,} bytes,"
-        f" {link['bandwidth_gb_s']:g} GB/s, at least {link['copy_overhead_us']:g} us each"
+        f" {link['bandwidth_gb_s']:g} GB/s, at least {link['copy_overhead_us']:g} µs each"
         for layout, link in model.link.items()
     ]
-    return [model.name, priced(model), "; ".join(links)]
+    return [id_of(model.name), priced(model), "; ".join(links)]
 
 
 def _verdict(model: ModelCrossings, layout: str) -> str:

@@ -21,17 +21,18 @@ from kvsim.report.pages.figures import (
     Points,
     chart,
     compact,
+    room_for,
     rows_axis,
     time_unit,
     titled,
     told,
 )
-from kvsim.report.pages.html import Html, element, id_of, join, lead, panel, table
-from kvsim.report.pages.run import tags
+from kvsim.report.pages.html import Html, element, id_of, join, lead, panel, table, tags
+from kvsim.report.pages.run import ended_label, source_label
 from kvsim.results.metrics import BLOCKED_BY
 from kvsim.results.numerals import count, number, percent, plural, seconds, signed
 
-_ROW_PX, _FRAME_PX, _LETTER_PX = 26, 78, 6.2
+_ROW_PX, _FRAME_PX = 26, 78
 _GAP = 0.2
 """Part of a row that is free between its bar and the next."""
 
@@ -61,22 +62,26 @@ def diff_page(
         "kvsim diff",
         f"{explanation.names[1]} against {explanation.names[0]}",
         {**(sections if explanation.waterfalls else {}), **further, "Settings": settings},
-        about=[run_line(name, summary) for name, summary in summaries],
+        about=run_lines(summaries),
         remarks=[*remarks, *((caution, "warning") for caution in cautions(summaries))],
     )
 
 
-def run_line(name: str, summary: Mapping[str, Any], colour: str = "") -> Html:
-    """A run of several: colour, name, what was simulated, and how it ended."""
-    swatch = element("span", class_="swatch", style=f"--colour: var(--{colour})")
-    return element(
-        "div",
-        swatch if colour else None,
-        element("strong", name),
-        element("span", wording.subject(summary["meta"]), class_="muted"),
-        tags(summary),
-        class_="run",
-    )
+def run_lines(
+    runs: Sequence[tuple[str, Mapping[str, Any]]], colours: Sequence[str] = ()
+) -> list[Html]:
+    """The runs: colour, name, what was simulated, how it ended; and where step times come from,
+    once if they all come from there."""
+    sources = {source_label(summary["meta"]) for _, summary in runs}
+    lines = []
+    for i, (name, summary) in enumerate(runs):
+        colour = colours[i] if colours else None
+        swatch = element("span", class_="swatch", style=f"--colour: var(--{colour})")
+        labels = [ended_label(summary), *([source_label(summary["meta"])] * (len(sources) > 1))]
+        about = element("span", wording.subject(summary["meta"]), class_="muted")
+        parts = swatch if colour else None, element("strong", name), about, tags(labels)
+        lines.append(element("div", *parts, class_="run"))
+    return [*lines, tags(sources)] if len(sources) == 1 else lines
 
 
 def why(explanation: Explanation, prefix: str) -> Html:
@@ -224,7 +229,7 @@ def _waterfall(fall: Waterfall, id: str, names: tuple[str, str]) -> Figure:
         rows_axis(ticks),
         height=_FRAME_PX + _ROW_PX * len(ticks),
         hovermode="closest",
-        margin={"l": round(_LETTER_PX * max(map(len, ticks))) + 16},
+        margin=room_for(ticks),
         bargap=_GAP,
         shapes=_connectors(compact(ends)),
     )

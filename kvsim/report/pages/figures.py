@@ -25,6 +25,10 @@ WIDE = 20.0
 """Ratio of the largest to the smallest value from which a logarithmic axis reads better."""
 
 
+_LETTER_PX = 7
+"""Width of a letter of an axis, of names of settings."""
+
+
 class Entry(NamedTuple):
     """One entry of a legend, which shows or hides its traces."""
 
@@ -330,6 +334,11 @@ def rows_axis(labels: Sequence[str]) -> Axis:
         "rangemode": "normal",
         "showgrid": False,
     }
+
+
+def room_for(labels: Sequence[str]) -> dict[str, int]:
+    """A margin in which the labels of rows have room."""
+    return {"l": round(_LETTER_PX * max(map(len, labels))) + 16}
 
 
 def titled(text: str, **further: Any) -> Axis:

@@ -10,6 +10,8 @@ from kvsim.core.sums import added
 from kvsim.report.pages.figures import Figure
 from kvsim.results.numerals import count, percent, seconds, size
 
+_LONG = 12
+"""Letters of a card's value from which they are smaller, so that they stay in one line."""
 _VOID = frozenset({"br", "col", "hr", "input", "meta"})
 
 
@@ -91,10 +93,11 @@ def columns(panels: Iterable[object]) -> Html:
 
 def card(label: str, value: str, *details: str, tone: str = "") -> Html:
     """A figure at a glance; `tone` is a class of the style sheet."""
+    look = "value long" if len(value) > _LONG else "value"
     return element(
         "div",
         element("dt", label),
-        element("dd", value, class_=f"value {tone}".strip()),
+        element("dd", value, class_=f"{look} {tone}".strip()),
         *(element("dd", detail, class_="detail") for detail in details if detail),
         class_="card",
     )

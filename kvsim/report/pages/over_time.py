@@ -9,14 +9,12 @@ import numpy as np
 
 from kvsim.core.schema import BLOCKED
 from kvsim.core.sums import added
-from kvsim.report import binning
 from kvsim.report.pages.adapters import waiting_by_adapter
 from kvsim.report.pages.figures import (
     Axis,
     Figure,
     Trace,
     band,
-    bars,
     compact,
     held,
     limit_line,
@@ -28,7 +26,6 @@ from kvsim.report.pages.figures import (
     scale,
     step_line,
     thinned,
-    time_chart,
     time_unit,
     titled,
 )
@@ -105,9 +102,7 @@ def _rates(run: View) -> Iterator[Figure]:
         kept = np.where(good, finish, -1)
         drawn.append(per_second(run, "good", "Completed within all limits", kept))
         note += f", {_number(summary['request_goodput'])} within {limits_words(goals)}"
-    yield time_chart(
-        run.axis, "rates", "Offered and served", f"{note}.", drawn, titled("requests/s")
-    )
+    yield run.figure("rates", "Offered and served", f"{note}.", drawn, titled("requests/s"))
 
 
 def _tokens(run: View) -> Iterator[Figure]:
@@ -120,7 +115,7 @@ def _tokens(run: View) -> Iterator[Figure]:
     ]
     note = f"Tokens computed per second; {_number(run.summary['output_throughput'])} of output"
     note += " per second over the whole run."
-    yield time_chart(run.axis, "tokens", "Tokens", note, drawn, titled("tokens/s", tickformat="~s"))
+    yield run.figure("tokens", "Tokens", note, drawn, titled("tokens/s", tickformat="~s"))
 
 
 def _latencies(run: View) -> Iterator[Figure]:
@@ -131,10 +126,10 @@ def _latencies(run: View) -> Iterator[Figure]:
             continue
         values, arrival = run.durations[kind][known], ints(run.requests["arrival_ns"])[known]
         unit, ns = time_unit(values)
-        edges, x = run.even(RATES)
-        cuts = _cuts(values / ns, binning.places(arrival, edges), len(edges) - 1)
+        bins = run.sums(arrival, RATES)
+        cuts = _cuts(values / ns, bins.place, len(bins.x) - 1)
         named = zip(cuts.T, ("running", "peak"), ("p50", "p99"), strict=True)
-        drawn = lined(x, ((held(y), colour, label) for y, colour, label in named))
+        drawn = lined(bins.x, ((held(y), colour, label) for y, colour, label in named))
         limit, shapes = _limit(run, kind, ns)
         note = f"Of the requests that arrived at this time.{limit}"
         if kind == "ttft":
@@ -147,7 +142,7 @@ def _latencies(run: View) -> Iterator[Figure]:
         name = LATENCIES[kind]
         y = titled(f"{name} ({unit})", **scale(values / ns, 50))
         height = 240 if kind == "ttft" else 200
-        yield time_chart(run.axis, kind, name, note, drawn, y, height=height, shapes=shapes)
+        yield run.figure(kind, name, note, drawn, y, height=height, shapes=shapes)
 
 
 def _cuts(values: Any, place: Any, bins: int) -> Any:
@@ -174,7 +169,7 @@ def _itl(run: View) -> Iterator[Figure]:
         f"Gaps between the tokens of running requests; waits after a preemption do not count.{note}"
     )
     y = titled(f"ITL ({unit})", **scale(gaps / ns, 50))
-    yield time_chart(run.axis, "itl", "ITL", note, drawn, y, shapes=shapes)
+    yield run.figure("itl", "ITL", note, drawn, y, shapes=shapes)
 
 
 def _waits(run: View) -> Iterator[Figure]:
@@ -182,13 +177,9 @@ def _waits(run: View) -> Iterator[Figure]:
     if TIME_PARTS[0] not in run.requests:
         return
     done = np.flatnonzero(phases.completed(run.requests))
-    edges, x = run.even(RATES)
-    place = binning.places(ints(run.requests["arrival_ns"])[done], edges)
-    number, sums = np.bincount(place, minlength=len(edges) - 1), {}
-    for name in TIME_PARTS:
-        values = ints(run.requests[name])[done]
-        if values.any():
-            sums[name] = np.bincount(place, values, len(edges) - 1)
+    bins = run.sums(ints(run.requests["arrival_ns"])[done], RATES)
+    parts_ns = {name: ints(run.requests[name])[done] for name in TIME_PARTS}
+    number, sums = bins.of(), {name: bins.of(ns) for name, ns in parts_ns.items() if ns.any()}
     if not sums:
         return
     unit, ns = time_unit([float(np.nanmax(ratios(added(sums.values()), number)))])
@@ -201,8 +192,8 @@ def _waits(run: View) -> Iterator[Figure]:
     )
     note = "Mean E2EL of the requests that arrived at this time, by where it went; parts below"
     note += f" {percent(LEAST_SHARE)} of the whole are left out."
-    drawn, y = lined(x, parts, "one"), titled(f"E2EL ({unit})")
-    yield time_chart(run.axis, "waits", "Where the time went", note, drawn, y, height=260)
+    drawn, y = lined(bins.x, parts, "one"), titled(f"E2EL ({unit})")
+    yield run.figure("waits", "Where the time went", note, drawn, y, height=260)
 
 
 def _tiers(run: View) -> Iterator[Figure]:
@@ -214,10 +205,9 @@ def _tiers(run: View) -> Iterator[Figure]:
     if not (cpu.any() or below.any()):
         return
     begun = ints(run.requests["first_scheduled_ns"])
-    edges, x = run.even(RATES)
     there = begun >= 0
-    place, bins = binning.places(begun[there], edges), len(edges) - 1
-    asked = np.bincount(place, whole[there], bins)
+    bins = run.sums(begun[there], RATES)
+    asked = bins.of(whole[there])
     parts = (
         (hits - cpu - below, "cached", "Found on the GPU"),
         (cpu, "swapped", "Loaded from CPU memory or a prefill engine"),
@@ -225,13 +215,13 @@ def _tiers(run: View) -> Iterator[Figure]:
         (whole - hits, "prefill", "Computed"),
     )
     shown = (
-        (held(np.nan_to_num(100 * ratios(np.bincount(place, part[there], bins), asked))), c, label)
+        (held(np.nan_to_num(100 * ratios(bins.of(part[there]), asked))), c, label)
         for part, c, label in parts
         if part.any()
     )
     note = "Prompt tokens of the requests whose first step was at this time."
-    drawn, y = lined(x, shown, "one"), titled("prompt tokens (%)", range=[0, 101])
-    yield time_chart(run.axis, "prompt-tiers", "Where prompts came from", note, drawn, y)
+    drawn, y = lined(bins.x, shown, "one"), titled("prompt tokens (%)", range=[0, 101])
+    yield run.figure("prompt-tiers", "Where prompts came from", note, drawn, y)
 
 
 def _limit(run: View, kind: str, ns: float) -> tuple[str, list[Axis]]:
@@ -255,9 +245,7 @@ def _queues(run: View) -> Iterator[Figure]:
     shade = "" if bins.exact else " Shading: lowest and highest within each bin."
     note = f"At most {count(run.summary['waiting_max'])} requests waiting and"
     note += f" {count(run.summary['running_max'])} running.{shade}"
-    yield time_chart(
-        run.axis, "queues", "Queue lengths", note, data, titled("requests"), height=240
-    )
+    yield run.figure("queues", "Queue lengths", note, data, titled("requests"), height=240)
 
 
 def _blocked(run: View) -> Iterator[Figure]:
@@ -272,7 +260,7 @@ def _blocked(run: View) -> Iterator[Figure]:
     parts = ", ".join(f"{BLOCKED_BY[c]}: {seconds(waits[c])}" for c in causes)
     note = f"Share of the time that it was refused. In total: {parts}."
     drawn, y = lined(run.coarse.x, shares, "one"), titled("time (%)", range=[0, 101])
-    yield time_chart(run.axis, "blocked", "Why the head of the queue waited", note, drawn, y)
+    yield run.figure("blocked", "Why the head of the queue waited", note, drawn, y)
 
 
 def _gpu_blocks(run: View) -> Iterator[Figure]:
@@ -305,9 +293,7 @@ def _gpu_blocks(run: View) -> Iterator[Figure]:
         note += f" Dashed: the watermark, {count(kept_free)} blocks kept free at admission."
         shapes = [rule("y", total - kept_free, dash="dash")]
     y = titled("GPU blocks", range=[0, total * 1.02])
-    yield time_chart(
-        run.axis, "gpu-blocks", "GPU block use", note, drawn, y, height=300, shapes=shapes
-    )
+    yield run.figure("gpu-blocks", "GPU block use", note, drawn, y, height=300, shapes=shapes)
 
 
 def _cpu_blocks(run: View) -> Iterator[Figure]:
@@ -318,7 +304,7 @@ def _cpu_blocks(run: View) -> Iterator[Figure]:
     total = count(run.summary["meta"].get("num_cpu_blocks") or 0)
     note = f"Blocks of swapped requests, in a pool of {total}."
     drawn = [*swapped, *_peak(run, "cpu_used_blocks")]
-    yield time_chart(run.axis, "cpu-blocks", "CPU block use", note, drawn, titled("CPU blocks"))
+    yield run.figure("cpu-blocks", "CPU block use", note, drawn, titled("CPU blocks"))
 
 
 def _peak(run: View, column: str) -> list[Trace]:
@@ -355,7 +341,7 @@ def _new_token_ratio(run: View) -> Iterator[Figure]:
     note += " decode step; a retraction estimates it anew."
     drawn = lined(run.fine.x, [(ratio, "ink", "New-token ratio")])
     id, title, y = "new-token-ratio", "New-token ratio", titled("ratio")
-    yield time_chart(run.axis, id, title, note, drawn, y, keyed=False)
+    yield run.figure(id, title, note, drawn, y, keyed=False)
 
 
 def _batch(run: View) -> Iterator[Figure]:
@@ -367,29 +353,22 @@ def _batch(run: View) -> Iterator[Figure]:
     note += f" {count(run.summary['steps'])} steps."
     y = titled("tokens", domain=[0.55, 1], tickformat="~s")
     below = titled("sequences", domain=[0, 0.45])
-    yield time_chart(
-        run.axis, "batch", "Batch composition", note, drawn, y, below=below, height=280
-    )
+    yield run.figure("batch", "Batch composition", note, drawn, y, below=below, height=280)
 
 
 def _hit_rate(run: View) -> Iterator[Figure]:
     if not run.summary["meta"].get("prefix_caching"):
         return
-    edges, x = run.even(BARS)
-    hits, computed = (
-        binning.bin_events(run.steps["start_ns"], run.steps[column], edges)
-        for column in ("cached_tokens", "prefill_tokens")
-    )
-    asked = hits + computed
-    so_far = 100 * ratios(np.cumsum(hits), np.cumsum(asked))
-    shares, width = compact(100 * ratios(hits, asked)), int(edges[1] - edges[0]) / run.axis.ns
+    bins = run.sums(run.steps["start_ns"], BARS)
+    hits, computed = (bins.of(run.steps[column]) for column in ("cached_tokens", "prefill_tokens"))
+    so_far = 100 * ratios(np.cumsum(hits), np.cumsum(hits + computed))
     drawn = [
-        bars(x[:-1], shares, width, "cached", "In each bar"),
-        step_line(x, held(so_far), "ink", "Since the start"),
+        bins.bars(100 * ratios(hits, hits + computed), "cached", "In each bar"),
+        step_line(bins.x, held(so_far), "ink", "Since the start"),
     ]
     note = "Share of scheduled prompt tokens whose computation a hit saved, re-admissions included."
     y = titled("tokens (%)")
-    yield time_chart(run.axis, "hit-rate", "Prefix cache hit rate", note, drawn, y, bargap=0)
+    yield run.figure("hit-rate", "Prefix cache hit rate", note, drawn, y, bargap=0)
 
 
 def _fragmentation(run: View) -> Iterator[Figure]:
@@ -408,7 +387,7 @@ def _fragmentation(run: View) -> Iterator[Figure]:
     if shown:
         note = "Memory that is allocated or free, but cannot be used."
         drawn, y = lined(run.coarse.x, shown), titled("share (%)")
-        yield time_chart(run.axis, "fragmentation", "Fragmentation", note, drawn, y, height=180)
+        yield run.figure("fragmentation", "Fragmentation", note, drawn, y, height=180)
 
 
 def _number(value: float | None) -> str:

@@ -144,12 +144,20 @@ def _figure(name: str, title: str, x_title: str, drawn: Sequence[Drawn]) -> Figu
 def _errors(error: Mapping[str, Any]) -> Html:
     """Errors on rows held out, and the profile's other statements."""
     rows = [
-        [label, f"{number:,}", *(MISSING if value is None else f"{value:,g}" for value in values)]
+        [
+            label,
+            f"{number:,}",
+            *(MISSING if value is None else _hundredths(value) for value in values),
+        ]
         for label, number, values in error_rows(error)
     ]
     head = ("table", "points", "median %", "p95 %", "max %", "bias %")
     others = facts(flat(other_statements(error)))
     return panel(None, join((table(head, rows) if rows else None, others)))
+
+
+def _hundredths(value: float) -> str:
+    return f"{value:,.2f}".replace("-", "−")
 
 
 def _judged(value: Any) -> bool:

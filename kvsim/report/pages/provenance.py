@@ -95,10 +95,10 @@ def _blocks(budget: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any
     told = {*MEMORY, "memory_bytes", "num_gpu_blocks", "num_cpu_blocks"}
     return {
         "GPU blocks of the run": total and f"{count(total)}, room for {count(slots)} tokens",
-        "Kept free at admission": meta.get("watermark_blocks"),
-        "CPU blocks of the run": meta.get("num_cpu_blocks"),
+        "Kept free at admission": meta.get("watermark_blocks") or None,
+        "CPU blocks of the run": meta.get("num_cpu_blocks") or None,
         "Tokens per block": meta.get("block_size"),
-        **{key: value for key, value in budget.items() if key not in told},
+        **{key: value for key, value in budget.items() if value and key not in told},
     }
 
 

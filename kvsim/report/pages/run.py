@@ -25,9 +25,9 @@ from kvsim.report.pages.html import (
     panel,
     shares,
     strip,
+    tags,
 )
 from kvsim.report.pages.html import table as table_of
-from kvsim.report.pages.html import tags as tags_of
 from kvsim.report.pages.over_time import limits_words, one_axis, time_figures
 from kvsim.report.pages.provenance import memory_panel, provenance_panels
 from kvsim.report.pages.requests import explorer, length_figures
@@ -37,7 +37,7 @@ from kvsim.results.blockmap import BlockMap
 from kvsim.results.ledger import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
 from kvsim.results.ledger_summary import SHOWN, bare
 from kvsim.results.metrics import LATENCIES
-from kvsim.results.numerals import count, milliseconds, seconds, show
+from kvsim.results.numerals import count, milliseconds, plural, seconds, show
 from kvsim.results.statistics import LISTED, ratio
 
 _TIME = {bare(name): label for name, label in TIME_LABELS.items()}
@@ -96,7 +96,7 @@ def build_page(
         PurePath(str(path)).name if path else "Run",
         sections,
         subject=wording.subject(meta),
-        about=[tags(summary)],
+        about=[labels(summary)],
         remarks=wording.verdict(summary),
     )
 
@@ -114,15 +114,21 @@ def _words(rows: list[list[str]], *head: str) -> Html | None:
     return panel(None, table_of(head, rows, text_columns=2)) if rows else None
 
 
-def tags(summary: Mapping[str, Any]) -> Html:
+def labels(summary: Mapping[str, Any]) -> Html:
     """Labels for how the run ended and where its step times come from."""
+    return tags([ended_label(summary), source_label(summary["meta"])])
+
+
+def ended_label(summary: Mapping[str, Any]) -> tuple[str, str]:
+    """How the run ended, and the tone of that."""
     tones = [remark.tone for remark in wording.diagnosis(summary)]
     fine = "good" if tones in ([], ["plain"]) else tones[0]
-    ended = fine if wording.finished(summary) else "bad"
-    timed = "good" if wording.measured(summary["meta"]) else "warning"
-    return tags_of(
-        [(wording.outcome_title(summary), ended), (wording.time_source(summary["meta"]), timed)]
-    )
+    return wording.outcome_title(summary), fine if wording.finished(summary) else "bad"
+
+
+def source_label(meta: Mapping[str, Any]) -> tuple[str, str]:
+    """Where step times come from, and the tone of that."""
+    return wording.time_source(meta), "good" if wording.measured(meta) else "warning"
 
 
 def figure_cards(summary: Mapping[str, Any]) -> list[Html]:
@@ -159,7 +165,7 @@ def figure_cards(summary: Mapping[str, Any]) -> list[Html]:
         hit, asked = (count(summary[f"prefix_cache_{key}_tokens"]) for key in ("hit", "query"))
         rate = figure("prefix_cache_hit_rate", "share")
         shown.append(card("Prefix cache hit rate", rate, f"{hit} of {asked} prompt tokens"))
-    longest = f"mean; at most {count(summary['waiting_max'])} requests"
+    longest = f"mean; at most {plural(summary['waiting_max'], 'request')}"
     return [*shown, card("Waiting in the queue", figure("mean_queue_ms", "ms"), longest)]
 
 
@@ -168,11 +174,7 @@ def _latency(summary: Mapping[str, Any], figures: list[Figure], causes: list[Fig
     words += " of requests whose latency is at most the value on the axis."
     if summary["meta"].get("goodput"):
         words += " Dotted: the limits of the goodput."
-    rows = [
-        [label, *(show(summary[f"{name}_{kind}_ms"], "ms") for name in LISTED)]
-        for kind, label in LATENCIES.items()
-    ]
-    table = panel(None, table_of(["", *LISTED], rows))
+    table = panel(None, table_of(["", *LISTED], wording.latency_rows(summary)))
     return join((lead(words), placed(figures, "trio"), table, placed(causes, "duo")))
 
 

@@ -11,6 +11,7 @@ from kvsim.core.schema import BLOCKED, SGLANG_COLUMNS
 from kvsim.report import binning
 from kvsim.report.binning import Bins, Ints
 from kvsim.report.pages.figures import (
+    Axis,
     Figure,
     Points,
     TimeAxis,
@@ -59,6 +60,26 @@ class Cut(NamedTuple):
     share of time with this cause."""
 
 
+class Sums(NamedTuple):
+    """Instants in bins of equal width."""
+
+    x: Points
+    """Edges in the unit of the time axis."""
+    edges_ns: Ints
+    place: Any
+    """The bin of each instant."""
+    width: float
+    """Of a bin, in the unit of the time axis."""
+
+    def of(self, amounts: Any = None) -> phases.Floats:
+        """The sum of these amounts in each bin; without amounts, the number of instants."""
+        return np.bincount(self.place, amounts, len(self.edges_ns) - 1).astype(float)
+
+    def bars(self, amounts: phases.Floats, colour: str, label: str) -> Trace:
+        """A bar for each bin."""
+        return bars(self.x[:-1], compact(amounts), self.width, colour, label)
+
+
 class View(NamedTuple):
     """A run, ready to be drawn."""
 
@@ -72,10 +93,17 @@ class View(NamedTuple):
     fine: Cut
     coarse: Cut
 
-    def even(self, bins: int) -> tuple[Ints, Points]:
-        """Edges of at most so many bins of equal width, in ns and in the unit of the axis."""
-        edges_ns = binning.even_edges(self.end_ns, bins)
-        return edges_ns, self.axis.of(edges_ns)
+    def sums(self, instants_ns: Ints, bins: int) -> Sums:
+        """These instants in at most so many bins."""
+        edges = binning.even_edges(self.end_ns, bins)
+        width = int(edges[1] - edges[0]) / self.axis.ns
+        return Sums(self.axis.of(edges), edges, binning.places(instants_ns, edges), width)
+
+    def figure(
+        self, id: str, title: str, note: str, data: list[Trace], y: Axis, **further: Any
+    ) -> Figure:
+        """A figure over the time of the run; `further`: arguments of `time_chart`."""
+        return time_chart(self.axis, id, title, note, data, y, **further)
 
 
 def look_at(
@@ -111,44 +139,38 @@ def lined(x: Points, named: Iterable[tuple[Points, str, str]], stack: str = "") 
 
 def per_second(run: View, colour: str, label: str, instants_ns: Any, amounts: Any = None) -> Trace:
     """A line of events per second; instants below 0 are those of events that never happened."""
-    edges, x = run.even(RATES)
-    instants = np.asarray(instants_ns, dtype=np.int64)
-    weights = np.ones(len(instants), np.int64) if amounts is None else amounts
+    instants = phases.ints(instants_ns)
     happened = instants >= 0
-    sums = binning.bin_events(instants[happened], weights[happened], edges)
-    return step_line(x, held(sums / np.diff(edges) * 1e9), colour, label)
+    bins = run.sums(instants[happened], RATES)
+    sums = bins.of(None if amounts is None else amounts[happened])
+    return step_line(bins.x, held(sums / np.diff(bins.edges_ns) * 1e9), colour, label)
 
 
 def mean_and_longest(
     run: View, instants: Ints, values: Ints, weights: Ints, ns: float, colour: str, label: str
 ) -> list[Trace]:
     """Lines of the weighted mean and of the longest of durations that end at these instants."""
-    edges, x = run.even(RATES)
-    whole, most = binning.bin_events(instants, weights, edges), np.zeros(len(edges) - 1)
-    mean = ratios(binning.bin_events(instants, values * weights, edges), whole)
-    np.maximum.at(most, binning.places(instants, edges), values)
+    bins = run.sums(instants, RATES)
+    whole = bins.of(weights)
+    mean, most = ratios(bins.of(values * weights), whole), np.zeros(len(whole))
+    np.maximum.at(most, bins.place, values)
     most[whole == 0] = np.nan
-    return lined(x, [(held(mean / ns), colour, label), (held(most / ns), "peak", "Longest")])
+    return lined(bins.x, [(held(mean / ns), colour, label), (held(most / ns), "peak", "Longest")])
 
 
 def event_bars(
     run: View, id: str, title: str, note: str, unit: str, kinds: Sequence[tuple[str, int, str, str]]
 ) -> Iterator[Figure]:
     """Sums of columns of steps over short times, if there is anything to sum."""
-    edges, x = run.even(BARS)
+    bins = run.sums(run.steps["start_ns"], BARS)
     sums = [
-        (sign * binning.bin_events(run.steps["start_ns"], run.steps[column], edges), colour, label)
+        (sign * bins.of(run.steps[column]), colour, label)
         for column, sign, colour, label in kinds
         if run.steps[column].any()
     ]
     if not sums:
         return
-    width_ns = int(edges[1] - edges[0])
-    drawn = [
-        bars(x[:-1], compact(each), width_ns / run.axis.ns, colour, label)
-        for each, colour, label in sums
-    ]
     y = titled(unit, dtick=1) if max(abs(each).max() for each, *_ in sums) < 5 else titled(unit)
-    note = f"{note} A bar is {seconds(width_ns / 1e9)} wide."
-    stacked = {"barmode": "relative", "bargap": 0}
-    yield time_chart(run.axis, id, title, note, drawn, y, height=180, **stacked)
+    note = f"{note} A bar is {seconds(bins.width * run.axis.ns / 1e9)} wide."
+    stacked: dict[str, Any] = {"barmode": "relative", "bargap": 0, "height": 180}
+    yield run.figure(id, title, note, [bins.bars(*each) for each in sums], y, **stacked)

@@ -12,11 +12,9 @@ from kvsim.cost.bounds import Bounds
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware
 from kvsim.machine.models.loading import model_of
-from kvsim.report import binning
 from kvsim.report.binning import Ints
 from kvsim.report.pages.figures import (
     Figure,
-    bars,
     chart,
     compact,
     held,
@@ -26,7 +24,6 @@ from kvsim.report.pages.figures import (
     scale,
     step_line,
     thinned,
-    time_chart,
     time_unit,
     titled,
 )
@@ -64,27 +61,25 @@ def _step_time(run: View) -> Iterator[Figure]:
     ones = np.ones(len(lasts), np.int64)
     drawn = mean_and_longest(run, run.steps["end_ns"], lasts, ones, ns, "used", "Mean over steps")
     note, y = f"{count(len(lasts))} steps.", titled(f"step ({unit})", **scale(lasts / ns, 50))
-    yield time_chart(run.axis, "step-time", "Step time", note, drawn, y)
+    yield run.figure("step-time", "Step time", note, drawn, y)
 
 
 def _kernels(run: View) -> Iterator[Figure]:
-    edges, x = run.even(RATES)
-    place, bins = binning.places(run.steps["start_ns"], edges), len(edges) - 1
-    there = (name for name in KERNEL_LABELS if name in run.steps)
-    sums = {name: np.bincount(place, run.steps[name], bins) for name in there}
+    bins = run.sums(run.steps["start_ns"], RATES)
+    sums = {name: bins.of(run.steps[name]) for name in KERNEL_LABELS if name in run.steps}
     busy = added(sums.values())
     if not busy.any():
         return
-    whole = np.maximum(busy, np.diff(edges))
+    whole = np.maximum(busy, np.diff(bins.edges_ns))
     shown = (
         (held(100 * each / whole), f"kernel-{bare(name)}", KERNEL_LABELS[name].capitalize())
         for name, each in sums.items()
         if each.sum() > LEAST_SHARE * busy.sum()
     )
     note = f"Steps take {percent(min(1.0, busy.sum() / run.end_ns))} of the time; above: idle."
-    drawn, y = lined(x, shown, "one"), titled("time (%)", range=[0, 101])
+    drawn, y = lined(bins.x, shown, "one"), titled("time (%)", range=[0, 101])
     title = "Where the time of steps went"
-    yield time_chart(run.axis, "kernels", title, note, drawn, y, height=240)
+    yield run.figure("kernels", title, note, drawn, y, height=240)
 
 
 def _utilisation(run: View) -> Iterator[Figure]:
@@ -93,16 +88,11 @@ def _utilisation(run: View) -> Iterator[Figure]:
     bounds = _peaks(meta)
     if bounds is None:
         return
-    edges, x = run.even(RATES)
-    place, bins = binning.places(run.steps["start_ns"], edges), len(edges) - 1
-    tokens, (decodes, context) = (
-        _tokens(run),
-        (run.steps[name] for name in ("decode_seqs", "context_tokens")),
-    )
-    columns = (tokens, decodes, context, (tokens > 0).astype(np.int64))
-    sums = [np.bincount(place, column, bins).astype(np.int64).tolist() for column in columns]
+    bins, tokens = run.sums(run.steps["start_ns"], RATES), _tokens(run)
+    columns = tokens, run.steps["decode_seqs"], run.steps["context_tokens"], tokens > 0
+    sums = [bins.of(column).astype(np.int64).tolist() for column in columns]
     spent = [_spent_ns(bounds, *each) for each in zip(*sums, strict=True)]
-    width = np.diff(edges) * meta["config"]["pipeline_parallel_size"]
+    width = np.diff(bins.edges_ns) * meta["config"]["pipeline_parallel_size"]
     flops, traffic = (100 * np.array(each) / width for each in zip(*spent, strict=True))
     named = [(held(flops), "prefill", "FLOPs (MFU)"), (held(traffic), "used", "Bandwidth (MBU)")]
     mean = (float((each * width).sum() / width.sum() / 100) for each in (flops, traffic))
@@ -110,7 +100,7 @@ def _utilisation(run: View) -> Iterator[Figure]:
     note += " matrix products, and weights and the KV of decodes; not the attention of prompts."
     note, y = note.format(*map(percent, mean)), titled("of the peak (%)")
     title = "FLOPs and bandwidth used"
-    yield time_chart(run.axis, "utilisation", title, note, lined(x, named), y)
+    yield run.figure("utilisation", title, note, lined(bins.x, named), y)
 
 
 def _peaks(meta: Mapping[str, Any]) -> Bounds | None:
@@ -144,16 +134,13 @@ def _spent_ns(
 def _drafts(run: View) -> Iterator[Figure]:
     if "draft_tokens" not in run.steps or not run.steps["draft_tokens"].any():
         return
-    edges, x = run.even(BARS)
-    made, taken = (
-        binning.bin_events(run.steps["start_ns"], run.steps[name], edges)
-        for name in ("draft_tokens", "accepted_tokens")
-    )
-    width = int(edges[1] - edges[0]) / run.axis.ns
+    bins = run.sums(run.steps["start_ns"], BARS)
+    made, taken = (bins.of(run.steps[name]) for name in ("draft_tokens", "accepted_tokens"))
     drawn = [
-        bars(x[:-1], compact(taken), width, "part-accepted_drafts", "Accepted"),
-        bars(x[:-1], compact(made - taken), width, "part-rejected_drafts", "Rejected"),
-        step_line(x, held(100 * ratios(taken, made)), "ink", "Accepted share") | {"yaxis": "y2"},
+        bins.bars(taken, "part-accepted_drafts", "Accepted"),
+        bins.bars(made - taken, "part-rejected_drafts", "Rejected"),
+        step_line(bins.x, held(100 * ratios(taken, made)), "ink", "Accepted share")
+        | {"yaxis": "y2"},
     ]
     whole = percent(run.summary["spec_decode_accepted_share"] or 0.0)
     note = f"Drafts verified, per bar; {whole} of all were accepted."
@@ -162,27 +149,29 @@ def _drafts(run: View) -> Iterator[Figure]:
         titled("accepted (%)", domain=[0, 0.36], range=[0, 101]),
     )
     further: dict[str, Any] = {"below": below, "height": 280, "barmode": "stack", "bargap": 0}
-    yield time_chart(run.axis, "drafts", "Drafts", note, drawn, y, **further)
+    yield run.figure("drafts", "Drafts", note, drawn, y, **further)
 
 
 def _bubbles(run: View) -> Iterator[Figure]:
     """What the stages of a pipeline do while any step is under way."""
     if "stage_wait_ns" not in run.steps:
         return
-    edges, x = run.even(RATES)
     start, end = run.steps["start_ns"], run.steps["end_ns"]
-    place, bins = binning.places(start, edges), len(edges) - 1
+    bins = run.sums(start, RATES)
     moved, waits, host = (
         run.steps[name].astype(np.int64) for name in ("send_ns", "stage_wait_ns", "host_ns")
     )
     under_way = np.maximum(end - np.maximum(start, np.append(0, end[:-1])), 0)
-    whole = np.bincount(place, under_way, bins) * run.summary["meta"]["config"][_STAGES]
-    busy = np.bincount(place, end - start - moved - waits - host, bins)
+    whole = bins.of(under_way) * run.summary["meta"]["config"][_STAGES]
+    busy = bins.of(end - start - moved - waits - host)
     idle = held(100 * (1 - np.minimum(ratios(busy, whole), 1)))
     share = percent(run.summary["pipeline_bubble_share"] or 0.0)
     note = f"Share of the stages' time in which they compute nothing; {share} over the whole run."
-    drawn, y = lined(x, [(idle, "part-stage_wait", "Idle")]), titled("time (%)", range=[0, 101])
-    yield time_chart(run.axis, "bubbles", "Pipeline bubbles", note, drawn, y, keyed=False)
+    drawn, y = (
+        lined(bins.x, [(idle, "part-stage_wait", "Idle")]),
+        titled("time (%)", range=[0, 101]),
+    )
+    yield run.figure("bubbles", "Pipeline bubbles", note, drawn, y, keyed=False)
 
 
 _STAGES = "pipeline_parallel_size"

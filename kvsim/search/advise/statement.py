@@ -11,6 +11,7 @@ from kvsim.explain.cachelab.study import Asked, study_trace
 from kvsim.explain.certainty import MARGIN
 from kvsim.machine.memory import block_bytes
 from kvsim.report.compare import NO_DIFFERENCE
+from kvsim.report.wording import Remark, diagnosis_of, measured, time_source
 from kvsim.results.numerals import interval, percent, plural, show, signed
 from kvsim.run.assembly import assemble
 from kvsim.search.advise.search import Advice, Tried
@@ -31,6 +32,14 @@ class Row(NamedTuple):
     difference: str = ""
     """With its interval."""
     finding: str = ""
+
+
+def present(advice: Advice) -> list[Remark]:
+    """What the present settings suffer from on the first seed, and where step times come from."""
+    cost = assemble(advice.base.config).cost
+    meta = {"cost": {"kind": cost.kind, "source": cost.source}}
+    source = Remark(f"{time_source(meta)}.", "plain" if measured(meta) else "warning")
+    return [*diagnosis_of(advice.base.runs[0].record), source]
 
 
 def sentences(advice: Advice) -> list[str]:
@@ -108,10 +117,9 @@ def _now(advice: Advice) -> str:
     value = show(base.mean(decides), decides.metric.unit)
     mean = " on average" if seeds > 1 else ""
     if met:
-        return (
-            f"The settings meet all objectives{where}; the tightest is {decides}, at {value}{mean}."
-        )
-    return f"The settings miss {decides}: it is {value}{mean}."
+        tightest = f"the tightest is {decides}, at {value}{mean}"
+        return f"The present settings meet all objectives{where}; {tightest}."
+    return f"The present settings miss {decides}: it is {value}{mean}."
 
 
 def _change(advice: Advice) -> str:

@@ -21,7 +21,7 @@ from kvsim.report.pages.figures import (
 )
 from kvsim.report.pages.html import Html, element, join, lead, panel, table
 from kvsim.results.metrics import Metric
-from kvsim.results.numerals import count, plural, show
+from kvsim.results.numerals import count, plural, show, signed_percent
 from kvsim.results.plain import plain
 from kvsim.search.size.search import Answer, Cliff, Laboratory, Search, Tried, neighbourhood
 from kvsim.search.size.verdict import (
@@ -94,7 +94,7 @@ def _table(lab: Laboratory, found: Answer) -> Html:
     parts: list[object] = [panel(None, table(head, rows))]
     if found.value is not None and found.meets:
         steep = (
-            f"{metric.label} changes by {each:+.1f} % for every % of {lab.knob.name}"
+            f"{metric.label} changes by {signed_percent(each / 100)} for each % of {lab.knob.name}"
             for metric, each in slopes(lab, found.value)
         )
         text = "; ".join(steep)
@@ -150,14 +150,13 @@ def _curve(
     across = scale((first, last))
     if not across and last - first <= _FEW and all(value % 1 == 0 for value, _ in tried):
         across = {"dtick": 1}
-    shapes = up.limit_line("y")
-    if found.value is not None and found.meets:
-        shapes.append(rule("x", found.value, "good", 1.4))
-    notes = []
+    shapes, notes = up.limit_line("y"), []
     for cliff in found.cliffs:
         if cliff.metric.key == metric.key and first <= cliff.safe <= last:
             shapes.append(_span(cliff))
             notes.append(_times(cliff, across.get("type") == "log"))
+    if found.value is not None and found.meets:
+        shapes.append(rule("x", found.value, "good", 1.4))
     note = "Dotted: the limit. Green: the answer." + (" Red: the cliff." if notes else "")
     data, x = [_seeds(tried, up), _means(tried, up)], titled(lab.knob.name, **across)
     return chart(
@@ -196,7 +195,7 @@ def _means(tried: Tried, up: Side) -> Trace:
 def _span(cliff: Cliff) -> Axis:
     ends = sorted((cliff.safe, cliff.beyond))
     box = {"type": "rect", "yref": "paper", "x0": ends[0], "x1": ends[1], "y0": 0, "y1": 1}
-    look = {"fillcolor": "var(--bad)", "line": {"width": 2, "color": "var(--bad)"}}
+    look = {"fillcolor": "var(--bad)", "line": {"width": 5, "color": "var(--bad)"}}
     return {**box, **look, "opacity": 0.35}
 
 
@@ -205,7 +204,7 @@ def _times(cliff: Cliff, logarithmic: bool) -> Axis:
     middle = (cliff.safe + cliff.beyond) / 2
     return {
         "x": log10(middle) if logarithmic else middle,
-        "y": 0.96,
+        "y": 0.66,
         "yref": "paper",
         "text": f"<b>×{cliff.times:.1f}</b>",
         "showarrow": False,

@@ -144,8 +144,10 @@ def _boundary(lab: Laboratory, found: Answer, value: float) -> list[Remark]:
         text = f"All tried values keep them, {way} to {value:g}: the limit lies beyond."
         return [*remarks, Remark(text, "warning"), *_lasting(lab, found)]
     met, seeds = lab.tried[bad].met, len(lab.seeds)
-    held = f"they hold on {met} of {plural(seeds, 'seed')}" if seeds > 1 else "they do not hold"
-    remarks.append(Remark(f"With {written(knob, bad)} {held}. {_suffers(lab, bad)}".rstrip()))
+    held = f"hold on {met} of {plural(seeds, 'seed')}" if seeds > 1 else "do not hold"
+    remarks.append(
+        Remark(f"With {written(knob, bad)}, the objectives {held}. {_suffers(lab, bad)}".rstrip())
+    )
     lucky = [v for v, each in lab.ascending if each.meets and (v > bad if most else v < bad)]
     if lucky:
         values = ", ".join(f"{v:g}" for v in lucky[:_MOST_NAMED])
@@ -204,17 +206,16 @@ def _lasting(lab: Laboratory, found: Answer) -> list[Remark]:
 def _cliff(lab: Laboratory, found: Answer, cliff: Cliff) -> Remark:
     unit, knob = cliff.metric.unit, lab.knob
     moved = f"{percent(abs(cliff.step))} {'more' if cliff.step > 0 else 'less'}"
-    rises = cliff.figure_beyond > cliff.figure
-    times = f"{cliff.times:.1f} times" if rises else f"1/{cliff.times:.1f} of"
+    times = f"{cliff.times:.1f} times as {'high' if cliff.figure_beyond > cliff.figure else 'low'}"
     text = (
-        f"Cliff: {moved} ({written(knob, cliff.beyond)} instead of {written(knob, cliff.safe)})"
-        f" gives {times} the {cliff.metric.label}: {show(cliff.figure_beyond, unit)} after"
+        f"Cliff: with {written(knob, cliff.beyond)} instead of {written(knob, cliff.safe)}"
+        f" ({moved}), {cliff.metric.label} is {times}: {show(cliff.figure_beyond, unit)} instead of"
         f" {show(cliff.figure, unit)}."
     )
     if found.value is None or not found.meets:
         return Remark(text, "warning")
     if (cliff.beyond - found.value) * (cliff.safe - found.value) <= 0:
-        return Remark(f"{text} The answer stands on its edge: leave a margin.", "warning")
+        return Remark(f"{text} The answer is right at its edge: leave a margin.", "warning")
     away = percent(abs(cliff.distance(found.value)))
     return Remark(f"{text} The answer is {away} away from its edge.", "warning")
 
@@ -233,11 +234,12 @@ def _certainty(lab: Laboratory, found: Answer) -> Remark:
         )
     if seeds == 1:
         return Remark("One seed: the influence of chance is unknown; give --seeds.", "warning")
-    text = f"Every value met the same {count(seeds)} seeds ({', '.join(found.varies)} differ)."
+    varies = ", ".join(found.varies)
+    text = f"Every value was tried on the same {count(seeds)} seeds ({varies} differ)."
     if found.meets and lab.knob.goal != "best":
         at_least, sure = percent(LEVEL ** (1 / seeds)), percent(1 - LEVEL)
-        text += f" What holds on all of them holds on at least {at_least} of seeds, at {sure}"
-        text += " confidence."
+        text += f" What holds on all of them holds on at least {at_least} of all seeds, with"
+        text += f" {sure} confidence."
     return Remark(text)
 
 

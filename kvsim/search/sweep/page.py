@@ -91,7 +91,7 @@ def _best(chosen: Chosen) -> Html:
         head.append("Limit used")
     rows = [
         [
-            ", ".join(str(each.number) for each in place.members[:MOST_ALIKE]),
+            f",{SPACE}".join(str(each.number) for each in place.members[:MOST_ALIKE]),
             *place.settings.values(),
             *_figures(place.first, chosen),
             *_use(place.first, chosen),

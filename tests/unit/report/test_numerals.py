@@ -51,8 +51,8 @@ def test_numbers_are_written_for_people(value, unit, text):
         (0.206, "s", "+206 ms"),
         (-4.55, "tokens/s", "−4.55 tok/s"),
         (-0.0158, "share", "−1.58 points"),
-        (-5e-5, "requests/s", "−<0.001 req/s"),
-        (-7.87e-9, "s", "−<1 µs"),
+        (-5e-5, "requests/s", "<0.001 req/s"),
+        (-7.87e-9, "s", "<1 µs"),
         (0, "s", "0 s"),
     ],
 )

@@ -10,7 +10,7 @@ from kvsim.core.schema import BLOCKED
 from kvsim.fleet.figures import summarise_fleet
 from kvsim.fleet.fleet import simulate_fleet
 from kvsim.report import wording
-from kvsim.report.pages.run import tags
+from kvsim.report.pages.run import labels
 from kvsim.report.routing import fleet_verdict
 from kvsim.results.numerals import SPACE
 from kvsim.results.summary import summarise
@@ -62,13 +62,13 @@ def test_a_run_is_called_by_what_its_queue_lacked_most_of_the_time(
         assert text.lower().startswith(f"{name}: the head")
         assert words in text and told[0].tone == "warning"
         assert re.search(r"on average, (1.00 of 3|2.00 of 6).00 requests ran", text)
-        assert f'<span class="tag warning">{name[0].upper()}{name[1:]}<' in tags(summary)
+        assert f'<span class="tag warning">{name[0].upper()}{name[1:]}<' in labels(summary)
 
 
 def test_a_run_whose_queue_waits_for_little_has_just_finished() -> None:
     run = kvsim.simulate(trace(*[(0, 40, 21)] * 5), config()).summary
     assert 0 < run["head_blocked_s"]["tokens"] < run["duration"] / 2
-    assert '<span class="tag good">Finished<' in tags(run)
+    assert '<span class="tag good">Finished<' in labels(run)
     assert wording.verdict(run)[0].text.startswith("Finished: served ")
 
 

@@ -11,10 +11,10 @@ import pytest
 from marks import long
 
 from kvsim.against.bench import repeat
+from kvsim.against.bench.columns import columns_of
 from kvsim.against.bench.settings import DEFAULT, SETTINGS, named
 from kvsim.against.bench.workloads import WORKLOADS, Lengths, poisson
 from kvsim.cli import main
-from kvsim.cli.bench import _columns
 from kvsim.errors import ConfigError
 
 NAME = "decode-1"
@@ -146,7 +146,7 @@ def test_a_peer_runs_the_same_requests_in_turns(
     assert engine["enable_prefix_caching"] and engine["num_gpu_blocks"] == 1_000_000
     (tmp_path / "then.json").write_text(out)
     measured = repeat.load(str(tmp_path / "then.json"))
-    tables = [([head for head, _ in columns], len(rows)) for rows, columns in _columns(measured)]
+    tables = [([head for head, _ in columns], len(rows)) for rows, columns in columns_of(measured)]
     assert [heads[0] for heads, rows in tables if rows][1:3] == ["CPU s", "kvsim run --out: CPU s"]
 
 

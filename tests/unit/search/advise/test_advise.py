@@ -66,7 +66,7 @@ def test_a_planted_fault_is_found_and_mended(few_slots):
     assert advice.best.met(advice.objectives) == 4
     assert advice.best.verdict.high < 0
     now, change, _ = sentences(advice)
-    assert now.replace(SPACE, " ").startswith("The settings miss TTFT p99 < 300 ms: it is ")
+    assert now.replace(SPACE, " ").startswith("The present settings miss TTFT p99 < 300 ms: it is ")
     assert "max_num_seqs" in change
     assert "which meets all objectives" in change
 

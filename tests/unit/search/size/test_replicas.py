@@ -72,7 +72,7 @@ def test_the_verdict_says_what_one_less_does_and_what_it_costs(found: list[Searc
     lab, answer = found[0]
     text = "\n".join(remark.text for remark in verdict(lab, answer, 2.5)).replace("\u00a0", " ")
     assert "The least number of replicas that keeps TTFT p99 < 500 ms: 3 replicas." in text
-    assert "With 2 replicas they do not hold. Overloaded" in text
+    assert "With 2 replicas, the objectives do not hold. Overloaded" in text
     assert "(2 replicas instead of 3 replicas)" in text
     assert "also holds with 960" in text
     assert "3 GPUs cost $7.50 an hour" in text

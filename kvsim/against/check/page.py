@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvsim.against.check.remarks import correction_rows, figure_rows, part_rows
 from kvsim.report import wording
 from kvsim.report.pages.document import document, placed
 from kvsim.report.pages.figures import Figure, chart, compact, line, points, titled
@@ -16,13 +17,12 @@ from kvsim.results.numerals import plural, show
 POINTS = 3000
 """Most requests of a scatter; more are thinned out evenly."""
 
-Rows = Sequence[Sequence[str]]
 
-
-def build_check(record: Mapping[str, Any], figures: Rows, parts: Rows, corrections: Rows) -> str:
-    """The page of a record of `kvsim.against.check`, with the rows of its tables as texts."""
+def build_check(record: Mapping[str, Any]) -> str:
+    """The page of a record of `kvsim.against.check.check`."""
+    parts, corrections = part_rows(record), correction_rows(record)
     drawn = [_scatter(kind, record["points"]) for kind in LATENCIES if kind in record["points"]]
-    beside = table(("", "measured", "predicted", "error"), figures)
+    beside = table(("", "measured", "predicted", "error"), figure_rows(record))
     differences = table(("mean", "measured", "predicted", "difference"), parts)
     tried = table(("correction", "remedy", "mean error left"), corrections, text_columns=2)
     fitted = "Each was fitted alone, by running the replay again."
@@ -41,7 +41,7 @@ def build_check(record: Mapping[str, Any], figures: Rows, parts: Rows, correctio
         "kvsim check",
         str(record["meta"]["trace"]["path"]).rpartition("/")[2],
         sections,
-        subject=f"{wording.subject(record['meta'])} · {wording.time_source(record['meta'])}",
+        subject=wording.subject(record["meta"]),
         remarks=[(each["text"], each["tone"]) for each in record["verdict"]],
     )
 
