@@ -290,6 +290,13 @@ class Request:
             found += sequence.state <= SWAPPED
         return found
 
+    def saved(self, before: i64, end: i64) -> i64:
+        """Of its tokens `before .. end`, those that were found or loaded; its last known token is
+        always computed."""
+        if self.seen == 0:
+            return 0
+        return max(0, min(self.seen, min(self.length, end) - 1) - before)
+
     def identities(self, tokens: int) -> Any:
         """What identifies its first `tokens` tokens, all of which must be known; None where no
         other request has one of them."""

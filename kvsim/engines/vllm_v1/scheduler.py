@@ -306,31 +306,27 @@ class VllmV1(Scheduler):
         order."""
         blocks: KVCacheManager = self.blocks
         running: list[Request] = batch.running
-        asynchronous: bool = self.asynchronous
         holds: bool = self.cadence.holds
         slots: i64 = self._slots
-        lookahead: i64 = self._lookahead
-        longest: i64 = self.max_model_len - 1
-        tokens: i64
         k: i64 = 0
         while k < len(running):
             left: i64 = min(self._budget, self._inputs - slots)
             if left <= 0:
                 break
             request: Request = running[k]
-            if (asynchronous and self._pauses(batch, request)) or (holds and request.mid_prompt):
+            if (holds and request.mid_prompt) or self._pauses(batch, request):
                 k += 1
                 continue
             computed: i64 = request.computed
             known: i64 = request.length + request.placeholders
-            tokens = min(min(known + request.drafts - computed, most), left)
-            tokens = min(tokens, longest - computed)
+            tokens: i64 = min(min(known + request.drafts - computed, most), left)
+            tokens = min(tokens, self.max_model_len - 1 - computed)
             if tokens > 0:
                 tokens = blocks.cut(request, computed, tokens)
             if tokens <= 0:
                 k += 1
                 continue
-            while not blocks.allocate(request, tokens, -1, 0, False, lookahead):
+            while not blocks.allocate(request, tokens, -1, 0, False, self._lookahead):
                 victim: Request = _chosen(batch, self.choose_victim(batch, request))
                 if self._is_late(victim):
                     # Its blocks would be released too late.
@@ -361,8 +357,7 @@ class VllmV1(Scheduler):
                 if request.passed_over:
                     request.passed_over = False
                     batch.note(request, logs.CONTINUED)
-                if request.mid_prompt:
-                    self.cadence.carries = True
+                self.cadence.carries |= request.mid_prompt
                 plan.add(request, tokens, drafts)
                 self._budget -= tokens
                 self._inputs -= tokens + slots
@@ -371,17 +366,17 @@ class VllmV1(Scheduler):
     def _pauses(self, batch: Batch, request: Request) -> bool:
         """Whether a running request takes on nothing, because its last token is in flight, or
         because a stage of the pipeline has it."""
-        if self._call < request.resumes_at:
-            return True
+        if not self.asynchronous:
+            return False
         ends: bool = request.placeholders > 0 and batch.ending(request)
-        return ends and self.release.knows_the_last_token
+        return self._call < request.resumes_at or (ends and self.release.knows_the_last_token)
 
     def _pass_over(self, batch: Batch, first: i64) -> None:
         """A running request and those behind it get no slots in this step."""
         k: i64
         for k in range(first, len(batch.running)):
             request: Request = batch.running[k]
-            if not (request.passed_over or (self.asynchronous and self._pauses(batch, request))):
+            if not (request.passed_over or self._pauses(batch, request)):
                 request.passed_over = True
                 batch.note(request, logs.PASSED_OVER)
 
@@ -617,11 +612,9 @@ class VllmV1(Scheduler):
     def _update_after_schedule(self, batch: Batch, plan: Plan) -> None:
         """Puts the part of each request into the sums of the plan, and counts its tokens as
         computed."""
-        now_ns: i64 = batch.now_ns
         connected: bool = self.connector is not None
         requests: list[Request] = plan.requests
         scheduled, yields, drafts = plan.scheduled, plan.yields, plan.drafts
-        continued: i64 = plan.num_continued
         resumes_at: i64 = self._call + self.pipeline_parallel_size
         k: i64
         for ghost, taken in plan.ghosts:
@@ -635,15 +628,15 @@ class VllmV1(Scheduler):
             before: i64 = request.computed
             after: i64 = before + tokens
             known: i64 = request.length + request.placeholders
-            if k >= continued:
+            if k >= plan.num_continued:
                 request.computed = 0
-                batch.chunk(plan, k, request, after, _saved(request, 0, after))
+                batch.chunk(plan, k, request, after, request.saved(0, after))
                 if connected:
                     note_tiers(request)
             elif before < known - 1:
-                batch.chunk(plan, k, request, tokens, _saved(request, before, after))
+                batch.chunk(plan, k, request, tokens, request.saved(before, after))
             else:
-                request.access_ns = now_ns
+                request.access_ns = batch.now_ns
                 yields[k] = 1
                 plan.add_decode(known, tokens - 1)
             request.computed = after
@@ -734,12 +727,11 @@ class VllmV1(Scheduler):
             stopped = batch.further_token(request)
             new += 1
         if not stale:
-            computed: i64 = request.computed - (1 + accepted - new)
-            request.computed = computed
+            request.computed -= 1 + accepted - new
             if placeholders:
                 request.placeholders = placeholders - (1 + accepted)
             if request.state == RUNNING and (expected or self._num_spec_tokens):
-                self.blocks.publish(request, computed - request.in_flight)
+                self.blocks.publish(request, request.computed - request.in_flight)
         return stopped
 
     def _retire(self, batch: Batch, request: Request, keeps: bool) -> None:
@@ -806,11 +798,3 @@ def _chosen(batch: Batch, victim: Any) -> Request:
         raise ValueError(f"choose_victim returned {victim!r}; return one of batch.running")
     found: Request = victim
     return found
-
-
-def _saved(request: Request, before: i64, end: i64) -> i64:
-    """Of the tokens `before .. end` of a request, those that were found or loaded; its last known
-    token is always computed."""
-    if request.seen == 0:
-        return 0
-    return max(0, min(request.seen, min(request.length, end) - 1) - before)
