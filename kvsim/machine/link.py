@@ -19,6 +19,8 @@ BOTH_WAYS = 0.834
 """Speed of each direction of PCIe 5 while both copy, as a share of one alone: 83.4 GB/s both
 ways together, 50 GB/s one way (H100; vLLM blog of 2026-01-08)."""
 
+MOST = 1e9
+"""Of a time of one copy, in its unit."""
 LINK, KV_TRANSFER, STAGE_LINK = LINKS = "link", "kv_transfer", "stage_link"
 """Tables of `[cost]` that price transfers, not steps."""
 
@@ -61,10 +63,9 @@ class LinkTimes:
             self._described: dict[str, Any] = {"block_us": _time("block_us", block_us)}
             self._block_ns = block_us * 1e3
             return
-        bandwidth = hardware.link_bandwidth_gb_s if bandwidth_gb_s is None else bandwidth_gb_s
+        chosen = hardware.link_bandwidth_gb_s if bandwidth_gb_s is None else bandwidth_gb_s
+        bandwidth = _bandwidth(chosen)
         overhead = hardware.copy_overhead_us if copy_overhead_us is None else copy_overhead_us
-        if not 0 < bandwidth < float("inf"):
-            raise ValueError(f"bandwidth_gb_s: {bandwidth} is not a bandwidth above 0")
         groups = model.shard(1).kv_groups
         pieces = sum(each.layers * each.tensors for each in groups) if layout != "cross" else 1
         self._block_ns = pieces * max(
@@ -124,9 +125,8 @@ class TransferTimes:
         call_us: float = 400.0,
         handshake_ms: float = 2000.0,
     ) -> None:
-        if not 0 < bandwidth_gb_s < float("inf"):
-            raise ValueError(f"bandwidth_gb_s: {bandwidth_gb_s} is not a bandwidth above 0")
-        self._bandwidth, self._call_ns = bandwidth_gb_s, _time("call_us", call_us) * 1e3
+        self._bandwidth = _bandwidth(bandwidth_gb_s)
+        self._call_ns = _time("call_us", call_us) * 1e3
         self.handshake_ns = round(_time("handshake_ms", handshake_ms, "milliseconds") * 1e6)
 
     def transfer_ns(self, moved_bytes: int) -> int:
@@ -157,6 +157,15 @@ def _table(config: RunConfig, key: str) -> Mapping[str, Any]:
 
 
 def _time(key: str, value: float, unit: str = "microseconds") -> float:
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"{key}: {value} is not a time; use {unit} of at least 0")
+    """Where a million of them fit into 64 bits of nanoseconds."""
+    if not 0 <= value <= MOST:
+        raise ValueError(f"{key}: {value} is not a time; use {unit} from 0 to {MOST:.0e}")
     return value
+
+
+def _bandwidth(gb_s: float) -> float:
+    if not 0 < gb_s < float("inf"):
+        raise ValueError(f"bandwidth_gb_s: {gb_s} is not a bandwidth above 0")
+    if gb_s < 1 / MOST:
+        raise ValueError(f"bandwidth_gb_s: {gb_s} is less than a byte in a second; use more")
+    return gb_s

@@ -315,6 +315,11 @@ def _stage_budget(formula: Formula, stage: Stage) -> Budget:
     given = config.kv_cache_memory_bytes
     left = left if given is None else given
     block = _block_bytes(shard, config, layers)
+    if not block:
+        raise ConfigError(
+            f"pipeline_parallel_size: of the layers of {shard.model.name}, a stage has only some"
+            f" that keep no keys and values with vLLM {config.vllm_version}; use fewer stages"
+        )
     fitting = max(left // block, 0)
     swap = int(config.swap_space * GIB // block) if formula.is_vllm else 0
     gpu, cpu = config.num_gpu_blocks_override, config.num_cpu_blocks_override

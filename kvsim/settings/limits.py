@@ -67,7 +67,7 @@ def check_run(requests: int, steps: int) -> None:
     """Raise `ConfigError` if a run of this size is expected to need too much memory.
 
     `steps`: the least number of steps that it can take. Measured with `kvsim run --out` on the
-    default engine (docs/results/robustness.md).
+    default engine (docs/results/promises.md).
     """
     need = _START_BYTES + requests * _REQUEST_BYTES + steps * _STEP_BYTES
     allowed = most(MEMORY_BYTES)

@@ -207,11 +207,7 @@ class Adder:
             if int(now - need) + freed - left * behind <= behind:
                 return NO_TOKEN
             freed += tokens
-        if rest > self.left_chunk:
-            if self.left_chunk <= 0:
-                return OTHER
-            rest = self.left_chunk
-        self._admit(standing, rest)
+        self._admit(standing, min(rest, self.left_chunk))
         return self.state()
 
     def _keep_lives(self, lives: list[Life]) -> None:

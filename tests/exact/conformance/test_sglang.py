@@ -9,6 +9,7 @@ import pytest
 from exact.conformance.corpus import (
     CORPUS,
     WHOLE,
+    assert_equal,
     check,
     check_random,
     check_twin,
@@ -20,6 +21,8 @@ from exact.conformance.generate_sglang import make_case
 from marks import long, mostly_long, whole
 from shared import needs_shared
 from twins.sglang import step_log
+
+from kvsim.against.conform.builders import run_case
 
 ENGINE = "sglang"
 SEEDS = range(6000 if WHOLE else 500)
@@ -66,3 +69,31 @@ def test_random_cases_against_the_twin(group: int) -> None:
 )
 def test_crossings_that_few_cases_meet(seed: int) -> None:
     check_random(ENGINE, make_case, step_log, (seed,))
+
+
+def test_memory_that_ends_between_two_chunks_costs_the_only_running_request() -> None:
+    """r0 decodes in six steps between two chunks of r1, which is not running yet and keeps what it
+    has: nobody else can be retracted, and r0 is given up."""
+    config = {
+        "max_total_num_tokens": 34,
+        "page_size": 1,
+        "context_len": 8000,
+        "max_running_requests": 4,
+        "chunked_prefill_size": 12,
+        "max_prefill_tokens": 16384,
+        "schedule_policy": "fcfs",
+        "schedule_conservativeness": 0.01,
+        "init_new_token_ratio": 0.05,
+        "prefill_decode_interval": 6,
+        "max_steps": 80,
+    }
+    rows = [
+        {"id": "r0", "arrival": 0, "prompt_token_ids": [1] * 8, "output_len": 20},
+        {"id": "r1", "arrival": 0, "prompt_token_ids": [2] * 16, "output_len": 1},
+    ]
+    for row in rows:
+        row["max_new_tokens"] = row["output_len"]
+    log = list(run_case(ENGINE, config, rows, audit_every=1))
+    given_up = [record for record in log if record["aborted"]]
+    assert [(each["aborted"], each["running"]) for each in given_up] == [(["r0"], 0)]
+    assert_equal(step_log(config, rows), log, "twin | kvsim")

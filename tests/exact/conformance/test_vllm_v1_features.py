@@ -75,6 +75,7 @@ def test_random_cases_against_the_twin(family: str) -> None:
         pytest.param("pp", 41, id="full attention in blocks of two sizes, beside a window"),
         pytest.param("offload", 101, id="a load of nothing ends, and the request still waits"),
         pytest.param("mixed", 76, id="the same, behind a limit of adapters"),
+        pytest.param("simple", 8, id="a block that left the window is stored by its content"),
     ],
 )
 def test_crossings_that_few_cases_meet(family: str, seed: int) -> None:

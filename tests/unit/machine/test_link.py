@@ -80,6 +80,8 @@ def test_transfers_grow_with_blocks_and_add_up(
         ({"layout": "row"}, r"cost\.link: layout: invalid enum value 'row'"),
         ({"bandwidth_gb_s": 0}, r"cost\.link: bandwidth_gb_s: 0"),
         ({"copy_overhead_us": -1}, r"cost\.link: copy_overhead_us: -1"),
+        ({"block_us": 9_007_199_254_740_993}, "not a time; use microseconds from 0 to 1e[+]09"),
+        ({"bandwidth_gb_s": 1e-12}, r"bandwidth_gb_s: 1e-12 is less than a byte in a second"),
         ({"block_us": 30, "layout": "cross"}, "leave out the other settings"),
         ({"block_us": "30"}, "block_us: expected `float.*`, got `str`"),
         ({"model": "tiny"}, "takes no 'model'"),

@@ -608,6 +608,13 @@ def test_an_impossible_budget_names_terms_and_remedy(formula: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_stage_without_keys_and_values_is_refused() -> None:
+    """The first of its layers has a state, for which vLLM 0.8.5 has no table."""
+    settings = {"pipeline_parallel_size": 48, "vllm_version": "0.8.5"}
+    with pytest.raises(ConfigError, match="a stage has only some that keep no keys and values"):
+        fit("qwen3-next-80b-a3b", "h100-sxm", **settings)
+
+
 def test_an_impossible_pool_that_was_given_is_blamed_on_it() -> None:
     with pytest.raises(ConfigError, match=r"raise kv_cache_memory_bytes or tensor_par") as caught:
         fit("llama-3-8b", "h100-sxm", kv_cache_memory_bytes=1000)

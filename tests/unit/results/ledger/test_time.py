@@ -3,14 +3,17 @@
 The engine of `worlds.config`: a step takes 10 ms and 1 ms more for each prompt token.
 """
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from small_engines import ENGINES, PRICES, engine, make_trace, rows
 from twins.ledger import LedgerTwin, assert_same
 from worlds import MS, config, trace
 
 import kvsim
 from kvsim.results.ledger import KERNELS, TIME_PARTS
+from kvsim.results.ledger.time import with_drafts
 
 
 def parts(result: kvsim.Result, place: int) -> dict[str, float]:
@@ -166,3 +169,25 @@ def test_a_request_that_was_never_sent_has_none() -> None:
     assert parts(result, 2) == {}
     assert result.requests["arrival_ns"][2] == -1
     assert sum(parts(result, 0).values()) == 26
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 10**12), st.integers(1, 5_000), st.integers(0, 5_000)),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_drafts_that_are_accepted_take_their_share_of_what_verifying_adds(
+    steps: list[tuple[int, int, int]],
+) -> None:
+    """Rounded down, as whole numbers have it; the rest is of those that are rejected."""
+    shares = [(ns, drafts, min(accepted, drafts)) for ns, drafts, accepted in steps]
+    verifying, drafts, accepted = (np.array(column) for column in zip(*shares, strict=True))
+    further = with_drafts(
+        np.zeros((len(shares), 2), dtype=np.int64), 7, verifying, drafts, accepted
+    )
+    taken = [ns * some // every for ns, every, some in shares]
+    assert further[:, 2:].tolist() == [
+        [7, some, ns - some] for some, (ns, *_) in zip(taken, shares, strict=True)
+    ]
