@@ -12,11 +12,13 @@ TESTS = Path(__file__).parent
 # Helpers by their names, modules beside tests by their paths, and the measuring code.
 sys.path[:0] = [str(TESTS / "support"), str(TESTS), str(TESTS.parent / "kernels")]
 
+from marks import examples  # noqa: E402
+
 # Nothing here is timed; a random test that fails prints what repeats it.
 settings.register_profile(
     "kvsim",
     deadline=None,
-    max_examples=50,
+    max_examples=examples(50),
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )

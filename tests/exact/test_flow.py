@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from marks import long
+from marks import examples, long
 from places import ROOT
 from shared import SHARED, needs_shared
 from small_engines import make_trace
@@ -104,7 +104,7 @@ rows = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
 @given(rows, settings_of_runs)
 def test_every_run_balances(drawn: list[tuple[int, int, int, int]], chosen: dict[str, Any]) -> None:
     trace = make_trace(drawn)
@@ -113,7 +113,7 @@ def test_every_run_balances(drawn: list[tuple[int, int, int, int]], chosen: dict
     check(result, trace)
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
 @given(
     rows,
     settings_of_runs,
@@ -137,7 +137,7 @@ def test_rules_can_be_mixed_freely(
     check(result, trace)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(rows, settings_of_runs)
 def test_two_runs_are_identical(
     drawn: list[tuple[int, int, int, int]], chosen: dict[str, Any]
@@ -148,7 +148,7 @@ def test_two_runs_are_identical(
         assert (one.steps[name] == two.steps[name]).all()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(rows, st.integers(20, 40))
 def test_prefix_caching_without_shared_content_decides_as_naive(
     drawn: list[tuple[int, int, int, int]], blocks: int

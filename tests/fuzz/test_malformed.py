@@ -13,7 +13,7 @@ from fuzz.kills import check_kill
 from marks import long, mostly_long
 
 CASES = int(os.environ.get("KVSIM_FUZZ_CASES", "240"))
-GROUPS = 24
+GROUPS = 48
 
 
 @pytest.mark.parametrize("group", mostly_long(GROUPS, quick=1))

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvsim_kernels import dispatch, flex_impl, reference, torch_impl, triton_decode
 from kvsim_kernels.pages import Attention, Pages
-from marks import long
+from marks import examples, long
 
 SIZE = 256
 """Tokens of a partition of decode v2, beside what it chooses itself."""
@@ -185,7 +185,7 @@ def test_block_ids_beyond_int32_offsets(version: str) -> None:
 
 
 @long
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=examples(8), deadline=None, derandomize=True)
 @given(
     lengths=st.lists(st.integers(0, 90), min_size=1, max_size=4),
     kv_heads=st.sampled_from([1, 2, 3]),

@@ -8,6 +8,7 @@ from batches import BOUNDS, DEVICE, DTYPES, torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvsim_kernels import dense, triton_dense
+from marks import examples
 
 GEOMETRY = dense.Geometry(hidden=96, num_heads=6, num_kv_heads=2, head_size=32, ffn=160, vocab=101)
 TOKENS = 11
@@ -133,7 +134,7 @@ def dull_top_p(logits: np.ndarray, uniform: float, top_p: float, temperature: fl
     return int(kept[-1])
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 2**31),
     top_p=st.sampled_from([0.05, 0.3, 0.9, 1.0]),

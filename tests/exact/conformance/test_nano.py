@@ -58,7 +58,7 @@ def test_recorded_cases(engine: str, folder: Path) -> None:
 @needs_shared("conformance")
 @ENGINES
 @pytest.mark.parametrize("kind", ["", "-hard"])
-@pytest.mark.parametrize("every", [25, pytest.param(5, marks=long)])
+@pytest.mark.parametrize("every", [100, pytest.param(5, marks=long)])
 def test_recorded_random_cases(engine: str, kind: str, every: int) -> None:
     for case in recorded_lines(engine, CORPUS / "fuzz" / f"{FUZZ[engine]}{kind}.jsonl.gz", every):
         check(engine, case)

@@ -39,7 +39,7 @@ def test_recorded_cases(folder: Path) -> None:
 
 
 @needs_shared("conformance/vllm-0.3.3")
-@pytest.mark.parametrize("every", [10, pytest.param(2, marks=long)])
+@pytest.mark.parametrize("every", [40, pytest.param(2, marks=long)])
 def test_recorded_random_cases(every: int) -> None:
     for case in recorded_lines(ENGINE, FOLDER / "fuzz.jsonl.gz", every):
         check(ENGINE, case)

@@ -41,7 +41,7 @@ def test_recorded_cases(folder: Path) -> None:
 
 @needs_shared("conformance")
 @FUZZ
-@pytest.mark.parametrize("every", [25, pytest.param(5, marks=long)])
+@pytest.mark.parametrize("every", [100, pytest.param(5, marks=long)])
 def test_recorded_random_cases(name: str, every: int) -> None:
     for case in recorded_lines(ENGINE, CORPUS / "fuzz" / f"{name}.jsonl.gz", every):
         check(ENGINE, case)

@@ -66,7 +66,7 @@ def test_recorded_cases(folder: Path) -> None:
 
 @needs_shared("conformance")
 @FUZZ
-@pytest.mark.parametrize("every", [15, pytest.param(3, marks=long)])
+@pytest.mark.parametrize("every", [60, pytest.param(3, marks=long)])
 def test_recorded_random_cases(name: str, every: int) -> None:
     for case in recorded_lines(ENGINE, CORPUS / "fuzz" / f"{name}.jsonl.gz", every):
         check(ENGINE, case)

@@ -49,7 +49,7 @@ def test_recorded_cases(folder: Path) -> None:
 
 @needs_shared("conformance")
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("every", [40, pytest.param(1, marks=long)])
+@pytest.mark.parametrize("every", [120, pytest.param(1, marks=long)])
 def test_recorded_random_cases(name: str, every: int) -> None:
     for case in recorded_lines(ENGINE, FEATURES / "fuzz" / f"{name}.jsonl.gz", every):
         check(ENGINE, case)

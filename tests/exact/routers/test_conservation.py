@@ -10,7 +10,7 @@ from fuzz.draw import draw_clients, draw_trace
 from fuzz.equal import difference, imbalance, limited
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from marks import long
+from marks import examples, long
 from places import ROOT
 
 from kvsim.errors import ConfigError
@@ -58,7 +58,7 @@ def fleet(trace: Trace, table: dict[str, Any], replicas: int, router: str) -> Fl
         return None
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     seed=st.integers(0, 1 << 20),
     engine=st.sampled_from(ENGINES),
@@ -95,7 +95,7 @@ def test_books_of_all_replicas_add_up(seed: int, engine: str, router: str, repli
             assert (tokens == columns["input_length"])[columns["first_scheduled_ns"] >= 0].all()
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(seed=st.integers(0, 1 << 20), engine=st.sampled_from(ENGINES), replicas=st.integers(1, 4))
 def test_replicas_apart_do_what_they_do_together(seed: int, engine: str, replicas: int) -> None:
     trace, table = load(seed, engine)

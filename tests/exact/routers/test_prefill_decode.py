@@ -15,6 +15,7 @@ from fuzz.draw import draw_clients, draw_trace
 from fuzz.equal import LIMIT_S, limited
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import examples
 from places import ROOT
 from worlds import MS, trace
 
@@ -156,7 +157,7 @@ def test_heartbeats_come_a_sixth_of_the_lease_apart() -> None:
     assert summarise_fleet(result)["handovers"]["leases_run_out"] == 0
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_nothing_is_lost_between_the_sides(seed: int) -> None:
     rng = random.Random(seed)

@@ -127,7 +127,7 @@ class Comparison(Struct):
 
 
 FEW = ["chat", "--num-prompts", "40"]
-SEARCH = ["size", "burst", "--config", "capacity-cliff", "--num-prompts", "60", "--seeds", "2"]
+SEARCH = ["size", "burst", "--config", "capacity-cliff", "--num-prompts", "20", "--seeds", "2"]
 COMMANDS: dict[str, tuple[list[str], Any]] = {
     "size": ([*SEARCH, "--slo", "p99_ttft<300ms", "--find", "num_gpu_blocks"], Sized),
     "sweep": (

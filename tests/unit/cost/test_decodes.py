@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import examples
 from plans import lengths_plan, plan
 from unit.cost.test_table import H100, PROFILE
 
@@ -55,7 +56,7 @@ def test_a_plan_knows_its_longest_decodes(lengths: list[int]) -> None:
 
 
 @pytest.mark.parametrize("make", COSTS, ids=lambda make: getattr(make, "__name__", make))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(seqs=st.integers(1, 300), length=st.integers(1, 9000))
 def test_the_short_way_of_a_pure_step_is_the_general_formula(
     tables: dict[str, Any], make: Any, seqs: int, length: int

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import examples
 from plans import decode, plan, plans
 
 from kvsim.core.plan import Plan
@@ -60,7 +61,7 @@ def twin_ns(model: Model, hardware: Hardware, tp: int, step: Plan) -> float:
     return total
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(plans(), st.sampled_from([1, 2]), st.sampled_from(["h100-sxm", "rtx-4090"]))
 def test_equals_its_twin(step: Plan, tp: int, hardware: str) -> None:
     cost = roofline("tiny", hardware, tensor_parallel_size=tp)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import examples
 from msgspec.structs import replace
 from plans import decode, plan, plans
 
@@ -133,7 +134,7 @@ def test_experts_cost_their_arithmetic_in_large_steps() -> None:
 
 
 @pytest.mark.parametrize("model", SPECIAL, ids=IDS)
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(step=plans(), more=st.integers(1, 2000))
 def test_more_work_takes_no_less_time(model: Model, step: Plan, more: int) -> None:
     cost = roofline(model)

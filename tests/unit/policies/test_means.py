@@ -9,6 +9,7 @@ import worlds
 from exact import test_flow as flow
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import examples
 from unit.policies.test_victims import SIZE, Clock
 
 import kvsim
@@ -195,7 +196,7 @@ def test_auto_is_refused_where_nothing_can_be_swapped(given: dict[str, Any], wor
 # -- books -----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     kind=st.sampled_from(["0.3.3", "0.6.3", "0.6.3 chunked"]),
     blocks=st.integers(7, 14),
@@ -236,7 +237,7 @@ def test_the_cheaper_means_is_taken_and_no_cpu_pool_is_too_small(
     assert batch.blocks.cpu.free == cpu_blocks
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     drawn=flow.rows,
     chosen=st.fixed_dictionaries(

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import examples
 
 from kvsim.core.request import RUNNING, SWAPPED, Request
 from kvsim.engines.contiguous import Contiguous
@@ -238,7 +239,7 @@ def test_a_pool_below_one_reservation_is_refused() -> None:
 PROMPTS = ("", "aaaa", "aaaabbbb", "aaaabbbbcccc", "aaaabbbbccccdddd", "xyz")
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(
     kind=st.sampled_from((Naive, PrefixCaching)),
     moves=st.lists(

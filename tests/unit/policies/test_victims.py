@@ -13,6 +13,7 @@ import pytest
 import worlds
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import examples
 
 import kvsim
 from kvsim.core.blocks import BlockManager
@@ -204,7 +205,7 @@ def test_shared_blocks_and_progress_count_against_a_cost_aware_victim() -> None:
     assert choose([first, second], blocks) is second
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     engine=st.sampled_from(sorted({**ENGINES, **SWAPPING, **CHUNKS})),
     name=st.sampled_from(sorted(VICTIMS)),
@@ -319,5 +320,6 @@ def test_draws_are_even() -> None:
     choose = policy("random", 5)
     assert choose is not None
     candidates = [Request(index, str(index), 1) for index in range(4)]
-    drawn = [choose(candidates, Naive(4, 4, 0)).index for _ in range(4000)]
+    scheduler = Naive(4, 4, 0)
+    drawn = [choose(candidates, scheduler).index for _ in range(4000)]
     assert np.bincount(drawn, minlength=4) == pytest.approx(1000, abs=120)

@@ -3,6 +3,7 @@ import tomllib
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import examples
 
 from kvsim.results.plain import flat, plain, to_toml
 from kvsim.settings.config import RunConfig, make_config, to_table
@@ -17,7 +18,7 @@ tables = st.dictionaries(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(tables)
 def test_any_table_comes_back_from_its_toml(table):
     assert tomllib.loads(to_toml(plain(table))) == table

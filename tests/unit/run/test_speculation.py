@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import make_trace
+from marks import examples
 
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
@@ -135,7 +136,7 @@ def test_a_prompt_of_another_request_interferes_and_its_drafts_do_not() -> None:
     }
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 60), st.integers(1, 30)), min_size=1, max_size=8),
     st.integers(0, 3 * MS),
@@ -180,7 +181,7 @@ def test_rates_are_those_of_many_steps_and_belong_to_the_place_in_the_output() -
     assert [Rates([0.8, 0.5, 0.1], seed=4).accepted(each, 3) for each in places] != drawn
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.integers(1, 5), st.integers(1, 40))
 def test_recorded_steps_are_met_again(steps: list[int], drafts: int, output: int) -> None:
     """A dull twin writes the recorded run out token by token."""

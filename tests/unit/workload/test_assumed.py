@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from marks import long
+from marks import examples, long
 
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import simulate
@@ -32,7 +32,7 @@ def test_an_unlimited_pool_hits_what_was_assumed(hit_rate, block_size):
     assert f"{100 * summary['prefix_cache_hit_rate']:.1f} % of the prompt tokens" in trace.notes[-1]
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(st.floats(0.05, 0.6), st.integers(1, 8), st.integers(0, 5))
 @long
 def test_nothing_but_the_content_changes(hit_rate, prefixes, seed):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import make_trace, traces
+from marks import examples
 
 from kvsim.workload.chain import first_conflict
 from kvsim.workload.trace import HashContent, Trace, collapse
@@ -46,7 +47,7 @@ def any_ids(draw: st.DrawFn) -> Trace:
     return make_trace(contents, block_size=size, hash_kind="prefix", partial_hash=partial)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(any_ids())
 def test_a_conflict_is_found_where_there_is_one(trace: Trace) -> None:
     conflict = first_conflict(trace)
@@ -57,7 +58,7 @@ def test_a_conflict_is_found_where_there_is_one(trace: Trace) -> None:
         assert has_conflict(trace), "the row named is the one that contradicts"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(traces(forms="h"))
 def test_chained_traces_pass(trace: Trace) -> None:
     if trace.hash_kind == "prefix":

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made import jsonl, traces
-from marks import long
+from marks import examples, long
 from places import ROOT
 from shared import SHARED, needs_shared
 
@@ -39,7 +39,7 @@ STRANGE: tuple[Any, ...] = (
 )
 ROW = {"input_length": 5, "output_length": 2}
 FEW = settings(
-    max_examples=60,
+    max_examples=examples(60),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -9,6 +9,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import make_trace
+from marks import examples
 
 from kvsim.core.request import Request
 from kvsim.settings.config import make_config
@@ -83,7 +84,7 @@ def worlds(draw: st.DrawFn) -> tuple[World, list[Row], list[int], list[int], int
     return world, rows, release_ns, service_ns, limit
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(worlds())
 def test_every_request_is_sent_once_or_skipped(
     case: tuple[World, list[Row], list[int], list[int], int | None],
@@ -111,7 +112,7 @@ def test_every_request_is_sent_once_or_skipped(
             assert request.client_queue_ns == 0
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(worlds())
 def test_the_gate_is_first_come_first_served(
     case: tuple[World, list[Row], list[int], list[int], int | None],

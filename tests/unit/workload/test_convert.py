@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import jsonl, make_trace, traces
+from marks import examples
 
 from kvsim.errors import ConfigError
 from kvsim.workload import open_trace
@@ -19,7 +20,7 @@ from kvsim.workload.keys import streams
 from kvsim.workload.trace import HashContent, ParentContent, SegmentContent, Trace
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(traces(), st.integers(1, 9))
 def test_exported_ids_are_equal_where_prompts_are(trace: Trace, block_size: int) -> None:
     with TemporaryDirectory() as folder:
@@ -60,7 +61,7 @@ def test_an_exported_file_is_read_back(tmp_path: Path) -> None:
     assert again.rows[0].content == HashContent(((0, 3),))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(traces(), st.integers(1, 600))
 def test_a_file_of_any_block_size_is_read_back(trace: Trace, block_size: int) -> None:
     with TemporaryDirectory() as folder:

@@ -12,6 +12,7 @@ import pytest
 from foreign import SAMPLES
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from marks import examples
 
 from kvsim.errors import TraceError
 from kvsim.workload import READERS, open_trace
@@ -22,7 +23,7 @@ STRANGE = (
     "2024-13-01 00:00:00",
 )
 FEW = settings(
-    max_examples=80,
+    max_examples=examples(80),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

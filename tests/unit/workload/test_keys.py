@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import make_trace, traces
+from marks import examples
 
 from kvsim.workload.keys import TokenStream, streams
 from kvsim.workload.trace import (
@@ -55,7 +56,7 @@ def same(keys: list[int], twins: list[object]) -> bool:
 
 
 @pytest.mark.parametrize("forms", ["uhstp", "h", "s", "hp", "tp"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data(), st.integers(1, 9))
 def test_keys_are_equal_where_salt_and_tokens_so_far_are(
     forms: str, data: st.DataObject, block_size: int
@@ -73,7 +74,7 @@ def test_keys_are_equal_where_salt_and_tokens_so_far_are(
     assert same(keys, prefixes)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(traces(), st.integers(1, 9), st.data())
 def test_keys_do_not_depend_on_how_they_are_asked_for(
     trace: Trace, block_size: int, data: st.DataObject
@@ -88,7 +89,7 @@ def test_keys_do_not_depend_on_how_they_are_asked_for(
         )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(traces(), st.integers(1, 9))
 def test_samples_share_the_prompt_and_nothing_else(trace: Trace, block_size: int) -> None:
     identities = streams(trace)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import jsonl, make_trace, read_with, traces, without_lines
+from marks import examples
 
 from kvsim.errors import OutputError
 from kvsim.workload import native, open_trace
@@ -84,7 +85,7 @@ def test_ids_and_runs_say_the_same(tmp_path: Path) -> None:
     assert spelled.rows[0].content == HashContent(((3, 3), (9, 1)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(traces(), st.booleans())
 def test_what_is_written_is_read_back(trace: Trace, named: bool) -> None:
     if named:

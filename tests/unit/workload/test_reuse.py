@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import make_trace, traces
-from marks import long
+from marks import examples, long
 
 from kvsim.explain.cachelab.curve import lru_tokens, optimum_tokens
 from kvsim.workload.keys import streams
@@ -64,7 +64,7 @@ def min_by_hand(trace: Trace, block_size: int, capacity: int) -> int:
 
 
 @long
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(traces(forms="hhhsstpu", max_rows=10), st.integers(1, 5))
 def test_lru_and_min_hits_at_every_capacity(trace: Trace, block_size: int) -> None:
     reuse = find_reuse(trace.rows, streams(trace), Counting(block_size))
@@ -78,7 +78,7 @@ def test_lru_and_min_hits_at_every_capacity(trace: Trace, block_size: int) -> No
     ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(traces(max_rows=10), st.integers(1, 5))
 def test_the_ceiling_is_a_cache_that_drops_nothing(trace: Trace, block_size: int) -> None:
     identities = streams(trace)

@@ -51,7 +51,8 @@ def test_nothing_is_seen_without_arrivals_or_times() -> None:
     assert signs(pairs, trace.rows) is None
 
 
-@pytest.mark.parametrize("place", [0, pytest.param(11, marks=long)])
+@long
+@pytest.mark.parametrize("place", [0, 11])
 def test_a_planted_fault_is_named(place: int) -> None:
     faults = script().ALONE[place]
     assert script().right(faults, script().checked(faults, place))

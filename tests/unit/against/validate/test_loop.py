@@ -7,6 +7,7 @@ import simpy
 import worlds
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import examples
 from small import Priced
 
 from kvsim.against.conform.step_log import Record, finish_record, step_record
@@ -150,7 +151,7 @@ def trace_of(drawn: list[tuple[int, ...]]) -> Trace:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(drawn=requests_drawn)
 def test_loop_and_replica_decide_and_time_alike(engine: str, drawn: list[tuple[int, ...]]) -> None:
     trace, table = trace_of(drawn), {**SETTINGS, **ENGINES[engine]}

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from kvsim_kernels.grid import MOST_CHUNKS, Limits, anchors, ladder, lengths, plan
 from kvsim_kernels.rows import RowSet, identity
 from kvsim_kernels.tables import grid
+from marks import examples
 from unit.cost.calibrate.sweeps import CPU, CUDA
 
 
@@ -32,7 +33,7 @@ def limits(draw: st.DrawFn) -> Limits:
     )
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(limits())
 def test_every_shape_fits_the_engine_and_the_pool(bounds: Limits) -> None:
     for sample in plan(bounds):
@@ -51,7 +52,7 @@ def test_every_shape_fits_the_engine_and_the_pool(bounds: Limits) -> None:
         assert bounds.holds(wanted), sample
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(limits())
 def test_grids_have_no_holes_and_nothing_is_measured_twice(bounds: Limits) -> None:
     samples = plan(bounds)

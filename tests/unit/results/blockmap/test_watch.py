@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from marks import examples
 from small_engines import ENGINES, engine, make_trace, rows
 
 import kvsim
@@ -93,7 +94,7 @@ def watched(name, drawn, **limits):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@settings(max_examples=4)
+@settings(max_examples=examples(4))
 @example(drawn=CROWD, each=1)
 @example(drawn=CROWD, each=6)
 @given(drawn=rows, each=st.integers(1, 9))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from marks import examples
 from small_engines import engine, make_trace, rows
 from worlds import config, hashed
 
@@ -242,7 +243,7 @@ LEFT_ALONE = [(0, 1, 1, 0), (0, 26, 1, 1), (0, 34, 1, 0), (0, 4, 1, 0)]
 
 
 @pytest.mark.parametrize("name", CACHING)
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(drawn=rows, blocks=st.sampled_from((16, 20, 40)))
 @example(drawn=CUT_BY_THE_BUDGET, blocks=40)
 @example(drawn=LEFT_ALONE, blocks=20)
@@ -267,7 +268,7 @@ def test_the_pool_has_seen_what_was_evicted_and_nothing_that_is_cold(
         assert whole == seen.known[place]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(drawn=rows)
 def test_one_at_a_time_and_with_room_for_all_nothing_is_lost(
     drawn: list[tuple[int, int, int, int]],
@@ -307,7 +308,7 @@ def identities(stream: Any, length: int) -> list[int]:
     return list(stream.keys(0, length, 1))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(data=st.data())
 def test_pieces_find_the_same_prefixes_as_tokens_one_by_one(data: st.DataObject) -> None:
     content = st.one_of(

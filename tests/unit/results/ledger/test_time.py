@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import examples
 from small_engines import ENGINES, PRICES, engine, make_trace, rows
 from twins.ledger import LedgerTwin, assert_same
 from worlds import MS, config, trace
@@ -38,7 +39,7 @@ def check(result: kvsim.Result) -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(drawn=rows)
 def test_every_moment_of_every_request_is_where_the_twin_puts_it(
     name: str, drawn: list[tuple[int, int, int, int]]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from marks import long
+from marks import examples, long
 from shared import SHARED, needs_shared
 from startup_logs import v0_log, v1_log
 
@@ -292,7 +292,7 @@ def test_damaged_logs(
 
 @long
 @given(st.integers(0, 3 * 2**20), st.integers(1, 2**20))
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_lines_keep_their_numbers_in_long_logs(
     tmp_path_factory: pytest.TempPathFactory, size: int, width: int
 ) -> None:
