@@ -229,9 +229,10 @@ def test_public_traces_are_accounted_for(name: str, caching: bool) -> None:
     assert result.summary["completed"] > 0
 
 
+@long
 @needs_shared("traces/mooncake")
-@pytest.mark.parametrize("block_size", [pytest.param(16, marks=long), 512])
-@pytest.mark.parametrize("name", ["conversation", pytest.param("synthetic", marks=long)])
+@pytest.mark.parametrize("block_size", [16, 512])
+@pytest.mark.parametrize("name", ["conversation", "synthetic"])
 def test_an_unlimited_pool_reaches_the_ceiling_of_the_trace(name: str, block_size: int) -> None:
     """One request at a time: hits are full blocks known before, and never the last token.
 

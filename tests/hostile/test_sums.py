@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from command import run_here
+from marks import long
 
 CHAT = ["--trace", "chat", "--num-prompts", "40"]
 COMMANDS: dict[str, list[str]] = {
@@ -21,7 +22,9 @@ COMMANDS: dict[str, list[str]] = {
 }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=long if name == "check" else ()) for name in COMMANDS]
+)
 def test_no_floats_are_added_by_sum(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,7 +49,7 @@ def test_features_policies_and_fleets_are_compared_with_the_default(
     """Each shipped case of the tables, on loads of a few requests and in this process."""
     monkeypatch.setattr(repeat, "in_fresh_process", lambda function, *args: function(*args))
     for name in ("W1", "marked", "W2x", "fleet-1", "fleet-64"):
-        make = partial(poisson, 30, 100, Lengths(50), Lengths(60))
+        make = partial(poisson, 30, 20, Lengths(50), Lengths(60))
         small = WORKLOADS[name]._replace(make=make, whole=False)
         monkeypatch.setitem(WORKLOADS, name, small._replace(replicas=min(small.replicas, 2)))
     asked = ("--settings", "feature", "--settings", "own", "--settings", "sglang")

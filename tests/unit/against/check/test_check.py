@@ -102,7 +102,8 @@ def test_a_slow_network_is_found(unchanged: dict[str, Any], tmp_path: Path) -> N
     assert parts["decode"]["difference_ms"] == pytest.approx(0, abs=1e-6)
 
 
-@pytest.mark.parametrize(("factor", "later_s"), [(1.2, 0.3), pytest.param(1.3, 0.1, marks=long)])
+@long
+@pytest.mark.parametrize(("factor", "later_s"), [(1.2, 0.3), (1.3, 0.1)])
 def test_two_things_that_changed_are_named_together(
     factor: float, later_s: float, tmp_path: Path
 ) -> None:
