@@ -105,9 +105,9 @@ class TableCost(ByStep):
         self._scaled_in = differences(self._measured, model, config)
         self._profile = self._measured
         if special and self._scaled_in:
-            key, (made, run) = next(iter(self._scaled_in.items()))
+            key, (of, wanted) = next(iter(self._scaled_in.items()))
             raise ConfigError(
-                f"profile {profile}: {key}: made for {made}, the run has {run}, and times of"
+                f"profile {profile}: {key}: made for {of}, the run has {wanted}, and times of"
                 f" {special} are not scaled; use --cost-model roofline"
             )
         if self._scaled_in:
