@@ -99,10 +99,8 @@ def test_a_wrong_line_is_named(
 
 def test_the_command_finds_both(run: str, dataset: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = run_here(
-        "check", dataset, "--measured", run, "--model", "llama-3.1-8b", "--hardware", "h100",
-        "--out", str(out),
-    )  # fmt: skip
+    told = ["--model", "llama-3.1-8b", "--hardware", "h100"]
+    done = run_here(["check", dataset, "--measured", run, *told, "--out", str(out)])
     assert done.returncode == 0, done.stderr
     assert json.loads((out / "check.json").read_text())
 
