@@ -45,7 +45,7 @@ def front_of(command: str | None) -> Any:
     except (argparse.ArgumentError, ValueError) as error:
         raise ConfigError(f"--vllm: {error}") from None
     named = rest[rest.index("serve") + 1 :][:1] if "serve" in rest else []
-    known.model = [*known.served_model_name, known.model, *named, None][0]
+    known.model = next(filter(None, [*known.served_model_name, known.model, *named]), None)
     return known
 
 

@@ -150,7 +150,9 @@ def test_aiperf(tmp_path: Path) -> None:
     programs = installed(tmp_path, "aiperf==0.13.0")
     load = "--request-count 20 --concurrency 4 --isl 100 --osl 20 --extra-inputs ignore_eos:true"
     with serving(speed=10.0) as (url, _):
-        command = f"aiperf profile --model small --url {url} --endpoint-type chat --streaming {load}"
+        command = (
+            f"aiperf profile --model small --url {url} --endpoint-type chat --streaming {load}"
+        )
         further = "--tokenizer bytes --use-server-token-count --artifact-dir out --ui none"
         run_with_tokenizer(tmp_path, programs, *f"{command} {further}".split())
         found = families(url)
