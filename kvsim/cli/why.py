@@ -63,7 +63,7 @@ def why(
     if html is not None:
         from kvsim.report.pages.story import build_story
 
-        console.print(f"\nwritten to {write_text(html, build_story(story))}")
+        console.print(f"\nwritten to {write_text(html, build_story(story, said))}")
 
 
 def _render(story: Story, console: Console) -> None:

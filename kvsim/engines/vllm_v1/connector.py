@@ -71,9 +71,6 @@ class Done(NamedTuple):
     below: Sequence[Any] = ()
     """Copies between CPU memory and a tier below it."""
 
-    def __bool__(self) -> bool:
-        return bool(self.loads or self.stores or self.below)
-
 
 class Reported(NamedTuple):
     """Requests whose transfers are over."""
@@ -85,6 +82,8 @@ class Reported(NamedTuple):
 
 
 NOTHING = Done([], [])
+"""What a worker reports where no transfer is over."""
+NO_TRANSFERS = Transfers([], [], [], [])
 
 
 class Connector:

@@ -7,6 +7,7 @@ Loads that read it keep it. vLLM 0.33.0 `v1/kv_offload/cpu/manager.py`, `policie
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -50,21 +51,29 @@ class _Run:
         """Of chunks at one place, that of the first group makes room first where `sign` is 1, that
         of the last group where it is -1."""
         self.rank = rank
-        self.keys: dict[Key, None] = {}
-        self._position, self._sign = access.position, sign
+        self.sign = sign
+        self.held = 0
+        """Number of its chunks."""
+        self._added: list[Key] = []
+        """Chunks that came; some have left, or came again."""
+        self._position = access.position
         self._order: list[Key] | None = None
 
-    def changed(self) -> None:
-        """Chunks were added."""
+    def add(self, key: Key) -> None:
+        """A chunk comes."""
+        self.held += 1
+        self._added.append(key)
         self._order = None
+
+    def renew(self, rank: int, sign: int) -> None:
+        """Gives all chunks another rank, and their order in it."""
+        self.rank, self.sign, self._order = rank, sign, None
 
     def sorted(self) -> list[Key]:
         """The chunks in order, the first one to go at the end, and some that left."""
         if self._order is None:
-            position, sign = self._position, self._sign
-            self._order = sorted(
-                self.keys, key=lambda key: (-position[key], sign * key), reverse=True
-            )
+            self._order = sorted(set(self._added), reverse=self.sign > 0)
+            self._order.sort(key=self._position.__getitem__)
         return self._order
 
 
@@ -79,6 +88,8 @@ class Lru:
         self._run_of: dict[Key, _Run] = {}
         self._runs: dict[int, _Run] = {}
         """Rank → its chunks."""
+        self._ranks: list[int] = []
+        """Ranks in order, and some that have no chunks any more."""
         self._last = 0
 
     def missed(self, keys: list[Key]) -> None:
@@ -86,10 +97,10 @@ class Lru:
 
     def accessed(self, keys: list[Key], access: Access) -> None:
         """A request uses chunks for the first time. They may be absent."""
-        rank = self._rank(access)
+        rank, run_of = self._rank(access), self._run_of
         older = []
         for key in keys:
-            run = self._run_of.get(key)
+            run = run_of.get(key)
             if run is not None and run.rank < rank:
                 older.append(key)
         self._move(older, rank, access, 1)
@@ -102,31 +113,45 @@ class Lru:
     def ended(self, access: Access) -> None:
         """A request is over."""
         self._last += 1
-        known = self._run_of
-        self._move([key for key in access.seen if key in known], self._last, access, -1)
+        own = self._runs.pop(access.rank, None)
+        if own is not None:
+            own.renew(self._last, -1)
+            self._put(own)
+            if own.held == len(access.seen):
+                return
+        run_of = self._run_of
+        self._move([key for key in access.seen if key in run_of], self._last, access, -1)
 
     def evict(self, number: int, evictable: Callable[[Key], bool]) -> list[Key] | None:
         """Removes and returns `number` chunks; None, and nothing changes, if there are too few."""
+        run_of = self._run_of
         chosen: list[Key] = []
-        passed: list[tuple[list[Key], list[Key]]] = []
-        for rank in sorted(self._runs):
-            run = self._runs[rank]
-            order, seen = run.sorted(), list[Key]()
-            while order and len(chosen) < number:
-                key = order.pop()
-                if key in run.keys:
-                    seen.append(key)
-                    if evictable(key):
-                        chosen.append(key)
-            passed.append((order, seen))
+        passed: list[tuple[list[Key], int, list[Key]]] = []
+        for rank in self._ranks:
+            run = self._runs.get(rank)
+            if run is None:
+                continue
+            order, stay = run.sorted(), list[Key]()
+            place = len(order)
+            while place and len(chosen) < number:
+                place -= 1
+                key = order[place]
+                if run_of.get(key) is run:
+                    (chosen if evictable(key) else stay).append(key)
+            passed.append((order, place, stay))
             if len(chosen) == number:
                 break
-        gone = set(chosen) if len(chosen) == number else set[Key]()
-        for order, seen in passed:
-            order += [key for key in reversed(seen) if key not in gone]
-        for key in gone:
-            self._leave(key, self._run_of.pop(key))
-        return chosen if gone else None
+        if len(chosen) < number:
+            return None
+        for order, place, stay in passed:
+            stay.reverse()
+            order[place:] = stay
+        for key in chosen:
+            self._leave(run_of[key])
+            del run_of[key]
+        while self._ranks and self._ranks[0] not in self._runs:
+            del self._ranks[0]
+        return chosen
 
     def _rank(self, access: Access) -> int:
         if not access.rank:
@@ -141,21 +166,27 @@ class Lru:
         run_of = self._run_of
         run = self._runs.get(rank)
         if run is None:
-            run = self._runs[rank] = _Run(rank, access, sign)
-        members = run.keys
+            run = _Run(rank, access, sign)
+            self._put(run)
         for key in keys:
             before = run_of.get(key)
             if before is not run:
                 if before is not None:
-                    self._leave(key, before)
+                    self._leave(before)
                 run_of[key] = run
-            members[key] = None
-        run.changed()
+                run.add(key)
 
-    def _leave(self, key: Key, run: _Run) -> None:
-        """Takes a chunk out of its run."""
-        del run.keys[key]
-        if not run.keys:
+    def _put(self, run: _Run) -> None:
+        """A run begins, or goes on at another rank."""
+        self._runs[run.rank] = run
+        place = bisect_left(self._ranks, run.rank)
+        if self._ranks[place : place + 1] != [run.rank]:
+            self._ranks.insert(place, run.rank)
+
+    def _leave(self, run: _Run) -> None:
+        """A chunk leaves its run."""
+        run.held -= 1
+        if not run.held:
             del self._runs[run.rank]
 
 
@@ -275,6 +306,14 @@ class Counter:
         return self._counts.get(key, 0) >= self._threshold
 
 
+class _Held:
+    """A chunk in CPU memory."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        self.state = PENDING
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class CpuTier:
     """The chunks in CPU memory."""
@@ -293,8 +332,7 @@ class CpuTier:
         self.capacity = capacity
         self._policy = policy(capacity)
         self._counter = Counter(store_threshold, max_tracker_size) if store_threshold > 1 else None
-        self._places: dict[Key, int] = {}
-        self._state: dict[Key, int] = {}
+        self._held: dict[Key, _Held] = {}
         self._fresh = 0
         """Places that were ever used; those above are free."""
         self._returned: list[int] = []
@@ -305,7 +343,8 @@ class CpuTier:
 
     def look_up(self, key: Key) -> int | None:
         """Returns the state of a chunk that a request looks for; None if it is absent."""
-        return self._state.get(key)
+        held = self._held.get(key)
+        return None if held is None else held.state
 
     @property
     def free(self) -> int:
@@ -320,17 +359,19 @@ class CpuTier:
     def offer(self, keys: list[Key], access: Access) -> dict[Key, int] | None:
         """A request offers chunks. Returns the places to which those must be written that are
         absent. None: there is no room for all of them, so none is stored."""
-        if self._counter is not None:
-            self._counter.offered(keys)
+        counter, chunks = self._counter, self._held
+        if counter is not None:
+            counter.offered(keys)
         wanted: list[Key] = []
         ready: list[Key] = []
         used: list[Key] = []
         for key in keys:
-            state = self._state.get(key)
-            if state is None and (self._counter is None or self._counter.enough(key)):
-                wanted.append(key)
-                used.append(key)
-            elif state is not None and state >= READY:
+            held = chunks.get(key)
+            if held is None:
+                if counter is None or counter.enough(key):
+                    wanted.append(key)
+                    used.append(key)
+            elif held.state >= READY:
                 ready.append(key)
                 used.append(key)
         new = [key for key in wanted if key not in access.missed]
@@ -343,7 +384,7 @@ class CpuTier:
     def stored(self, keys: list[Key]) -> None:
         """Chunks were written."""
         for key in keys:
-            self._state[key] = READY
+            self._held[key].state = READY
         self.pending -= len(keys)
         self._evictable += len(keys)
 
@@ -351,12 +392,13 @@ class CpuTier:
         """A request begins to read chunks. Returns their places."""
         self._pin(keys)
         self._accessed(keys, access, keys)
-        return [self._places[key] for key in keys]
+        return [self._held[key].place for key in keys]
 
     def contents(self) -> tuple[Iterable[int], Iterable[int]]:
         """Returns the places of its chunks, and their states
         (`kvsim.results.blockmap.watch.Tier`)."""
-        return self._places.values(), self._state.values()
+        chunks = self._held.values()
+        return [held.place for held in chunks], [held.state for held in chunks]
 
     def copies(self) -> Sequence[Any]:
         """Returns the copies to and from a tier below that begin with this step."""
@@ -386,8 +428,9 @@ class CpuTier:
     def loaded(self, keys: list[Key]) -> None:
         """A request has read chunks."""
         for key in keys:
-            self._state[key] -= 1
-            self._evictable += self._state[key] == READY
+            held = self._held[key]
+            held.state -= 1
+            self._evictable += held.state == READY
 
     def ended(self, access: Access) -> None:
         """A request is over."""
@@ -406,24 +449,24 @@ class CpuTier:
     ) -> dict[Key, int] | None:
         """Makes room for chunks, without eviction of those that are spared. Returns their places;
         None if there is too little room."""
-        lacking = len(wanted) - self.free
+        chunks, lacking = self._held, len(wanted) - self.free
         if lacking > 0:
             evicted = None
             if lacking <= self._evictable:
                 stay = set(spared)
                 evicted = self._policy.evict(
-                    lacking, lambda key: self._state[key] == READY and key not in stay
+                    lacking, lambda key: chunks[key].state == READY and key not in stay
                 )
             if evicted is None:
                 return None
             self._evictable -= len(evicted)
             for key in evicted:
-                self._returned.append(self._places.pop(key))
-                del self._state[key]
+                self._returned.append(chunks[key].place)
+                del chunks[key]
         places: dict[Key, int] = {}
         for key in wanted:
-            self._places[key] = places[key] = self._take()
-            self._state[key] = PENDING
+            places[key] = place = self._take()
+            chunks[key] = _Held(place)
         self._policy.inserted(wanted, access)
         self.pending += len(wanted)
         access.inserted.update(wanted)
@@ -432,8 +475,9 @@ class CpuTier:
     def _pin(self, keys: list[Key]) -> None:
         """Chunks are read, and stay meanwhile."""
         for key in keys:
-            self._evictable -= self._state[key] == READY
-            self._state[key] += 1
+            held = self._held[key]
+            self._evictable -= held.state == READY
+            held.state += 1
 
     def _take(self) -> int:
         if self._fresh < self.capacity:

@@ -222,7 +222,7 @@ class KVCacheManager(BlockManager):
         known: i64 = request.length - 1 if self.layout.lookahead_keys else request.length
         return list(self.number(request)[: known // self.layout.key_tokens])
 
-    def content_key(self, key: int, group: int) -> int:
+    def content_key(self, key: i64, group: i64) -> i64:
         """The content of a block of a group that ends with a unit."""
         return key * len(self.groups) + group
 

@@ -17,6 +17,7 @@ from mypy_extensions import i64
 from kvsim.core.plan import Plan
 from kvsim.core.request import ABORTED, Request, Table
 from kvsim.engines.vllm_v1.connector import (
+    NO_TRANSFERS,
     Connector,
     Done,
     Job,
@@ -353,7 +354,7 @@ class Offloading(Connector):
     # -- a step is composed ----------------------------------------------------------------------
 
     def build_connector_meta(self, plan: Plan) -> Transfers:
-        self._note_tables(plan)
+        knowns = self._note_tables(plan)
         loads, self._new_loads = self._new_loads, []
         flush: set[int] = set()
         if plan.preempted:
@@ -368,8 +369,8 @@ class Offloading(Connector):
         stores: list[Job] = []
         k: i64
         for k in range(len(plan.requests)):
-            request = plan.requests[k]
-            if not self._known[request].stored:
+            if not knowns[k].stored:
+                request = plan.requests[k]
                 stores += self._stored(request, request.computed + plan.scheduled[k], flush)
         for request in plan.finished:
             stores += self._stored(request, _written(request), flush)
@@ -379,11 +380,16 @@ class Offloading(Connector):
             self.happened[FLUSHED] += len(flush)
         self._touched.clear()
         self._sync_left = self._sync_budget
-        return Transfers(loads, stores, sorted(flush), [], below=self.tier.copies())
+        below = self.tier.copies()
+        if not (loads or stores or flush or below):
+            return NO_TRANSFERS
+        return Transfers(loads, stores, sorted(flush), [], below=below)
 
-    def _note_tables(self, plan: Plan) -> None:
-        """Notes the tables of the batch, and forgets blocks that were reused."""
+    def _note_tables(self, plan: Plan) -> list[_Known]:
+        """Notes the tables of the batch, and forgets blocks that were reused. Returns what is known
+        of the batch."""
         self._step += 1
+        knowns: list[_Known] = []
         touched, put = self._touched, list[tuple[int, _Chunks, int]]()
         chunks: _Chunks
         table: Table
@@ -392,6 +398,7 @@ class Offloading(Connector):
         for k in range(len(plan.requests)):
             request: Request = plan.requests[k]
             known = self._known_of(request)
+            knowns.append(known)
             if not known.stored:
                 self._extend_keys(request, known)
             for number, chunks in enumerate(known.groups):
@@ -408,7 +415,7 @@ class Offloading(Connector):
                             put.append((block, chunks, place))
         touched.discard(0)
         if not self._sparse:
-            return
+            return knowns
         for block in touched:
             for chunks, at in self._holders.pop(block, ()):
                 end = chunks.old if chunks.grown == self._step else len(chunks.blocks)
@@ -416,6 +423,7 @@ class Offloading(Connector):
                     chunks.blocks[at] = 0
         for block, chunks, at in put:
             self._holders.setdefault(block, []).append((chunks, at))
+        return knowns
 
     def _stored(self, request: Request, computed: int, flush: set[int]) -> list[Job]:
         """Offers the chunks of a request whose first `computed` tokens are computed. Returns the
@@ -427,24 +435,22 @@ class Offloading(Connector):
         tokens = min(computed, sequence.length)
         if self.prompts_only:
             tokens = min(tokens, request.input_length)
-        pairs = [*zip(self._groups, known.groups, strict=True)]
-        ends = [self._whole(group, chunks, request, tokens) for group, chunks in pairs]
-        if not (ended or any(end > known.groups[n].next for n, end in enumerate(ends))):
+        groups, numbers = known.groups, range(len(known.groups))
+        ends = [self._whole(self._groups[n], groups[n], request, tokens) for n in numbers]
+        if not (ended or any(ends[n] > groups[n].next for n in numbers)):
             known.stored = self._all_offered(request, known)
             return []
         offers = [
-            self._offers(group, chunks, request, end, known.junction)
-            for (group, chunks), end in zip(pairs, ends, strict=True)
+            self._offers(self._groups[n], groups[n], request, ends[n], known.junction)
+            for n in numbers
         ]
-        keys = [
-            known.groups[number].keys[at] for number, found in enumerate(offers) for at in found
-        ]
+        keys = [groups[n].keys[at] for n in numbers for at in offers[n]]
         places = self.tier.offer(keys, known.access) if keys else {}
         if places is None:
             self.happened[REFUSED] += 1
             return []
-        for chunks, end in zip(known.groups, ends, strict=True):
-            chunks.next = max(chunks.next, end)
+        for n in numbers:
+            groups[n].next = max(groups[n].next, ends[n])
         known.stored = self._all_offered(request, known)
         if not places:
             return []
@@ -452,17 +458,10 @@ class Offloading(Connector):
         sources: list[list[int]] = []
         watched: list[int] = []
         later: list[int] = []
-        for number, found in enumerate(offers):
-            chunks = known.groups[number]
-            blocks = [
-                block
-                for at in found
-                if chunks.keys[at] in places
-                for block in chunks.blocks[at * self._size : (at + 1) * self._size]
-                if block
-            ]
+        for n in numbers:
+            blocks = self._sources(groups[n], offers[n], places)
             sources.append(blocks)
-            (watched if self._groups[number].window else later).extend(blocks)
+            (watched if self._groups[n].window else later).extend(blocks)
         job = Job(self._number(), request, sources, [[*places.values()]], False)
         known.jobs.add(job.number)
         self._copies[job.number] = _Copy([*places], later)
@@ -473,12 +472,28 @@ class Offloading(Connector):
                 flush.add(job.number)
         return [job]
 
+    def _sources(self, chunks: _Chunks, offered: list[int], places: dict[Key, int]) -> list[int]:
+        """Returns the blocks of the chunks that have places in the tier."""
+        size: i64 = self._size
+        blocks: list[int] = []
+        for at in offered:
+            if chunks.keys[at] in places:
+                first: i64 = at * size
+                place: i64
+                for place in range(first, first + size):
+                    block = chunks.blocks[place]
+                    if block:
+                        blocks.append(block)
+        return blocks
+
     def _all_offered(self, request: Request, known: _Known) -> bool:
         """Whether nothing of a request will be offered before it ends."""
-        return self.prompts_only and all(
-            chunks.next >= request.input_length // group.tokens
-            for group, chunks in zip(self._groups, known.groups, strict=True)
-        )
+        if not self.prompts_only:
+            return False
+        for number, chunks in enumerate(known.groups):
+            if chunks.next < request.input_length // self._groups[number].tokens:
+                return False
+        return True
 
     def _whole(self, group: ChunkedGroup, chunks: _Chunks, request: Request, tokens: int) -> int:
         """Returns the number of chunks of a group that could be stored by now."""
@@ -507,6 +522,8 @@ class Offloading(Connector):
         kept = self._kept(group, first, end, mask)
         if kept is None and passed is None:
             held = chunks.blocks
+            if 0 not in held[first * size : end * size]:
+                return [*range(first, end)]
             return [at for at in range(first, end) if 0 not in held[at * size : (at + 1) * size]]
         before = None if passed is None else self._kept(group, first, end, passed)
         found = []
@@ -611,8 +628,8 @@ class Offloading(Connector):
     def _note_unstored(self, request: Request, known: _Known) -> None:
         """Notes where the answer of a request begins, if it is not stored."""
         if self.prompts_only:
-            for group, chunks in zip(self._groups, known.groups, strict=True):
-                first = request.input_length // group.tokens
+            for number, chunks in enumerate(known.groups):
+                first = request.input_length // self._groups[number].tokens
                 self._unstored.update(chunks.keys[first : first + 1])
 
     def _happens(self, event: str, known: _Known) -> None:
@@ -635,14 +652,18 @@ class Offloading(Connector):
 
     def _extend_keys(self, request: Request, known: _Known) -> None:
         """Notes the keys of chunks whose tokens are known by now."""
-        unit = self._blocks.layout.key_tokens
-        contents = self._blocks.number(request)
-        for number, (group, chunks) in enumerate(zip(self._groups, known.groups, strict=True)):
-            each = group.tokens // unit
-            for end in range((len(chunks.keys) + 1) * each, len(contents) + 1, each):
-                key = self._blocks.content_key(contents[end - 1], number)
+        blocks, position = self._blocks, known.access.position
+        unit: i64 = blocks.layout.key_tokens
+        contents = blocks.number(request)
+        length: i64 = len(contents)
+        for number, chunks in enumerate(known.groups):
+            each: i64 = self._groups[number].tokens // unit
+            end: i64 = (len(chunks.keys) + 1) * each
+            while end <= length:
+                key: Key = blocks.content_key(contents[end - 1], number)
                 chunks.keys.append(key)
-                known.access.position[key] = end * unit
+                position[key] = end * unit
+                end += each
 
     def _number(self) -> int:
         self._jobs += 1

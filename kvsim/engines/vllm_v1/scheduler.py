@@ -30,7 +30,7 @@ from kvsim.core.request import (
 )
 from kvsim.core.scheduler import Scheduler
 from kvsim.engines.deaths import died
-from kvsim.engines.vllm_v1.connector import Connector, Done, Match, Worker, note_tiers
+from kvsim.engines.vllm_v1.connector import NOTHING, Connector, Done, Match, Worker, note_tiers
 from kvsim.engines.vllm_v1.drafts import Speculation
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.engines.vllm_v1.passing import AdapterSlots, Cadence
@@ -644,7 +644,7 @@ class VllmV1(Scheduler):
             request.batch = self._sent
             request.mid_prompt = after < known
             if after >= known:
-                if connected:
+                if connected and self._prefills:
                     self._prefills.pop(request, None)
                 if self.asynchronous:
                     request.placeholders += 1 + drafts[k]
@@ -763,7 +763,7 @@ class VllmV1(Scheduler):
 
     def _hear(self, batch: Batch, done: Done) -> None:
         """The worker reports which transfers are over."""
-        if not done or self.connector is None:
+        if done is NOTHING or self.connector is None:
             return
         received, sent = self.connector.update_connector_output(done)
         for request in received:

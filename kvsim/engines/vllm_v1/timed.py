@@ -14,7 +14,7 @@ steps computed, with its own. A load within a step is a lane of its own. vLLM 0.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from kvsim.core.plan import NOTHING_MOVED, Moved
@@ -76,7 +76,7 @@ class Lane(Generic[T]):
 class Lanes(Generic[T]):
     """The lanes of a link. Time passes only in `advance`."""
 
-    def __init__(self, directions: Sequence[Sequence[Lane[T]]], both_ways: float = 1.0) -> None:
+    def __init__(self, directions: list[list[Lane[T]]], both_ways: float = 1.0) -> None:
         """`both_ways`: speed of each direction while both copy, as a share of that of one alone."""
         self._directions = directions
         self._both = round(_FULL * both_ways / 2) * 2
@@ -85,7 +85,7 @@ class Lanes(Generic[T]):
     def advance(self, until_ns: int) -> None:
         """Lets time pass. What is submitted later must not begin before `until_ns`."""
         while speeds := self._speeds():
-            ns = min(lane.due_ns(speed) for lane, speed in speeds)
+            ns = min([lane.due_ns(speed) for lane, speed in speeds])
             if self.now_ns + ns > until_ns:
                 break
             self._pass(speeds, ns)
@@ -94,8 +94,8 @@ class Lanes(Generic[T]):
 
     def next_ns(self) -> float:
         """Returns when the next copy is over, if no other is submitted; infinite: never."""
-        due = (lane.due_ns(speed) for lane, speed in self._speeds())
-        return self.now_ns + min(due, default=float("inf"))
+        due = [lane.due_ns(speed) for lane, speed in self._speeds()]
+        return self.now_ns + min(due) if due else float("inf")
 
     def _pass(self, speeds: list[tuple[Lane[T], int]], ns: int) -> None:
         self.now_ns += ns
@@ -104,11 +104,11 @@ class Lanes(Generic[T]):
 
     def _speeds(self) -> list[tuple[Lane[T], int]]:
         """Returns the lanes that copy, and how fast."""
-        busy = [[lane for lane in lanes if lane.copies] for lanes in self._directions]
-        number = sum(map(bool, busy))
-        if not number:
-            return []
-        whole = _FULL if number == 1 else self._both
+        busy: list[list[Lane[T]]] = []
+        for lanes in self._directions:
+            if copying := [lane for lane in lanes if lane.copies]:
+                busy.append(copying)
+        whole = _FULL if len(busy) == 1 else self._both
         return [(lane, whole // len(lanes)) for lanes in busy for lane in lanes]
 
 
@@ -167,7 +167,7 @@ class TimedWorker(Worker):
 
     @property
     def busy(self) -> bool:
-        return self._begins or any(lane.copies for lane in self._all)
+        return self._begins or any(bool(lane.copies) for lane in self._all)
 
     @property
     def unsent(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from kvsim.explain.story import Story, ledger_rows
 from kvsim.report.pages.document import document
@@ -22,14 +22,14 @@ COLOURS = {name: f"part-{part}" for name, part in zip(standings.NAMES, _PARTS, s
 """Standing → the colour of the part of the ledger that most of it becomes."""
 
 
-def build_story(story: Story) -> str:
-    """The whole file; equal stories give equal bytes."""
+def build_story(story: Story, tail: Sequence[str] = ()) -> str:
+    """The whole file; equal stories give equal bytes. `tail`: why its like are slow."""
     sections = {
         "Time line": _time_line(story),
         "Where its time went": _ledger(story.times_ns, TIME_LABELS, "part", "Time"),
         "Its prompt tokens": _ledger(story.tokens, PROMPT_LABELS, "prompt", "Tokens"),
     }
-    remarks = [(story.verdict, "plain")] if story.verdict else []
+    remarks = [(said, "plain") for said in (*tail, story.verdict) if said]
     title = f"Request {story.id}"
     return document("kvsim why", title, sections, subject=story.about, remarks=remarks)
 

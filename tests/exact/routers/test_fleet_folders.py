@@ -171,7 +171,7 @@ def test_compare_sets_routers_side_by_side(tmp_path: Path) -> None:
     base = ("compare", *BASE, "--replicas", "2", "--out", "out")
     told = run_here((*base, "--router", routers), tmp_path)
     assert told.returncode == 0, told.stderr
-    assert "router: round-robin, but session-affinity in session-affinity" in told.stdout
+    assert "router: round-robin, session-affinity, least-loaded" in told.stdout
     for name in routers.split(","):
         run = read_fleet(tmp_path / "out" / name)
         assert run.summary["meta"]["router"]["name"] == name

@@ -39,15 +39,19 @@ def test_a_story_is_told_in_words_and_written_as_a_page(run: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("latency", ["ttft", "tpot", "e2el", "queue"])
-def test_a_tail_is_explained_by_what_its_requests_wait_for(run: str, latency: str) -> None:
+def test_a_tail_is_explained_by_what_its_requests_wait_for(
+    run: str, latency: str, tmp_path: Path
+) -> None:
     """120 requests: two are at p99 or above it, and no other request is slower."""
-    told = kvsim("why", run, "--p99", latency)
+    told = kvsim("why", run, "--p99", latency, "--html", str(tmp_path / "why.html"))
     assert told.returncode == 0, told.stderr
     text = " ".join(told.stdout.replace("\u00a0", " ").split())
     assert f"{latency.upper() if latency != 'queue' else 'Queue'} p99: " in text
     assert "2 requests of 120 take that long; request " in text
     requests = read_results(run)[1]
-    id, _ = tail_words(requests, latency)
+    id, said = tail_words(requests, latency)
+    page = (tmp_path / "why.html").read_text()
+    assert f"Request {id}" in page and all(sentence in page for sentence in said)
     values = durations_ns(requests)[latency]
     assert (values > values[list(requests["id"]).index(id)]).sum() == 1
     assert ("waiting for free blocks" in text.partition("They arrived")[0]) == (latency != "tpot")

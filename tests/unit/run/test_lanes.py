@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.core.plan import NOTHING_MOVED
-from kvsim.engines.vllm_v1.connector import Job, Transfers
+from kvsim.engines.vllm_v1.connector import NOTHING, Job, Transfers
 from kvsim.engines.vllm_v1.timed import Lane, Lanes, TimedWorker
 
 INF = float("inf")
@@ -28,7 +28,7 @@ def test_a_store_begins_with_the_next_step_unless_it_is_flushed() -> None:
     assert worker.launch(Transfers([], [job(0, 3)], [], []), 100, False, INF) == NOTHING_MOVED
     assert worker.unsent
     assert worker.launch(nothing, 200, False, INF) == NOTHING_MOVED
-    assert not worker.collect(229)
+    assert worker.collect(229) is NOTHING
     assert worker.collect(230).stores
     assert worker.launch(Transfers([], [job(1, 3)], [1], []), 300, False, INF).flush_ns == 30
 
@@ -53,7 +53,7 @@ def test_both_directions_together_have_less_than_twice_the_bandwidth() -> None:
     """1,000 ns alone; at 0.834 of the speed, 1,000 / 0.834 = 1,199.04."""
     worker = TimedWorker(lambda blocks: blocks, both_ways=0.834, stores_at_once=True)
     worker.launch(Transfers([job(0, 1000)], [job(1, 1000)], [], []), 0, False, INF)
-    assert not worker.collect(1199)
+    assert worker.collect(1199) is NOTHING
     done = worker.collect(1200)
     assert len(done.loads) == len(done.stores) == 1
 

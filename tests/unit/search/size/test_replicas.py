@@ -73,7 +73,7 @@ def test_the_verdict_says_what_one_less_does_and_what_it_costs(found: list[Searc
     text = "\n".join(remark.text for remark in verdict(lab, answer, 2.5)).replace("\u00a0", " ")
     assert "The least number of replicas that keeps TTFT p99 < 500 ms: 3 replicas." in text
     assert "With 2 replicas, the objectives do not hold. Overloaded" in text
-    assert "(2 replicas instead of 3 replicas)" in text
+    assert "Cliff: with 2 replicas instead of 3 replicas (33.3 % less), TTFT p99 is " in text
     assert "also holds with 960" in text
     assert "3 GPUs cost $7.50 an hour" in text
     cost = cost_of(lab, answer, 2.5)
