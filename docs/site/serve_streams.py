@@ -1,6 +1,7 @@
 """Opens streams of `kvsim serve` and says how late their tokens are and what they cost.
 
     python docs/site/serve_streams.py 16 64 128 256 512
+    python docs/site/serve_streams.py 256 512 --stream-interval 4    # any options of kvsim serve
 
 Steps take 10 ms, and every stream gets a token in each. The server has one core for itself and this
 client another. A line for each number of streams is the round with the least p99 lateness of three.
@@ -17,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 
 STEP_MS, TOKENS, ROUNDS = 10, 1000, 3
@@ -25,9 +27,10 @@ COMMAND = f"""serve --port 0 --max-num-seqs 1024 --max-num-batched-tokens 16384 
 
 
 @contextmanager
-def server(core: int) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+def server(core: int, options: list[str]) -> Iterator[tuple[int, subprocess.Popen[str]]]:
     """A server on one core, and its port."""
     command = ["taskset", "-c", str(core), sys.executable, "-m", "kvsim", *COMMAND]
+    command += options
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         told = re.search(r":(\d+)/v1", process.stdout.readline())
@@ -35,13 +38,13 @@ def server(core: int) -> Iterator[tuple[int, subprocess.Popen[str]]]:
         yield int(told[1]), process
 
 
-def read_all(port: int, streams: int) -> int:
-    """Opens so many streams, reads them to their ends, and returns their tokens."""
+def read_all(port: int, streams: int) -> None:
+    """Opens so many streams, and reads them to their ends."""
     body = json.dumps(
         {"prompt": [1] * 4, "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
     ).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d"
-    tokens, left = 0, selectors.DefaultSelector()
+    left, tails = selectors.DefaultSelector(), dict[int, bytes]()
     for _ in range(streams):
         made = socket.create_connection(("127.0.0.1", port))
         made.sendall(head % len(body) + b"\r\n\r\n" + body)
@@ -50,25 +53,25 @@ def read_all(port: int, streams: int) -> int:
         for key, _ in left.select():
             assert isinstance(key.fileobj, socket.socket)
             if got := key.fileobj.recv(1 << 16):
-                tokens += got.count(b"data: {")
+                tails[key.fd] = (tails.get(key.fd, b"") + got)[-40:]
             else:
+                assert b"data: [DONE]" in tails[key.fd], "a stream did not end properly"
                 left.unregister(key.fileobj)
                 key.fileobj.close()
-    return tokens
 
 
-def measured(streams: int) -> tuple[float, str]:
+def measured(streams: int, options: list[str]) -> tuple[float, str]:
     """The p99 lateness of one round, and all about it."""
-    with server(0) as (port, process):
+    with server(0, options) as (port, process):
         begun_s = cpu_s(process.pid)
-        tokens = read_all(port, streams)
+        read_all(port, streams)
         used_s = cpu_s(process.pid) - begun_s
         process.terminate()
         assert process.stdout is not None
         said = process.stdout.read()
     found = re.search(r"late by ([\d.]+) ms \(p50\), ([\d.]+) ms \(p99\)", said)
     assert found is not None, said
-    cost = f"{used_s / tokens * 1e6:.1f} | {used_s / (TOKENS * STEP_MS / 1e3):.0%}"
+    cost = f"{used_s / streams / TOKENS * 1e6:.1f} | {used_s / (TOKENS * STEP_MS / 1e3):.0%}"
     return float(found[2]), f"| {streams} | {found[1]} | {found[2]} | {cost} |"
 
 
@@ -81,9 +84,12 @@ def cpu_s(pid: int) -> float:
 if __name__ == "__main__":
     os.sched_setaffinity(0, {1})
     say = sys.stdout.write
-    say("| streams | lateness p50, ms | p99, ms | us of CPU a token | of a core | load |\n")
+    say(
+        "| streams | lateness p50, ms | p99, ms | us of CPU a token | cores to be on time | load |\n"
+    )
     say("|---|---|---|---|---|---|\n")
-    for streams in map(int, sys.argv[1:]):
-        best = min(measured(streams) for _ in range(ROUNDS))
+    numbers = [*takewhile(str.isdigit, sys.argv[1:])]
+    for streams in map(int, numbers):
+        best = min(measured(streams, sys.argv[1 + len(numbers) :]) for _ in range(ROUNDS))
         say(f"{best[1]} {os.getloadavg()[0]:.1f} |\n")
         sys.stdout.flush()
