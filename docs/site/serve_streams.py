@@ -84,9 +84,7 @@ def cpu_s(pid: int) -> float:
 if __name__ == "__main__":
     os.sched_setaffinity(0, {1})
     say = sys.stdout.write
-    say(
-        "| streams | lateness p50, ms | p99, ms | us of CPU a token | cores to be on time | load |\n"
-    )
+    say("| streams | lateness p50, ms | p99, ms | us of CPU a token | cores needed | load |\n")
     say("|---|---|---|---|---|---|\n")
     numbers = [*takewhile(str.isdigit, sys.argv[1:])]
     for streams in map(int, numbers):
