@@ -33,20 +33,21 @@ def number(value: float) -> str:
 
 def seconds(value: float) -> str:
     """`<1 µs`, `23.3 ms`, `1.41 s`, `69.6 s`, `2 min 4 s`, `3 h 25 min`."""
-    size = abs(value)
-    if size >= 7200:
-        return f"{int(value / 3600)}{SPACE}h{SPACE}{int(size / 60) % 60}{SPACE}min"
-    if size >= 120:
-        return f"{int(value / 60)}{SPACE}min{SPACE}{int(size) % 60}{SPACE}s"
+    if value < 0:
+        return f"−{seconds(-value)}"
+    if value >= 7200:
+        return f"{int(value / 3600)}{SPACE}h{SPACE}{int(value / 60) % 60}{SPACE}min"
+    if value >= 120:
+        return f"{int(value / 60)}{SPACE}min{SPACE}{int(value) % 60}{SPACE}s"
     if value == 0:
         return f"0{SPACE}s"
-    if size >= 1:
+    if value >= 1:
         return f"{_three(value)}{SPACE}s"
-    if size >= 1e-3:
+    if value >= 1e-3:
         return f"{_three(value * 1e3)}{SPACE}ms"
-    if size >= 1e-6:
+    if value >= 1e-6:
         return f"{_three(value * 1e6)}{SPACE}µs"
-    return f"{'−' if value < 0 else ''}<1{SPACE}µs"
+    return f"<1{SPACE}µs"
 
 
 def milliseconds(value: float) -> str:

@@ -125,14 +125,30 @@ class Rates:
 
     def __init__(self, rates: Seq[float], seed: int) -> None:
         self.rates = tuple(rates)
-        self._falling = [-rate for rate in rates]
-        self._key = seed.to_bytes(32, "little")
+        self._limits = [limit for rate in rates if (limit := _limit(rate))]
+        self._draw = blake2b(digest_size=8, key=seed.to_bytes(32, "little"))
 
     def accepted(self, sequence: Request, drafts: int) -> int:
         """Returns how many of `drafts` drafts are accepted."""
-        place = f"{sequence.length}/{sequence.request.id}".encode()
-        drawn = int.from_bytes(blake2b(place, digest_size=8, key=self._key).digest(), "little")
-        return min(drafts, bisect_right(self._falling, -(drawn + 1) / (1 << 64)))
+        draw = self._draw.copy()
+        draw.update(f"{sequence.length}/{sequence.id}".encode())
+        drawn, accepted = draw.digest()[::-1], 0
+        for limit in self._limits:
+            if accepted == drafts or drawn > limit:
+                break
+            accepted += 1
+        return accepted
+
+
+def _limit(rate: float) -> bytes:
+    """The greatest of the 2**64 draws with which a draft of this rate is accepted: draw n is, if
+    (n + 1) / 2**64 is at most the rate. Empty: none is."""
+    whole = 1 << 64
+    least = int(rate * whole)
+    # A number of this size has fewer digits as a float, so that some greater ones are equal to it.
+    greater = range(least + 1, least + (1 << 12))
+    most = min(whole, least + bisect_right(greater, rate, key=lambda number: number / whole))
+    return (most - 1).to_bytes(8, "big") if most else b""
 
 
 class Recorded:

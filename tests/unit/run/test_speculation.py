@@ -5,6 +5,7 @@ Unless a test says otherwise, every step takes 1 ms, and a token of a prompt or 
 
 import json
 from dataclasses import replace
+from hashlib import blake2b
 from random import Random
 from typing import Any
 
@@ -166,6 +167,23 @@ def sequence(id: str, length: int, prompt: int = 10) -> Request:
     made = Request(0, id, prompt)
     made.length = length
     return made
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=4), st.integers(0, 2**40))
+def test_a_draft_is_accepted_where_the_draw_is_at_most_its_rate(
+    rates: list[float], seed: int
+) -> None:
+    """The draw is a number from 0 to 1 by the keyed hash of where the drafts stand."""
+    rates.sort(reverse=True)
+    for length in range(20):
+        place = sequence("a request", length)
+        key = seed.to_bytes(32, "little")
+        digest = blake2b(f"{length}/a request".encode(), digest_size=8, key=key).digest()
+        drawn = (int.from_bytes(digest, "little") + 1) / 2**64
+        for drafts in range(len(rates) + 1):
+            expected = sum(rate >= drawn for rate in rates[:drafts])
+            assert Rates(rates, seed).accepted(place, drafts) == expected
 
 
 def test_rates_are_those_of_many_steps_and_belong_to_the_place_in_the_output() -> None:
