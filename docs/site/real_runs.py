@@ -15,17 +15,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import numpy as np
 import public_runs
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from kvsim.against.fit import fit_run, with_constants
-from kvsim.against.matched import errors_percent, observed, replayed, worst
+from kvsim.against.matched import FITTED, Latencies, errors_percent, observed, replayed, worst
 from kvsim.cost.calibrate.llmservingsim import import_profile
 from kvsim.cost.profile import Profile, Tail, to_json
 from kvsim.cost.table import profile_for
 from kvsim.machine.hardware import AllReduce, load_hardware
 from kvsim.machine.models import model_of
+from kvsim.results.phases import Floats
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config
 from kvsim.workload import open_trace
@@ -91,10 +93,19 @@ class Bench:
 
     def errors(self, profile: Profile, **settings: Any) -> dict[str, float]:
         """Of all twelve statistics, in percent."""
+        return errors_percent(self.seconds(profile, **settings), self.real.seconds)
+
+    def seconds(self, profile: Profile, **settings: Any) -> Floats:
+        """Latencies as replayed, in the rows of `real`."""
         with TemporaryDirectory() as folder:
             path = Path(folder) / "profile.json"
             path.write_text(to_json(profile), encoding="utf-8")
-            return self._errors({**settings, "cost": {"model": "table", "profile": str(path)}})
+            return self._seconds({**settings, "cost": {"model": "table", "profile": str(path)}})
+
+    @cached_property
+    def real(self) -> Latencies:
+        """What was measured."""
+        return observed(self.trace)
 
     def shipped(self) -> float | None:
         """The greatest error with the shipped profile of the GPU; None: there is none."""
@@ -102,12 +113,11 @@ class Bench:
         hardware = load_hardware(config.hardware_name)
         if profile_for(model_of(config), hardware, config) is None:
             return None
-        return worst(self._errors({}))
+        return worst(errors_percent(self._seconds({}), self.real.seconds))
 
-    def _errors(self, settings: dict[str, Any]) -> dict[str, float]:
+    def _seconds(self, settings: dict[str, Any]) -> Floats:
         result = simulate(self.trace, {**self.run.settings, **settings})
-        ours, real = replayed(result), observed(self.trace)
-        return errors_percent(ours.of(real.places), real.seconds)
+        return replayed(result).of(self.real.places)
 
     def worst(self, profile: Profile, **settings: Any) -> float:
         return worst(self.errors(profile, **settings))
@@ -166,6 +176,22 @@ def ingredients(bench: Bench) -> dict[str, float | None]:
     }
 
 
+def regions(bench: Bench) -> list[list[str]]:
+    """Errors of means, nothing fitted, of a third of the requests each: by how many were in flight
+    when they came."""
+    real, ours = bench.real, bench.seconds(bench.profile)
+    came = np.array([(bench.trace.rows[place].arrival_ns or 0) / 1e9 for place in real.places])
+    over = came + real.seconds[:, FITTED.index("e2el")]
+    flight = ((came <= came[:, None]) & (over > came[:, None])).sum(axis=1) - 1
+    rows = []
+    for part in np.array_split(np.argsort(flight, kind="stable"), 3):
+        errors = errors_percent(ours[part], real.seconds[part])
+        means = [f"{errors[f'{kind}_mean']:+.2f}" for kind in FITTED]
+        span = f"{flight[part].min()} to {flight[part].max()}"
+        rows.append([bench.run.title, span, str(len(part)), *means])
+    return rows
+
+
 def table(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -196,7 +222,9 @@ def written(benches: list[Bench]) -> str:
             *([name, *(f"{f['error_percent'][name]:+.2f}" for f in fits)] for name in names),
         ],
     )
-    return f"{first}\n{second}"
+    head = ["errors of means, nothing fitted, %", "in flight", "requests", "TTFT", "TPOT", "E2EL"]
+    third = table(head, [row for bench in benches for row in regions(bench)])
+    return f"{first}\n{third}\n{second}"
 
 
 def _constants(found: dict[str, Any]) -> str:

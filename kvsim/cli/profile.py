@@ -42,7 +42,7 @@ def import_(
         Argument(
             metavar="DIR",
             help="LLMServingSim: meta.yaml, tp1/attention.csv, ...;"
-            " AIConfigurator: decode.csv, prefill.csv, gemm.csv.",
+            " AIConfigurator: decode.csv, prefill.csv, gemm.csv, moe_perf.parquet, ...",
         ),
     ],
     out: ProfileOut,
@@ -77,7 +77,7 @@ def import_(
         gpu = None if hardware is None else load_hardware(hardware)
         read = llmservingsim.import_surface if surface else llmservingsim.import_profile
         profile = read(path, model, tensor_parallel_size, gpu)
-    elif (path / "decode.csv").exists():
+    elif (path / "gemm.csv").exists():
         if model is None or hardware is None:
             raise ConfigError(
                 f"{folder}: the tables name neither model nor GPU; give --model and --hardware"
@@ -87,7 +87,7 @@ def import_(
         )
     else:
         raise ConfigError(
-            f"{folder}: has neither meta.yaml (LLMServingSim) nor decode.csv (AIConfigurator)"
+            f"{folder}: has neither meta.yaml (LLMServingSim) nor gemm.csv (AIConfigurator)"
         )
     write_text(out, to_json(profile))
     print(f"written to {out}: use it with --cost-model table --set cost.profile={out}")

@@ -33,6 +33,14 @@ def serve(
         bool, Option("--as-fast-as-possible", help="Answer at once, with simulated times.")
     ] = False,
     hold: Annotated[int, Option(min=0, metavar="N", help="Begin when N requests have come.")] = 0,
+    stream_interval: Annotated[
+        int | None,
+        Option(min=1, metavar="N", help="Tokens from one event of a stream to the next."),
+    ] = None,
+    lora_modules: Annotated[
+        list[str] | None,
+        Option(metavar="NAME=PATH", help="An adapter that clients may ask for; may be repeated."),
+    ] = None,
     mean_output_tokens: Annotated[
         float,
         Option(
@@ -54,9 +62,12 @@ def serve(
 ) -> None:
     """Serve vLLM's HTTP interface, metrics and KV events from the simulated engine."""
     import asyncio
+    from math import inf
 
     try:
-        from kvsim.against.serve.server import Server, front_of, listen, loop_factory, speed_of
+        from uvicorn.loops.auto import auto_loop_factory
+
+        from kvsim.against.serve.server import Server, adapters_of, front_of, listen
     except ImportError as error:
         raise ConfigError(f"serve: {error}; pip install 'kvsim[serve]'") from None
     from kvsim.against.serve.kv_events import LAYOUTS, events_config
@@ -65,11 +76,13 @@ def serve(
 
     if kv_events_layout is not None:
         check_choice("--kv-events-layout", kv_events_layout, LAYOUTS)
+    if not speed > 0:
+        raise ConfigError(f"--speed: {speed} is not above 0; or give --as-fast-as-possible")
+    if hold and not as_fast_as_possible:
+        raise ConfigError("--hold: the wall clock waits for nobody; give --as-fast-as-possible")
     said = front_of(server.vllm)
     loaded = settings.load(config, server.word())
     events = kv_events_config or said.kv_events_config
-    if hold and not as_fast_as_possible:
-        raise ConfigError("--hold: the wall clock waits for nobody; give --as-fast-as-possible")
     with blaming(loaded):
         session = Session(loaded, records=out is not None)
         model = served_model_name or said.model or session.parts.model.name
@@ -79,15 +92,17 @@ def serve(
             made = Server(
                 session,
                 model,
-                speed=speed_of(speed, as_fast_as_possible),
+                speed=inf if as_fast_as_possible else speed,
                 hold=hold,
                 mean_output_tokens=mean_output_tokens,
+                stream_interval=stream_interval or said.stream_interval or 1,
+                adapters=adapters_of(lora_modules or said.lora_modules, session.parts.config),
                 kv_events=None if events is None else events_config(events),
                 layout=kv_events_layout,
             )
             where = f"http://{address}:{listening.getsockname()[1]}"
             told = f"serving {model} at {where}/v1"
-            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
                 runner.run(made.run(listening, lambda: print(told, flush=True)))
         for line in made.clock.report():
             print(line)

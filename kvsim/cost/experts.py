@@ -86,7 +86,7 @@ class ExpertLayers:
     """Router and experts of all layers that have some, and what replicas send each other.
 
     `grid` is measured; without one, times are a roofline of the geometry. Columns of experts that
-    are divided among GPUs take the measured time times the ratio of two rooflines.
+    are divided among other numbers of GPUs take the measured time times the ratio of two rooflines.
     """
 
     def __init__(
@@ -100,17 +100,19 @@ class ExpertLayers:
         dtype = model.dtype(config.dtype)
         self._element_bytes = DTYPE_BYTES[dtype]
         self._peaks = Peaks(hardware.flop_s(dtype), hardware.memory_bandwidth_gb_s * 1e9)
-        self._whole = model.shard(1)
+        self._measured = model.shard(1 if grid is None else grid.tp)
         self._shard = model.shard(config.tensor_parallel_size, expert_parallel_size(config))
-        self._held = self._shard.experts_held / self._whole.experts_held
+        self._held = self._shard.experts_held / self._measured.experts_held
         self._grid, self._layers = grid, model.expert_layers
         self._routing = Routing(model, config)
         self._exchange = exchange(figures, model, config, self._element_bytes)
         self.breaks = sorted({*_BREAKS, *self._exchange.breaks})
         """Tokens at which the line of `us` may bend."""
-        self.terms = {"experts": "measured" if grid else "estimated from the geometry"}
+        by_chance = "as many read as tokens need by chance"
+        self.terms = {"experts": f"estimated from the geometry, {by_chance}"}
         """Where these times come from, by name."""
-        self.terms["experts"] += ", as many read as tokens need by chance"
+        if grid is not None:
+            self.terms["experts"] = grid.routing or f"measured, {by_chance}"
         if self._routing.replicas > 1:
             self.terms["exchange of replicas"] = (
                 f"figures of {hardware.name}; replicas that are not simulated have as many tokens"
@@ -128,9 +130,9 @@ class ExpertLayers:
             return self._roofline_us(self._shard, tokens, rows, active)
         grid = self._grid
         us = Interpolation().between(grid.x, grid.ctx, grid.us, rows, active)
-        if self._shard.expert_columns < self._whole.expert_columns:
+        if self._shard.expert_columns != self._measured.expert_columns:
             us *= self._roofline_us(self._shard, tokens, rows, active)
-            us /= self._roofline_us(self._whole, tokens, rows, active)
+            us /= self._roofline_us(self._measured, tokens, rows, active)
         return us
 
     def _roofline_us(self, shard: Shard, tokens: float, rows: float, active: float) -> float:

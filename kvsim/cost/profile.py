@@ -153,11 +153,15 @@ class MixedGrid(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ExpertGrid(Grid, frozen=True, forbid_unknown_fields=True):
-    """One layer's router and experts, all of them whole and on one GPU, by tokens and by the
-    experts that any of these tokens go to."""
+    """One layer's router and experts on one GPU, by tokens and by the experts that any of these
+    tokens go to."""
 
     x: list[float] = field(name="tokens")
     ctx: list[float] = field(name="active")
+    tp: Positive = 1
+    """GPUs that the columns of each expert were divided among."""
+    routing: str = ""
+    """How tokens chose their experts; empty: `active` says how many were read."""
 
 
 class Tail(Struct, frozen=True, forbid_unknown_fields=True):
@@ -225,6 +229,9 @@ class ProfiledModel(Struct, frozen=True, forbid_unknown_fields=True):
     kv_dtype: str
     tp: Positive = 1
     experts: Experts | UnsetType = UNSET
+    special: str = ""
+    """What else sets the model apart from a dense 16-bit decoder (`Model.special`); such a profile
+    prices this geometry alone."""
 
     @classmethod
     def of(cls, model: Model, dtype: str, kv_dtype: str, tp: int) -> ProfiledModel:
@@ -242,6 +249,7 @@ class ProfiledModel(Struct, frozen=True, forbid_unknown_fields=True):
             kv_dtype=kv_dtype,
             tp=tp,
             experts=model.experts or UNSET,
+            special=", ".join(each for each in model.special if each != "experts"),
         )
 
 

@@ -79,7 +79,7 @@ class RooflineCost(ByStep):
         compute = self._settings["compute_efficiency"]
         bandwidth = self._settings["bandwidth_efficiency"]
         special = ", ".join(self._model.special)
-        unlike = f" ({special}; shipped profiles are of dense models only)" if special else ""
+        unlike = f" ({special}; no profile of it is shipped)" if special else ""
         return (
             f"roofline: {gpus}{self._hardware.name} data sheet x {self._model.name}{unlike},"
             f" efficiencies {compute:.2f}/{bandwidth:.2f} (estimated)"

@@ -68,6 +68,7 @@ GEOMETRY = {
     "intermediate_size": "ffn",
     "vocab_size": "vocab",
     "experts": "experts",
+    "special": "special",
 }
 """Name of a dimension in a model → its name in a profile; `_SETTINGS` does so for settings."""
 _SETTINGS = {"dtype": "dtype", "kv_cache_dtype": "kv_dtype", "tensor_parallel_size": "tp"}

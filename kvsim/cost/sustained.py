@@ -29,21 +29,28 @@ PUBLIC = {
     ("a100-sxm-80gb", "roofline"): Missed(1.89, 1.89, f"gpt-oss-20b, {_GPUSTACK}"),
     ("h100-sxm", "table"): Missed(1.52, 1.92, f"SGLang PR 1060; Qwen3-14B, {_GPUSTACK}"),
     ("h200-sxm", "roofline"): Missed(2.27, 2.27, f"DeepSeek-R1 on 8 GPUs, {_GPUSTACK}"),
+    ("h200-sxm", "table of experts"): Missed(1.2, 1.2, f"DeepSeek-R1 on 8 GPUs, {_GPUSTACK}"),
     ("rtx-4090", "roofline"): Missed(1.28, 1.28, "Mistral-7B, 48 clients, vLLM 0.15.1"),
 }
-"""By hardware, and what prices its steps."""
+"""By hardware, and what prices its steps: a table, also of experts, or the roofline."""
+
+
+def missed(hardware: str, prices: str) -> Missed | None:
+    """What is known of such prices on such a GPU; a table of experts is a table."""
+    plain = prices.removesuffix(" of experts")
+    return PUBLIC.get((hardware, prices)) or PUBLIC.get((hardware, plain))
 
 
 def label(hardware: str, prices: str, sustained: float) -> str:
     """What the source of step times says of it; empty where no public run is known."""
     if sustained != 1:
         return f"; sustained factor: {sustained:g} on steps with prompts"
-    missed = PUBLIC.get((hardware, prices))
-    if missed is None:
+    known = missed(hardware, prices)
+    if known is None:
         return ""
-    spread = f"{missed.least:g}"
-    if missed.most > missed.least:
-        spread += f" to {missed.most:g}"
+    spread = f"{known.least:g}"
+    if known.most > known.least:
+        spread += f" to {known.most:g}"
     return f"; prompt-heavy public runs took {spread} times as long (cost.sustained)"
 
 

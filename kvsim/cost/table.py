@@ -47,7 +47,7 @@ from kvsim.cost.profile import (
     refuse_special,
 )
 from kvsim.cost.scaling import GEOMETRY, differences, scaled
-from kvsim.cost.sustained import PUBLIC, check, label, sustained_terms
+from kvsim.cost.sustained import check, label, missed, sustained_terms
 from kvsim.cost.tail import Uneven
 from kvsim.cost.ungrouped import LABEL, beside_prompts
 from kvsim.errors import ConfigError
@@ -79,7 +79,8 @@ class TableCost(ByStep):
     A measured profile of another block size is scaled as well. `kvsim.cost.scaling` says how;
     `kind` and `source` report it. `decode_kernel` chooses between the decode kernels of the
     profile. Raises `ValueError` for a kernel that the profile does not have, and `ConfigError` for
-    a model with windows, latent or linear attention, or quantised weights.
+    a model with windows, latent or linear attention, or quantised weights that the profile was not
+    made for.
 
     `uneven`: whether the lengths of decoding sequences count where they differ
     (`kvsim.cost.tail`); None: as the profile's own evidence says. It is a `ValueError` to ask a
@@ -97,11 +98,18 @@ class TableCost(ByStep):
         uneven: bool | None = None,
         sustained: float = 1.0,
     ) -> None:
-        refuse_special(model, ("experts",))
         self._measured, self._path = load_profile(profile), profile
+        special = self._measured.model.special
+        refuse_special(model, ("experts", *special.split(", ")))
         self._hardware_name, self._sustained = hardware.name, check(sustained)
         self._scaled_in = differences(self._measured, model, config)
         self._profile = self._measured
+        if special and self._scaled_in:
+            key, (of, wanted) = next(iter(self._scaled_in.items()))
+            raise ConfigError(
+                f"profile {profile}: {key}: made for {of}, the run has {wanted}, and times of"
+                f" {special} are not scaled; use --cost-model roofline"
+            )
         if self._scaled_in:
             self._profile = scaled(self._measured, model, config, hardware)
         fit = self._profile.fit_at(config.block_size or DEFAULT_BLOCK_SIZE) or self._profile.fit
@@ -182,8 +190,14 @@ class TableCost(ByStep):
         if why := distrust(self._measured.error):
             used = {"not trusted": why, **used}
         listed = "".join(f"; {name}: {text}" for name, text in used.items())
-        public = self._measured.source != "measured" or self._sustained != 1
-        return listed + (label(self._hardware_name, "table", self._sustained) if public else "")
+        if self._measured.source == "measured" and self._sustained == 1:
+            return listed
+        return listed + label(self._hardware_name, self._prices, self._sustained)
+
+    @property
+    def _prices(self) -> str:
+        """What prices the steps (`kvsim.cost.sustained.PUBLIC`)."""
+        return "table of experts" if self._measured.fit.experts else "table"
 
     def _all_terms(self) -> dict[str, str]:
         found = self._profile.terms | ({} if self._experts is None else self._experts.terms)
@@ -230,17 +244,16 @@ _TRUST = ("measured", "estimated", "public-table", "scaled", "roofline")
 def profile_for(model: Model, hardware: Hardware, config: RunConfig) -> str | None:
     """The name of the shipped profile of the hardware that fits a run best; None if there is none.
 
-    Profiles that need no scaling come first, then measured ones. There is none for a model that is
-    not dense, or has quantised weights: no profile is scaled to it.
+    Profiles that need no scaling come first, then measured ones. None is scaled to a model that is
+    not dense, or has quantised weights.
     """
-    if model.special:
-        return None
     ranked = []
     for name in names("profiles"):
         profile = load_profile(name)
         if profile.device.get("name") in (hardware.name, *hardware.device_names):
             changed = bool(differences(profile, model, config))
-            ranked.append((changed, _TRUST.index(profile.source), name))
+            if not (changed and (model.special or profile.model.special)):
+                ranked.append((changed, _TRUST.index(profile.source), name))
     return min(ranked)[-1] if ranked else None
 
 
@@ -271,9 +284,9 @@ class UncertainCost(TableCost):
         self._factors = draw_factors(self._profile, seed)
         if not self._factors:
             raise ValueError(f"profile {self._path} records no errors of its tables to draw from")
-        missed = PUBLIC.get((self._hardware_name, "table"))
-        if missed is not None and self._sustained == 1 and self._measured.source != "measured":
-            drawn = random_stream(seed, "sustained factor").uniform(1, missed.most)
+        known = missed(self._hardware_name, self._prices)
+        if known is not None and self._sustained == 1 and self._measured.source != "measured":
+            drawn = random_stream(seed, "sustained factor").uniform(1, known.most)
             self._sustained = round(float(drawn), 3)
         return multiplied(fit, self._factors)
 

@@ -30,11 +30,11 @@ _BALANCED = 2e-4
 _STEPS = (0.04, 0.01, 0.003)
 _CLEARLY = 0.75
 """A price that leaves no less than this share of what a setting leaves is not preferred to it."""
-_EXPLAINS, _REFINES = 0.67, 0.33
+_EXPLAINS, _REFINES = 0.67, 0.5
 """A pair is not preferred to one correction if it leaves more than this share of what that leaves;
-the latter where that one explains the misfit."""
-_ENOUGH = 0.02
-"""A misfit that no pair has to explain."""
+the latter where that one explains the misfit: a second correction has to halve it."""
+_ENOUGH = EXPLAINED / 2
+"""A misfit that no pair has to explain: the noise of a run leaves as much."""
 _KEPT = 3
 """So many pairs are fitted together."""
 _FEW_RUNS = 3

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from kvsim.against.serve.kv_events import Batch, KVEvents, layout_of, made_up_tokens
-from kvsim.against.serve.metrics import EngineMetrics, history, served
+from kvsim.against.serve.metrics import EngineMetrics, history
 from kvsim.against.serve.watch import Step, Steps
 from kvsim.core.batch import Batch as Requests
 from kvsim.errors import ConfigError
@@ -71,7 +71,7 @@ class Again:
         version = parts.config.vllm_version
         events = KVEvents(int(parts.blocks.block_size), made_up_tokens, layout_of(version))
         self.publishes = parts.offload is None and parts.blocks.report(events)
-        self._metrics = EngineMetrics(served(parts, parts.model.name))
+        self._metrics = EngineMetrics(parts, parts.model.name)
 
         def publish(_: Requests, step: Step) -> None:
             if (batch := events.batch(step.now_ns / 1e9)) is not None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from math import inf
 
 import numpy as np
@@ -56,24 +57,30 @@ class Clock:
         return max(self._session.now_ns, self._reached_ns())
 
     def wake(self) -> None:
-        """A request has come, or gone."""
+        """A request is given up, or all are."""
         self._wake.set()
+
+    def came(self) -> None:
+        """A client has sent what it wants."""
+        self.hold = max(0, self.hold - 1)
+        self.wake()
 
     async def play(self) -> None:
         """Lets the session go on until it is closed."""
         session = self._session
         while not self.closing:
             self._wake.clear()
-            now_ns = _EVER_NS if self.virtual else self._reached_ns()
-            if self.hold:
-                now_ns = -1
+            now_ns = -1 if self.hold else _EVER_NS if self.virtual else self._reached_ns()
             while session.next_ns <= now_ns and self._due_ns < 0:
                 session.step()
             if self._due_ns >= 0:
-                await asyncio.sleep(0)  # Streams send what they have got.
+                await asyncio.sleep(0)  # Streams write what they have got,
+                await asyncio.sleep(0)  # and the event loop sends it.
                 self._sent()
             elif session.next_ns > now_ns:
-                await self._pause(inf if self.hold else session.next_ns)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._left_s()):
+                        await self._wake.wait()
 
     def report(self) -> list[str]:
         """How late the session was, for people."""
@@ -97,6 +104,12 @@ class Clock:
     def _reached_ns(self) -> int:
         return int((time.monotonic_ns() - self._origin_ns) * self.speed)
 
+    def _left_s(self) -> float | None:
+        """Wall time until something is due; None: nothing is."""
+        if self.hold or self._session.next_ns == inf:
+            return None
+        return max(0.0, (self._session.next_ns - self._reached_ns()) / 1e9 / self.speed)
+
     def _stepped(self, batch: Batch, step: Step) -> None:
         self._due_ns = step.now_ns
         if not self.virtual:
@@ -110,14 +123,3 @@ class Clock:
             late_s = (self._reached_ns() - due_ns) / 1e9 / self.speed
             self._late_s.append(late_s)
             self._histogram.add(late_s)
-
-    async def _pause(self, until_ns: float) -> None:
-        """Waits until something is due, or wakes it."""
-        wait_s = None
-        if until_ns < inf:
-            wait_s = max(0.0, (until_ns - self._reached_ns()) / 1e9 / self.speed)
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._wake.wait()
-        except TimeoutError:
-            pass

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from xxhash import xxh32_intdigest
@@ -78,8 +78,18 @@ class Batch(msgspec.Struct, array_like=True, omit_defaults=True):
     data_parallel_rank: int | None = None
 
 
-Tokens = Callable[[Sequence[int], int], tuple[Sequence[int], str | None]]
-"""Token ids of blocks with these keys and so many tokens, and the cache salt of their request."""
+class Content(NamedTuple):
+    """Of blocks: their token ids, and what else their hashes depend on."""
+
+    token_ids: Sequence[int]
+    salt: str | None = None
+    """The cache salt of their request."""
+    lora: str | None = None
+    """The name of its adapter."""
+
+
+Contents = Callable[[Sequence[int], int], Content]
+"""The content of blocks with these keys and so many tokens."""
 
 
 def layout_of(vllm_version: str | None) -> str:
@@ -90,28 +100,31 @@ def layout_of(vllm_version: str | None) -> str:
 class KVEvents:
     """What a prefix cache reports (`kvsim.core.blocks.CacheEvents`), as events of vLLM."""
 
-    def __init__(self, block_size: int, tokens: Tokens, layout: str = MAP) -> None:
-        self._block_size, self._tokens = block_size, tokens
+    def __init__(
+        self, block_size: int, contents: Contents, layout: str = MAP, loras: Sequence[str] = ()
+    ) -> None:
+        """`loras`: adapters, in the order in which the server was told of them."""
+        self._block_size, self._contents, self._loras = block_size, contents, loras
         maps = layout == MAP
         self._kinds: Any = (BlockStored, BlockRemoved) if maps else (StoredArray, RemovedArray)
         self._made: list[Event] = []
 
     def stored(self, parent: int | None, keys: Sequence[int]) -> None:
         """Reports blocks that can be hit from now on."""
-        tokens, salt = self._tokens(keys, self._block_size)
-        extra: list[tuple[str, ...] | None] | None = None
-        if salt is not None:
-            extra = [(salt,) if parent is None else None, *[None] * (len(keys) - 1)]
+        tokens, salt, lora = self._contents(keys, self._block_size)
+        names = (lora,) if lora else ()
+        first = (*names, salt) if salt and parent is None else names
+        extra = [first or None, *[names or None] * (len(keys) - 1)]
         self._made.append(
             self._kinds[0](
                 [key & _64_BITS for key in keys],
                 None if parent is None else parent & _64_BITS,
                 list(tokens),
                 self._block_size,
-                None,
+                self._loras.index(lora) + 1 if lora else None,
                 GPU,
-                None,
-                extra,
+                lora,
+                extra if names or salt else None,
                 0,
                 "full_attention",
             )
@@ -134,13 +147,10 @@ class KVEvents:
         return Batch(ts, made, 0)
 
 
-def made_up_tokens(keys: Sequence[int], block_size: int) -> tuple[Sequence[int], None]:
+def made_up_tokens(keys: Sequence[int], block_size: int) -> Content:
     """Token ids for blocks of which only the keys are known: equal keys have equal tokens."""
-    return [
-        xxh32_intdigest((key & _64_BITS).to_bytes(8, "little"), place) >> 15
-        for key in keys
-        for place in range(block_size)
-    ], None
+    seeds = [(key & _64_BITS).to_bytes(8, "little") for key in keys]
+    return Content([xxh32_intdigest(s, k) >> 15 for s in seeds for k in range(block_size)])
 
 
 class KVEventsConfig(msgspec.Struct, forbid_unknown_fields=True):

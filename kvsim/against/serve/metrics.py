@@ -14,7 +14,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -55,53 +56,27 @@ class Histogram:
         return found
 
 
-class Served(NamedTuple):
-    """What labels say of an engine."""
-
-    model_name: str
-    max_model_len: int
-    caching: bool
-    offloads: bool
-    cache: dict[str, str]
-    """Labels of `cache_config_info`."""
-
-
-def served(parts: Parts, model_name: str) -> Served:
-    """What labels say of an engine."""
-    config = parts.config
-    assert isinstance(config.max_model_len, int)
-    cache = {
-        "block_size": config.block_size,
-        "cache_dtype": config.kv_cache_dtype,
-        "enable_prefix_caching": parts.blocks.needs_keys,
-        "gpu_memory_utilization": config.gpu_memory_utilization,
-        "num_gpu_blocks": parts.memory.num_gpu_blocks,
-        "num_gpu_blocks_override": config.num_gpu_blocks_override,
-    }
-    return Served(
-        model_name,
-        config.max_model_len,
-        parts.blocks.needs_keys,
-        parts.offload is not None,
-        {**{key: str(value) for key, value in cache.items()}, "engine": "0"},
-    )
-
-
 class EngineMetrics:
     """All metrics of one engine: a listener of its steps, and a collector of a registry."""
 
-    def __init__(self, of: Served) -> None:
-        self._of = of
-        self._labels = {"model_name": of.model_name, "engine": "0"}
+    def __init__(self, parts: Parts, model_name: str) -> None:
+        config = parts.config
+        self._caching, self._offloads = parts.blocks.needs_keys, parts.offload is not None
+        self._labels = {"model_name": model_name, "engine": "0"}
+        self._cache = {
+            "block_size": str(config.block_size),
+            "cache_dtype": str(config.kv_cache_dtype),
+            "enable_prefix_caching": str(self._caching),
+            "gpu_memory_utilization": str(config.gpu_memory_utilization),
+            "num_gpu_blocks": str(parts.memory.num_gpu_blocks),
+            "num_gpu_blocks_override": str(config.num_gpu_blocks_override),
+            "engine": "0",
+        }
         self._values: dict[tuple[str, str], float] = defaultdict(float)
         self._values["engine_sleep_state", "awake"] = 1
-        tokens = [
-            float(each * 10**power)
-            for power in range(len(str(of.max_model_len)))
-            for each in (1, 2, 5)
-            if each * 10**power <= of.max_model_len
-        ]
-        buckets = {**_TABLE["buckets"], _TOKENS: tokens}
+        longest: Any = config.max_model_len
+        powers = [each * 10.0**power for power in range(len(str(longest))) for each in (1, 2, 5)]
+        buckets = {**_TABLE["buckets"], _TOKENS: [each for each in powers if each <= longest]}
         self._histograms = {
             name: Histogram(buckets[about["buckets"]]) for name, about in HISTOGRAMS.items()
         }
@@ -136,23 +111,22 @@ class EngineMetrics:
                 yield family
         for name, histogram in self._histograms.items():
             yield histogram.family(f"vllm:{name}", HISTOGRAMS[name]["about"], self._labels, at)
-        cache = self._of.cache
         about = "Information of the LLMEngine CacheConfig"
-        info = GaugeMetricFamily("vllm:cache_config_info", about, labels=[*cache])
-        info.add_metric([*cache.values()], 1, timestamp=at)
+        info = GaugeMetricFamily("vllm:cache_config_info", about, labels=[*self._cache])
+        info.add_metric([*self._cache.values()], 1, timestamp=at)
         yield info
 
     def _admit(self, entry: Entry) -> None:
         """A request was given its first blocks: what was looked up, and found."""
         request: Any = entry.request
-        if not self._of.caching:
+        if not self._caching:
             return
         loaded = request.tier1_hit_tokens + request.tier2_hit_tokens
         found = request.cached_tokens - loaded
         self._count("prefix_cache_queries", request.input_length)
         self._count("prefix_cache_hits", found)
         self._count("prompt_tokens_cached_by_source", found, "device")
-        if self._of.offloads:
+        if self._offloads:
             self._count("external_prefix_cache_queries", request.input_length - found)
             self._count("external_prefix_cache_hits", loaded)
             self._count("prompt_tokens_cached_by_source", loaded, "host")
@@ -231,16 +205,5 @@ def history(scrapes: Iterable[Iterable[Metric]]) -> str:
                 series.setdefault(key, []).append(sample)
     for family, series in families.values():
         family.samples = [sample for each in series.values() for sample in each]
-    merged: Any = _Fixed([family for family, _ in families.values()])
+    merged: Any = SimpleNamespace(collect=lambda: [family for family, _ in families.values()])
     return str(generate_latest(merged, "allow-utf-8").decode())  # type: ignore[no-untyped-call]
-
-
-class _Fixed:
-    """A registry of what was collected."""
-
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> list[Metric]:
-        """All of it."""
-        return self._families

@@ -7,13 +7,13 @@ Fields that change no decision (temperature, stop, tools' choice) are accepted a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
 
 from kvsim.against.serve.watch import Entry
-from kvsim.against.serve.words import FILLER, tokens_of, tokens_of_chat
+from kvsim.against.serve.words import tokens_of, tokens_of_chat
 
 Natural = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Samples = Annotated[int, Meta(ge=1, le=128)]
@@ -42,18 +42,18 @@ class _Common(Struct, kw_only=True):
 class Completion(_Common, kw_only=True):
     """`POST /v1/completions`."""
 
+    prefix: ClassVar[str] = "cmpl"
     prompt: str | list[str | Natural | list[Natural]]
 
     def prompts(self) -> list[Sequence[int]]:
         """The tokens of each prompt. Raises `ValueError`."""
-        given: list[Any] = self.prompt if isinstance(self.prompt, list) else [self.prompt]
-        if all(isinstance(each, int) for each in given):
-            given = [given]
-        found: list[Sequence[int]] = []
-        for each in given:
-            if isinstance(each, int):
+        given: Any = self.prompt if isinstance(self.prompt, list) else [self.prompt]
+        kinds = {type(each) for each in given}
+        if int in kinds:
+            if len(kinds) > 1:
                 raise ValueError("prompt: token ids among texts or lists; give one kind")
-            found.append(tokens_of(each) if isinstance(each, str) else each)
+            given = [given]
+        found = [tokens_of(each) if isinstance(each, str) else each for each in given]
         if not found or not all(found):
             raise ValueError("prompt: it is empty; give at least one token")
         return found
@@ -71,30 +71,28 @@ class Message(Struct):
     content: str | list[dict[str, Any]] | None = None
     tool_calls: Any = None
 
-    def text(self) -> str:
-        """Its text. Raises `ValueError` for what is no text."""
-        if isinstance(self.content, list):
-            kinds = {str(part.get("type")) for part in self.content} - {"text"}
-            if kinds:
-                raise ValueError(
-                    f"messages: {', '.join(sorted(kinds))} is not simulated; give text"
-                )
-            said = "".join(str(part.get("text", "")) for part in self.content)
-        else:
-            said = self.content or ""
-        return said + (msgspec.json.encode(self.tool_calls).decode() if self.tool_calls else "")
+    def turn(self) -> tuple[str, str]:
+        """Its role and text. Raises `ValueError` for what is no text."""
+        parts = self.content or ""
+        if not isinstance(parts, str):
+            if other := sorted({str(part.get("type")) for part in parts} - {"text"}):
+                raise ValueError(f"messages: {', '.join(other)} is not simulated; give text")
+            parts = "".join(str(part.get("text", "")) for part in parts)
+        calls = msgspec.json.encode(self.tool_calls).decode() if self.tool_calls else ""
+        return self.role, parts + calls
 
 
 class Chat(_Common, kw_only=True):
     """`POST /v1/chat/completions`."""
 
+    prefix: ClassVar[str] = "chatcmpl"
     messages: Annotated[list[Message], Meta(min_length=1)]
     max_completion_tokens: Natural | None = None
     tools: Any = None
 
     def prompts(self) -> list[Sequence[int]]:
         """The tokens of the conversation. Raises `ValueError`."""
-        turns = [(each.role, each.text()) for each in self.messages]
+        turns = [each.turn() for each in self.messages]
         if self.tools:
             turns.insert(0, ("tools", msgspec.json.encode(self.tools).decode()))
         return [tokens_of_chat(turns)]
@@ -116,7 +114,7 @@ class Tokenize(Struct):
     def tokens(self) -> list[int]:
         """Raises `ValueError`."""
         if self.messages is not None:
-            turns = [(each.role, each.text()) for each in self.messages]
+            turns = [each.turn() for each in self.messages]
             return tokens_of_chat(turns, opens=self.add_generation_prompt)
         if self.prompt is None:
             raise ValueError("prompt: it is missing; give prompt or messages")
@@ -147,60 +145,43 @@ class Answer(NamedTuple):
 
     def whole(self, entries: Sequence[Entry]) -> bytes:
         """The answer in one piece."""
-        choices = [self._choice(place, entry, 0, True) for place, entry in enumerate(entries)]
+        choices = [
+            _choice(place, self._said("message", entry.text(), role="assistant"), entry.reason)
+            for place, entry in enumerate(entries)
+        ]
         kind = "chat.completion" if self.chat else "text_completion"
-        return self._encoded(kind, choices, usage(entries))
+        return self._encoded(kind, choices, usage=usage(entries))
 
-    def chunk(
-        self, place: int, entry: Entry, sent: int, said: dict[str, Any] | None, **more: Any
-    ) -> bytes:
-        """The tokens of an answer that were not sent yet, as an event of a stream."""
-        choices = [self._choice(place, entry, sent, False)]
-        return self._event(choices, said, **more)
+    def event(self, place: int, text: str, reason: str = "", **more: Any) -> bytes:
+        """An event of a stream: what a sample got."""
+        return self._event(_choice(place, self._said("delta", text), reason), **more)
 
-    def around(self, place: int, entry: Entry) -> tuple[bytes, bytes]:
+    def around(self, place: int) -> list[bytes]:
         """What stands before and after the text in an event of tokens that says nothing else."""
-        begun = Entry(entry.request, [0], tokens=1)
-        before, text, after = self.chunk(place, begun, 0, None).partition(FILLER[0].encode())
-        assert text
-        return before, after
+        return self.event(place, "\0").split(rb"\u0000")
 
-    def opening(self, place: int) -> bytes:
-        """The first event of a stream of a chat."""
-        delta = {"role": "assistant", "content": ""}
-        choice = {"index": place, "delta": delta, "logprobs": None, "finish_reason": None}
-        return self._event([choice], None)
+    def opening(self, samples: int) -> bytes:
+        """The first events of a stream."""
+        said = self._said("delta", "", role="assistant")
+        events = [self._event(_choice(place, said, "")) for place in range(samples)]
+        return b"".join(events) if self.chat else b""
 
     def closing(self, entries: Sequence[Entry] | None) -> bytes:
         """The last events of a stream: with `entries`, what they used."""
-        used = b"" if entries is None else self._event([], usage(entries))
-        return used + b"data: [DONE]\n\n"
+        return (self._event(usage=usage(entries)) if entries else b"") + b"data: [DONE]\n\n"
 
-    def _event(
-        self, choices: list[dict[str, Any]], said: dict[str, Any] | None, **more: Any
-    ) -> bytes:
+    def _said(self, name: str, text: str, **role: str) -> dict[str, Any]:
+        return {name: {**role, "content": text}} if self.chat else {"text": text}
+
+    def _event(self, *choices: dict[str, Any], **more: Any) -> bytes:
         kind = "chat.completion.chunk" if self.chat else "text_completion"
-        return b"data: " + self._encoded(kind, choices, said, **more) + b"\n\n"
+        return b"data: " + self._encoded(kind, choices, **more) + b"\n\n"
 
-    def _encoded(
-        self, kind: str, choices: list[Any], said: dict[str, Any] | None, **more: Any
-    ) -> bytes:
+    def _encoded(self, kind: str, choices: Sequence[Any], **more: Any) -> bytes:
         told = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
-        told |= {"choices": choices} | more
-        return msgspec.json.encode(told if said is None else {**told, "usage": said})
+        return msgspec.json.encode({**told, "choices": choices, **more})
 
-    def _choice(self, place: int, entry: Entry, sent: int, whole: bool) -> dict[str, Any]:
-        text = entry.text(sent)
-        said: dict[str, Any] = {"text": text}
-        if self.chat and whole:
-            said = {"message": {"role": "assistant", "content": text}}
-        elif self.chat:
-            said = {"delta": {"content": text}}
-        ended = entry.reason or None
-        return {
-            "index": place,
-            **said,
-            "logprobs": None,
-            "finish_reason": ended,
-            "stop_reason": None,
-        }
+
+def _choice(place: int, said: dict[str, Any], reason: str) -> dict[str, Any]:
+    ends = {"finish_reason": reason or None, "stop_reason": None}
+    return {"index": place, **said, "logprobs": None, **ends}

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
+from kvsim.against.serve.kv_events import Content
 from kvsim.against.serve.watch import Entry, Step, Steps
 from kvsim.against.serve.words import filler
 from kvsim.core.batch import Batch
@@ -51,6 +52,8 @@ class Ask(NamedTuple):
     ignore_eos: bool = False
     priority: int = 0
     salt: str | None = None
+    lora: str | None = None
+    """Name of its adapter."""
 
 
 class Asked:
@@ -61,11 +64,11 @@ class Asked:
         self.tokens: Sequence[int] = ()
         """Those up to the end of the last block that was asked for."""
 
-    def of(self, keys: Sequence[int], block_size: int) -> tuple[Sequence[int], str | None]:
-        """The tokens of the last blocks that were asked for, as many as keys, and the cache salt
-        of their request."""
+    def of(self, keys: Sequence[int], block_size: int) -> Content:
+        """The tokens of the last blocks that were asked for, as many as keys."""
         assert self.ask is not None
-        return self.tokens[-len(keys) * block_size :], self.ask.salt
+        tokens = self.tokens[-len(keys) * block_size :]
+        return Content(tokens, self.ask.salt, self.ask.lora)
 
 
 class LiveStream(TokenStream):
@@ -137,7 +140,7 @@ class Session:
         self._rows: list[Row] = []
         self._streams: list[LiveStream | None] = []
         self._lengths = array("q")
-        self._salts: dict[str | None, int] = {None: 0}
+        self._salts: dict[tuple[str | None, str | None], int] = {(None, None): 0}
         self._numbers: dict[int, int] = {}
         self._given_up = _GivenUp()
         self._mailbox = Mailbox(self._env, self._env.peek, self._told)
@@ -183,8 +186,9 @@ class Session:
 
     def send(self, ask: Ask, at_ns: int, wake: Callable[[], None] | None = None) -> Entry:
         """A request arrives at `at_ns`, not before now. `wake` is called when it has changed."""
-        words, output = filler(len(self._rows), ask.output_length)
-        index, salt = len(self._rows), self._salts.setdefault(ask.salt, len(self._salts))
+        index = len(self._rows)
+        words, output = filler(index, ask.output_length)
+        salt = self._salts.setdefault((ask.lora, ask.salt), len(self._salts))
         kept = TokenContent(tuple(ask.prompt), tuple(output)) if self._records else None
         self._rows.append(
             Row(
@@ -196,6 +200,7 @@ class Session:
                 ask.output_length,
                 kept,
                 salt=ask.salt,
+                lora=ask.lora,
                 priority=ask.priority,
                 max_new_tokens=ask.max_tokens,
                 ignore_eos=ask.ignore_eos,

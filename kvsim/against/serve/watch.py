@@ -35,7 +35,7 @@ class Entry:
     last_ns: int = -1
     """When its last token came; -1: not yet."""
 
-    def text(self, first: int) -> str:
+    def text(self, first: int = 0) -> str:
         """Its tokens so far from `first` on, in words."""
         return "".join([FILLER[word] for word in self.words[first : self.tokens]])
 

@@ -6,6 +6,7 @@ DIR/prefill.csv     q_heads, kv_heads, head_dim, kv_dtype, n_seqs, q_tokens -> u
 DIR/gemm.csv        m, n, k -> us, y[m,n] = x[m,k] W[n,k]^T
 DIR/allreduce.csv   num_gpus, mode, bytes -> us; only for tensor parallelism
 ```
+and of models with experts or latent attention, the files of `kvsim.cost.calibrate.modules`.
 
 They are that project's Parquet tables, bf16, as CSV in microseconds. A surface is fitted to each
 kernel (`kvsim.cost.calibrate.surface`) and evaluated at counts of our own, so a profile holds none
@@ -13,7 +14,8 @@ of the measured rows. Its errors are those of points that the fit has not seen.
 
 Not in the tables, and therefore estimated: norms, rotary embedding and activation (their traffic at
 the memory's bandwidth and a least time each), the context of a prompt chunk (its arithmetic or
-its traffic), the sampler, and the host (`step_overhead_us` of the hardware).
+its traffic), the sampler, and the host (`step_overhead_us` of the hardware); of models with
+experts, the router and shared experts; matrix products in FP8 outside experts and latent attention.
 
 The scales of every surface were chosen on the tables of the H100, by their error on rows outside
 the fit (single rows; for matrix products, whole shapes and whole octaves of tokens). So the errors
@@ -27,7 +29,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import UNSET, UnsetType
 
+from kvsim.cost.calibrate import modules
 from kvsim.cost.calibrate.rows import numbers
 from kvsim.cost.calibrate.surface import (
     BEFORE,
@@ -45,6 +49,7 @@ from kvsim.cost.layer import SAMPLER_US, Peaks, product_us, products, small_kern
 from kvsim.cost.profile import (
     DecodeGrid,
     DenseCurve,
+    ExpertGrid,
     Fit,
     HeadCurve,
     Interpolation,
@@ -78,29 +83,36 @@ class Attention(NamedTuple):
     @classmethod
     def decode(cls, path: Path, shard: Shard, peaks: Peaks) -> Attention:
         """Decode attention, by sequences and their length."""
-        points = [p for p in _attention_rows(path, shard, "ctx") if p[0] <= MOST_SEQS]
+        points = _attention_rows(path, shard, "ctx")
         kv_bytes = 4 * shard.kv_heads * shard.model.head_dim
         reading = kv_bytes / (0.85 * peaks.bandwidth) * 1e6
         law = Law(
             us=lambda n, ctx: (DECODE_FLOOR_US**3 + (n * ctx * reading) ** 3) ** (1 / 3),
             work=lambda n, ctx: n * ctx,
         )
-        return cls._fitted(points, law, DECODE)
+        return cls.decodes(points, law)
+
+    @classmethod
+    def decodes(cls, points: list[tuple[float, ...]], law: Law) -> Attention:
+        """The surface of decodes, by (sequences, length, us)."""
+        return cls._fitted([p for p in points if p[0] <= MOST_SEQS], law, DECODE)
 
     @classmethod
     def prefill(cls, path: Path, shard: Shard, peaks: Peaks) -> Attention:
         """Prompt attention, by sequences and their tokens, causal, without context."""
-        points = [
-            p
-            for p in _attention_rows(path, shard, "q_tokens")
-            if p[0] <= MOST_PREFILL_SEQS and p[1] >= LEAST_CHUNK
-        ]
+        points = _attention_rows(path, shard, "q_tokens")
         pair_us = 4 * shard.heads * shard.model.head_dim / (0.65 * peaks.flop_s) * 1e6
         law = Law(
             us=lambda n, q: np.hypot(PREFILL_FLOOR_US, n * q * (q + 1) / 2 * pair_us),
             work=lambda n, q: n * q * q,
         )
-        return cls._fitted(points, law, PREFILL)
+        return cls.prompts(points, law)
+
+    @classmethod
+    def prompts(cls, points: list[tuple[float, ...]], law: Law) -> Attention:
+        """The surface of prompts, by (sequences, tokens, us)."""
+        kept = [p for p in points if p[0] <= MOST_PREFILL_SEQS and p[1] >= LEAST_CHUNK]
+        return cls._fitted(kept, law, PREFILL)
 
     @classmethod
     def _fitted(cls, points: list[tuple[float, ...]], law: Law, scales: Scales) -> Attention:
@@ -207,6 +219,18 @@ class Parts(NamedTuple):
     shard: Shard
     tp: int
     peaks: Peaks
+    kernels: modules.Kernels
+    """Of the layers' own weights."""
+
+    @property
+    def products(self) -> list[tuple[int, int]]:
+        """Shapes of the matrix products of a layer that are in `gemm.csv`."""
+        shapes, model = products(self.shard), self.shard.model
+        if model.latent is not None:
+            del shapes["qkv"], shapes["o"]
+        if self.kernels.element_bytes == 1 or model.expert_layers == model.num_hidden_layers:
+            del shapes["gate_up"], shapes["down"]
+        return list(shapes.values())
 
 
 def import_profile(
@@ -221,21 +245,34 @@ def import_profile(
 
     `hardware_name` gives peaks and the host's time. `created` and `note` say when and with what the
     tables were measured, which the tables do not say. Raises `ConfigError` that names file, line
-    and column, also if the tables have no row for the model's heads.
+    and column, also if the tables have no row for the model's heads or experts.
     """
     model, hardware = load_model(model_name), load_hardware(hardware_name)
-    refuse_special(model)
+    refuse_special(model, modules.HELD)
     dtype = model.dtype("auto")
     if dtype != "bfloat16":
         raise ConfigError(
             f"{folder}: the tables were measured in bfloat16, {model.name} is {dtype};"
             " give another --model"
         )
-    peaks = Peaks(hardware.flop_s(dtype), hardware.memory_bandwidth_gb_s * 1e9)
-    parts = Parts(folder, model.shard(tp), tp, peaks)
-    decode = Attention.decode(folder / "decode.csv", parts.shard, peaks)
-    prefill = Attention.prefill(folder / "prefill.csv", parts.shard, peaks)
+    bandwidth, shard = hardware.memory_bandwidth_gb_s * 1e9, model.shard(tp)
+    peaks = Peaks(hardware.flop_s(dtype), bandwidth)
+    kernels = modules.Kernels.of(shard, peaks, hardware.tflop_s.get("fp8"))
+    parts = Parts(folder, shard, tp, peaks, kernels)
+    if model.latent is None:
+        decode = Attention.decode(folder / "decode.csv", shard, peaks)
+        prefill = Attention.prefill(folder / "prefill.csv", shard, peaks)
+        pair, unpacked = 4 * shard.heads * model.head_dim, 0
+    else:
+        latent = modules.Latent(folder, kernels, peaks)
+        decode = Attention.decodes(*latent.decode())
+        prefill = Attention.prompts(*latent.prefill())
+        pair, unpacked = latent.pair_flops, latent.unpacked_flops
     gemm = Gemm(folder / "gemm.csv", peaks)
+    errors = _errors(parts, decode, prefill, gemm, hardware)
+    experts: ExpertGrid | UnsetType = UNSET
+    if model.experts is not None:
+        experts, errors["experts"] = modules.experts(folder, kernels)
     return Profile(
         version="kvsim.profile/1",
         source="public-table",
@@ -247,11 +284,12 @@ def import_profile(
         fit=Fit(
             dense=_dense(parts, gemm),
             head=_head(parts, gemm),
-            prefill=_prefill_grid(parts, prefill),
+            prefill=_prefill_grid(parts, prefill, pair, unpacked),
             decode_v2=_decode_grid(decode),
             step=(hardware.step_overhead_us, 1.0, 0.0),
+            experts=experts,
         ),
-        error=_errors(parts, decode, prefill, gemm, hardware),
+        error=errors,
     )
 
 
@@ -263,11 +301,16 @@ _CHANGES = "surfaces fitted to the rows and evaluated at other counts; no row is
 
 
 def _dense(parts: Parts, gemm: Gemm) -> DenseCurve:
+    """All layers without attention and experts; MLPs of the layers that have one."""
     model, tokens = parts.shard.model, np.array(TOKENS, float)
-    layer = sum(gemm.us(tokens, n, k) for n, k in products(parts.shard).values())
+    layer = sum((gemm.us(tokens, n, k) for n, k in parts.products), np.zeros_like(tokens))
     layer = layer + small_kernels_us(parts.shard, tokens, parts.peaks)
     layer = layer + _all_reduce_us(parts, tokens)
-    return DenseCurve([float(t) for t in TOKENS], _rounded(layer * model.num_hidden_layers))
+    us = layer * model.num_hidden_layers
+    if parts.kernels.element_bytes == 1:
+        mlp = parts.kernels.mlp_us(parts.shard.intermediate_size, tokens)
+        us += mlp * (model.num_hidden_layers - model.expert_layers)
+    return DenseCurve([float(t) for t in TOKENS], _rounded(us))
 
 
 def _all_reduce_us(parts: Parts, tokens: Floats) -> Floats:
@@ -306,17 +349,20 @@ def _decode_grid(decode: Attention) -> DecodeGrid:
     return DecodeGrid([float(n) for n in SEQS], [float(c) for c in CONTEXTS], rows)
 
 
-def _prefill_grid(parts: Parts, prefill: Attention) -> PrefillGrid:
-    """Prompt attention, measured without context; a context adds its arithmetic or traffic."""
+def _prefill_grid(
+    parts: Parts, prefill: Attention, pair_flops: int, unpacked_flops: int
+) -> PrefillGrid:
+    """Prompt attention, measured without context; a context adds its arithmetic or traffic: so many
+    operations per pair of tokens, and to unpack a token."""
     shard, q = parts.shard, np.array(CHUNKS, float)
     alone = prefill.surface.at(np.ones_like(q), q)
-    flops = 4 * shard.heads * shard.model.head_dim * q * q / 2
+    flops = pair_flops * q * q / 2
     rate = float((flops / alone).max())
     row_bytes = 4 * shard.kv_heads * shard.model.head_dim
     rows = []
     for chunk, us in zip(q, alone, strict=True):
         per_token = max(
-            4 * shard.heads * shard.model.head_dim * chunk / rate,
+            (pair_flops * chunk + unpacked_flops) / rate,
             row_bytes / parts.peaks.bandwidth * 1e6,
         )
         rows.append(_rounded(us + per_token * np.array(BEFORE, float)))
@@ -327,8 +373,9 @@ def _errors(
     parts: Parts, decode: Attention, prefill: Attention, gemm: Gemm, hardware: Hardware
 ) -> dict[str, Any]:
     """Errors on rows outside the fits, and a list of what could not be judged."""
-    shapes = list(products(parts.shard).values())
-    layer = [gemm.nearest_measured(*shape) for shape in shapes]
+    shapes = parts.products
+    head = (parts.shard.vocab_size, parts.shard.model.hidden_size)
+    layer = [gemm.nearest_measured(*shape) for shape in shapes or [head]]
     unseen = sum(fitted for fitted, _ in layer)
     measured = sum(us for _, us in layer)
     return {
@@ -336,7 +383,7 @@ def _errors(
         " a time; smoothing was set on the tables of the H100",
         "decode": decode.surface.error(),
         "prefill": prefill.surface.error(),
-        "gemm": gemm.error(shapes),
+        "gemm": gemm.error(shapes or [head]),
         "gemm_layer_sum": error(np.asarray(unseen), np.asarray(measured)),
         "not judged": "prompt context, small kernels, sampler, host"
         f" ({hardware.step_overhead_us:g} us a step), block sizes other than {BLOCK_SIZE}",

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from kvsim.workload.formats.lines import LLMSERVINGSIM
+from kvsim.workload.gather import sort_rows
 from kvsim.workload.source import Head, Source, is_date, look, parse, separator_of, shown
 from kvsim.workload.table import (
     MEASURED,
@@ -160,12 +162,15 @@ def join_measured(trace: Trace, path: str) -> Trace:
     """The trace with `Row.observed` from a file: JSON Lines, CSV or Parquet with a column `id`.
 
     Times are columns that name them with their unit: `ttft_s`, `e2e_ms`, `tpot_ms`, `queue_s`.
-    Requests without a line keep what they have; a note counts them. Raises `TraceError` for a file
-    that cannot be read, or that names a request which the trace does not have.
+    `requests.jsonl` of LLMServingSim also says when requests really came, which is then when they
+    are sent. Requests without a line keep what they have; a note counts them. Raises `TraceError`
+    for a file that cannot be read, or that names a request which the trace does not have.
     """
     known = {row.id for row in trace.rows}
     found: dict[str, dict[str, float] | None] = {}
     with Source(path) as source:
+        if "queued_ts" in look(source).keys:
+            return _joined_run(trace, source)
         for name, times in _read(source):
             if name not in known:
                 what = (
@@ -180,6 +185,31 @@ def join_measured(trace: Trace, path: str) -> Trace:
     missing = sum(row.id not in found for row in trace.rows)
     notes = [f"{path}: no measured times of {missing:,} requests"] if missing else []
     return replace(trace, rows=rows, notes=[*trace.notes, *notes])
+
+
+def _joined_run(trace: Trace, source: Source) -> Trace:
+    """The trace as a run of LLMServingSim's benchmark sent it, with what it measured."""
+    run = LLMSERVINGSIM.read(source)
+    measured = {row.id.removeprefix("bench-"): row for row in run.rows}
+    rows = []
+    for row in trace.rows:
+        own = measured.pop(row.id.removeprefix("bench-"), None)
+        if own is None:
+            rows.append(replace(row))
+            continue
+        if (own.input_length, own.output_length) != (row.input_length, row.output_length):
+            what = f"{own.input_length} and {own.output_length} tokens, but {row.input_length} and"
+            what += f" {row.output_length} in {trace.path}; give the run of this trace"
+            raise source.error(what, f"request_id {own.id}", own.line)
+        rows.append(replace(row, arrival_ns=own.arrival_ns, observed=own.observed))
+    if measured:
+        other = next(iter(measured.values()))
+        what = f"not a request of {trace.path}; give the run of this trace"
+        raise source.error(what, f"request_id {other.id}", other.line)
+    missing = sum(row.observed is None for row in rows)
+    notes = [f"{source.path}: no measured times of {missing:,} requests"] if missing else []
+    ordered, _ = sort_rows(rows)
+    return replace(trace, rows=list(ordered), notes=[*trace.notes, *run.notes, *notes])
 
 
 def _read(source: Source) -> Iterator[tuple[str, dict[str, float] | None]]:

@@ -20,11 +20,17 @@ LLMServingSim traces: JSON Lines of `input_toks,output_toks`, mostly with real t
 
 `arrival_time_ns` is in nanoseconds; `input_tok_ids` and `output_tok_ids` are the tokens themselves
 (casys-kaist/LLMServingSim). Its agent sessions (`sub_requests`) are refused.
+
+`requests.jsonl` of its benchmark is what vLLM did with such a trace. The traps
+(`bench/core/recorder.py`): `arrival_time` is the front end's, in seconds since 1970, and the other
+times are of the engine's clock, which began at any moment. No request is taken up before it came,
+so the one that was soonest sets the clocks: its way to the engine counts as nothing. Requests
+without times are left out. Prompts are not in it: the trace has them.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvsim.workload.chain import settle_blocks
 from kvsim.workload.gather import Gathered, Reader
@@ -148,12 +154,19 @@ def _is_llmservingsim(head: Head) -> bool:
 def _read_llmservingsim(source: Source) -> Trace:
     """An LLMServingSim trace. Raises `TraceError` at the first line that is wrong."""
     gathered = Gathered(source, "llmservingsim")
+    served: list[_Served] = []
     for line in source.lines():
         table = parse(source, line)
         if "sub_requests" in table:
             raise source.error("sessions are not read; write one request a line", "sub_requests")
         input_length = tokens(source, "input_toks", table.get("input_toks"))
         output_length = tokens(source, "output_toks", table.get("output_toks"))
+        if "queued_ts" in table:
+            if table.get("arrival_time") is None or table["queued_ts"] is None:
+                gathered.drop("they have no times")
+            else:
+                served.append(_served(source, table, gathered, input_length, output_length))
+            continue
         time = table.get("arrival_time_ns")
         gathered.add(
             input_length,
@@ -161,7 +174,40 @@ def _read_llmservingsim(source: Source) -> Trace:
             time_ns=None if time is None else instant(source, "arrival_time_ns", time, 1),
             content=_llmservingsim_content(source, table, input_length, output_length),
         )
+    _set_clocks(served)
     return gathered.trace()
+
+
+_ENGINE = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
+
+
+class _Served(NamedTuple):
+    """A request of a run, with the engine's times of `_ENGINE` in nanoseconds."""
+
+    row: Row
+    engine: list[int]
+
+
+def _served(
+    source: Source, table: dict[str, Any], gathered: Gathered, input_length: int, output_length: int
+) -> _Served:
+    arrival_ns = instant(source, "arrival_time", table["arrival_time"], NS_PER_S)
+    engine = [instant(source, key, table.get(key), NS_PER_S) for key in _ENGINE]
+    for key, earlier, time_ns in zip(_ENGINE[1:], engine, engine[1:], strict=False):
+        if time_ns < earlier:
+            raise source.error("before the time that it follows; fix one of them", key)
+    name = identifier(source, table, "request_id")
+    row = gathered.add(input_length, output_length, time_ns=arrival_ns, id=name)
+    return _Served(row, engine)
+
+
+def _set_clocks(served: list[_Served]) -> None:
+    """Count the times of the engine from when requests came."""
+    gaps = [each.engine[0] - (each.row.arrival_ns or 0) for each in served]
+    for (row, engine), gap in zip(served, gaps, strict=True):
+        late = gap - min(gaps)
+        times = [(time_ns - engine[0] + late) / NS_PER_S for time_ns in engine[1:]]
+        row.observed = dict(zip(("queue_s", "ttft_s", "e2e_s"), times, strict=True))
 
 
 def _llmservingsim_content(

@@ -206,7 +206,7 @@ def test_no_profile_stands_for_them(name: str) -> None:
     assert profile_for(model, h200, config) is None
     cost = make_cost(config, model, h200)
     assert isinstance(cost, RooflineCost)
-    assert f"({', '.join(model.special)}; shipped profiles are of dense models only)" in cost.source
+    assert f"({', '.join(model.special)}; no profile of it is shipped)" in cost.source
     assert "(estimated)" in cost.source
     if model.special != ("experts",):
         with pytest.raises(ConfigError, match=r"which the tables do not hold"):

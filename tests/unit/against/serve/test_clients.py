@@ -124,6 +124,65 @@ def test_the_requests_of_vllm_bench_serve(tmp_path: Path) -> None:
     assert lines[0][3] == "100" and all(0 < int(line[2]) <= 24 for line in lines)
 
 
+TOKENIZER = """
+import json
+from pathlib import Path
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+letters = {each: k for k, each in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+made = Tokenizer(models.BPE(letters, []))
+made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+made.decoder = decoders.ByteLevel()
+Path("bytes").mkdir()
+made.save("bytes/tokenizer.json")
+said = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "!"}
+Path("bytes/tokenizer_config.json").write_text(json.dumps(said))
+"""
+
+
+def run_with_tokenizer(folder: Path, programs: Path, *command: str) -> None:
+    """Runs a load generator with a tokenizer that needs no network: each byte is a token."""
+    for each in ([programs / "python", "-c", TOKENIZER], [programs / command[0], *command[1:]]):
+        done = subprocess.run(each, cwd=folder, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_aiperf(tmp_path: Path) -> None:
+    programs = installed(tmp_path, "aiperf==0.13.0")
+    load = "--request-count 20 --concurrency 4 --isl 100 --osl 20 --extra-inputs ignore_eos:true"
+    with serving(speed=10.0) as (url, _):
+        command = (
+            f"aiperf profile --model small --url {url} --endpoint-type chat --streaming {load}"
+        )
+        further = "--tokenizer bytes --use-server-token-count --artifact-dir out --ui none"
+        run_with_tokenizer(tmp_path, programs, *f"{command} {further}".split())
+        found = families(url)
+    said = json.loads((tmp_path / "out" / "profile_export_aiperf.json").read_text())
+    assert said["request_count"]["avg"] == 20 and said["output_sequence_length"]["min"] == 20
+    assert said["time_to_first_token"]["min"] > 0
+    scraped = json.loads((tmp_path / "out" / "server_metrics_export.json").read_text())
+    assert "vllm:generation_tokens" in json.dumps(scraped)
+    assert values(found, "request_success", "_total")["length"] >= 20
+
+
+def test_guidellm(tmp_path: Path) -> None:
+    programs = installed(tmp_path, "guidellm==0.8.1")
+    with serving(speed=10.0) as (url, _):
+        run_with_tokenizer(
+            *(tmp_path, programs, "guidellm", "run", "--disable-console"),
+            *("--backend", f"kind=openai_http,target={url},model=small"),
+            *("--profile", "kind=concurrent,streams=4"),
+            *("--constraint", "kind=max_requests,count=12"),
+            *("--tokenizer", "kind=hf_auto,model=bytes"),
+            *("--data", "kind=synthetic_text,prompt_tokens=100,output_tokens=20"),
+            *("--output", "kind=json,path=out.json"),
+        )
+        found = families(url)
+    (benchmark,) = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
+    done = benchmark["requests"]["successful"]
+    assert len(done) == 12 and {each["output_tokens"] for each in done} == {20}
+    assert values(found, "request_success", "_total")["length"] >= 12
+
+
 DYNAMO = """
 import asyncio, json, sys
 from dynamo.llm import SelectionService

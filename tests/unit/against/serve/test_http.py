@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -19,9 +20,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvsim.against.serve.metrics import COUNTERS, GAUGES, HISTOGRAMS
-from kvsim.against.serve.server import Server, front_of
+from kvsim.against.serve.server import Server, adapters_of, front_of
+from kvsim.errors import ConfigError
 from kvsim.run.simulation import read_config, simulate
 from kvsim.workload.trace import TokenContent, Trace
+from tests.support.places import ROOT
 from tests.support.serving import SMALL, serving
 from tests.unit.against.serve.test_session import made_trace
 
@@ -318,9 +321,67 @@ def test_a_command_of_vllm_says_address_and_name() -> None:
         "vllm serve org/model --port 9001 --host 0.0.0.0 --served-model-name a b"
         ' --kv-events-config \'{"publisher": "zmq"}\' --max-num-seqs 4'
     )
-    assert said == ("a", "0.0.0.0", 9001, '{"publisher": "zmq"}')
+    assert (said.model, said.host, said.port) == ("a", "0.0.0.0", 9001)
+    assert said.kv_events_config == '{"publisher": "zmq"}'
     assert front_of("python -m vllm.entrypoints.openai.api_server --model m").model == "m"
+    assert front_of("vllm serve org/model").model == "org/model"
     assert front_of(None).model is None
+
+
+ADAPTERS = {"sql": "org/sql", "prose": "org/prose"}
+
+
+def test_adapters_are_models_whose_blocks_are_their_own() -> None:
+    asked = {"prompt": list(range(200)), "max_tokens": 2}
+    lora = SMALL | {"enable_lora": True, "max_loras": 2}
+    with serving(lora, records=True, speed=inf, adapters=ADAPTERS) as (url, server):
+        models = httpx.get(f"{url}/v1/models").json()["data"]
+        cached = [
+            httpx.post(url + COMPLETIONS, json=asked | {"model": name}).json()
+            for name in ("small", "sql", "prose", "sql", "small")
+        ]
+        other = httpx.post(url + COMPLETIONS, json=asked | {"model": "none"})
+    assert [(each["id"], each["root"], each["parent"]) for each in models] == [
+        ("small", "small", None),
+        ("sql", "org/sql", "small"),
+        ("prose", "org/prose", "small"),
+    ]
+    assert [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in cached] == [
+        *(0, 0, 0, 192, 192)
+    ]
+    assert cached[1]["model"] == "sql" and other.status_code == 404
+    table = server.session.result().requests_frame()
+    assert table["lora"].tolist() == ["", "sql", "prose", "sql", ""]
+
+
+def test_adapters_are_named_as_for_vllm() -> None:
+    said = front_of("""vllm serve m --lora-modules a=x/y '{"name": "b", "path": "z"}' --port 1""")
+    config = read_config(SMALL | {"enable_lora": True})
+    assert adapters_of(said.lora_modules, config) == {"a": "x/y", "b": "z"} and said.port == 1
+    for wrong in ("a", "{", '{"name": "b"}'):
+        with pytest.raises(ConfigError, match="--lora-modules"):
+            adapters_of([wrong], config)
+    with pytest.raises(ConfigError, match="--enable-lora"):
+        adapters_of(["a=b"], read_config(SMALL))
+
+
+def test_an_interval_makes_events_fewer() -> None:
+    body = {"prompt": "a", "max_tokens": 30, "ignore_eos": True, "stream": True}
+    with serving(speed=inf, stream_interval=10) as (url, _):
+        events = events_of(httpx.post(url + COMPLETIONS, json=body))
+    texts = [len(event["choices"][0]["text"].split()) for event in events]
+    assert texts == [1, 10, 10, 9]
+
+
+def test_the_board_shows_what_is_there() -> None:
+    board = json.loads((ROOT / "docs/examples/grafana/vllm.json").read_text())
+    with serving(speed=1.0) as (url, _):
+        there = {sample.name for each in families(url).values() for sample in each.samples}
+    said = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
+    said += [each["query"] for each in board["templating"]["list"] if each["type"] == "query"]
+    used = [set(re.findall(r"\b(?:vllm|kvsim):\w+", each)) for each in said]
+    assert len(used) > 10 and all(used)
+    assert set().union(*used) <= there
 
 
 def test_a_signal_ends_streams_properly_and_no_prompt_is_written(tmp_path: Path) -> None:
@@ -333,7 +394,6 @@ def test_a_signal_ends_streams_properly_and_no_prompt_is_written(tmp_path: Path)
         assert process.stdout is not None
         told = process.stdout.readline()
         url = told.split()[-1].removesuffix("/v1")
-        assert "meta-llama/Llama-3.1-8B-Instruct" in told
         body = {"prompt": secret, "max_tokens": 4000, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", url + COMPLETIONS, json=body, timeout=60) as answer:
             lines = answer.iter_lines()
@@ -344,6 +404,7 @@ def test_a_signal_ends_streams_properly_and_no_prompt_is_written(tmp_path: Path)
     assert begin.startswith("data: ") and rest[-1] == "data: [DONE]"
     assert json.loads(rest[-2][6:])["choices"][0]["finish_reason"] == "abort"
     assert process.returncode == 0
+    assert "meta-llama/Llama-3.1-8B-Instruct" in told
     assert "tokens late by" in output
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["aborted"] == 1
     for path in (tmp_path / "run").iterdir():

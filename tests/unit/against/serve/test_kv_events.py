@@ -15,6 +15,7 @@ import zmq
 from kvsim.against.serve.kv_events import (
     ARRAY,
     MAP,
+    Content,
     KVEvents,
     events_config,
     layout_of,
@@ -51,7 +52,7 @@ RECORDED = {
 
 @pytest.mark.parametrize("layout", [MAP, ARRAY])
 def test_bytes_are_those_of_vllm(layout: str) -> None:
-    tokens = iter([([1, 2, 3, 4], "salt"), ([5, 6], None)])
+    tokens = iter([Content([1, 2, 3, 4], "salt"), Content([5, 6])])
     events = KVEvents(2, lambda keys, size: next(tokens), layout)
     events.stored(None, [(1 << 64) - 1, (1 << 70) + 7])
     events.stored(7, [9])
@@ -63,6 +64,20 @@ def test_bytes_are_those_of_vllm(layout: str) -> None:
 def test_the_layout_goes_by_the_release() -> None:
     found = [layout_of(version) for version in (None, "0.33.0", "0.24.0", "0.23.0", "0.9.2")]
     assert found == [MAP, MAP, MAP, ARRAY, ARRAY]
+
+
+def test_an_adapter_stands_in_every_block() -> None:
+    contents = iter([Content([1, 2, 3, 4], "salt", "b"), Content([5, 6], "salt", "b")])
+    events = KVEvents(2, lambda keys, size: next(contents), loras=["a", "b"])
+    events.stored(None, [1, 2])
+    events.stored(2, [3])
+    batch = events.batch(0)
+    assert batch is not None
+    first, then = msgspec.to_builtins(batch)[1]
+    assert (first["lora_id"], first["lora_name"]) == (2, "b")
+    assert [*map(list, first["extra_keys"]), *map(list, then["extra_keys"])] == [
+        *(["b", "salt"], ["b"], ["b"])
+    ]
 
 
 class Index:
@@ -166,5 +181,5 @@ def test_an_engine_without_events_is_refused() -> None:
 
 
 def test_tokens_of_known_keys_are_made_up_alike() -> None:
-    tokens, _ = made_up_tokens([5, 6, 5], 16)
+    tokens = made_up_tokens([5, 6, 5], 16).token_ids
     assert len(tokens) == 48 and tokens[:16] == tokens[32:] != tokens[16:32]

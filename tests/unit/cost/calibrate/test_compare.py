@@ -96,6 +96,6 @@ def test_each_source_of_tables_asks_for_what_it_lacks(saved: Path, tmp_path: Pat
     folder = str(tmp_path / "tables")
     extra = kvsim("import", folder, "--created", "2026-01-02", "--out", str(saved))
     assert "leave out --created and --note" in extra.stderr
-    (tmp_path / "decode.csv").touch()
+    (tmp_path / "gemm.csv").touch()
     lacking = kvsim("import", str(tmp_path), "--out", str(saved))
     assert "give --model and --hardware" in lacking.stderr
