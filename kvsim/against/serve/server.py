@@ -30,7 +30,7 @@ _TEND_S = 0.05
 """Seconds from one look at the signals, and at who asks for events again, to the next."""
 
 
-def front_of(command: str | None) -> Any:
+def front_of(command: str | None) -> argparse.Namespace:
     """What the text of a command says of address, names and events; None: nothing. Its settings
     are read by others. Raises `ConfigError`."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)

@@ -219,7 +219,7 @@ class Parts(NamedTuple):
     shard: Shard
     tp: int
     peaks: Peaks
-    kernels: modules.Kernels
+    kernels: modules.ProductKernels
     """Of the layers' own weights."""
 
     @property
@@ -257,7 +257,7 @@ def import_profile(
         )
     bandwidth, shard = hardware.memory_bandwidth_gb_s * 1e9, model.shard(tp)
     peaks = Peaks(hardware.flop_s(dtype), bandwidth)
-    kernels = modules.Kernels.of(shard, peaks, hardware.tflop_s.get("fp8"))
+    kernels = modules.ProductKernels.of(shard, peaks, hardware.tflop_s.get("fp8"))
     parts = Parts(folder, shard, tp, peaks, kernels)
     if model.latent is None:
         decode = Attention.decode(folder / "decode.csv", shard, peaks)

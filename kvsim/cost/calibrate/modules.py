@@ -34,7 +34,7 @@ MOST_ROWS = 16384
 LATENT_FLOOR_US = 40.0
 
 
-class Kernels(NamedTuple):
+class ProductKernels(NamedTuple):
     """How matrix products of a model run on one GPU."""
 
     shard: Shard
@@ -44,7 +44,7 @@ class Kernels(NamedTuple):
     element_bytes: int
 
     @classmethod
-    def of(cls, shard: Shard, bf16: Peaks, fp8_tflop_s: float | None) -> Kernels:
+    def of(cls, shard: Shard, bf16: Peaks, fp8_tflop_s: float | None) -> ProductKernels:
         """`fp8_tflop_s`: the peak of products in FP8; raises `ConfigError` where it is needed, but
         the GPU has none."""
         stored = shard.model.quantization
@@ -64,7 +64,7 @@ class Kernels(NamedTuple):
         return np.asarray(us, float)
 
 
-def experts(folder: Path, kernels: Kernels) -> tuple[ExpertGrid, dict[str, float]]:
+def experts(folder: Path, kernels: ProductKernels) -> tuple[ExpertGrid, dict[str, float]]:
     """Layers with experts on one GPU of the group, and the error on rows outside the fit.
 
     The router and shared experts are not in the table: they are a roofline.
@@ -125,7 +125,7 @@ class Latent:
     Raises `ConfigError` if the tables are of another latent attention.
     """
 
-    def __init__(self, folder: Path, kernels: Kernels, attention: Peaks) -> None:
+    def __init__(self, folder: Path, kernels: ProductKernels, attention: Peaks) -> None:
         model = kernels.shard.model
         assert model.latent is not None
         self._folder, self._kernels, self._peaks = folder, kernels, attention

@@ -84,6 +84,7 @@ class Reported(NamedTuple):
 NOTHING = Done([], [])
 """What a worker reports where no transfer is over."""
 NO_TRANSFERS = Transfers([], [], [], [])
+"""What a step hands over that moves nothing."""
 
 
 class Connector:

@@ -167,7 +167,7 @@ class TimedWorker(Worker):
 
     @property
     def busy(self) -> bool:
-        return self._begins or any(bool(lane.copies) for lane in self._all)
+        return self._begins or any(lane.copies for lane in self._all)
 
     @property
     def unsent(self) -> bool:

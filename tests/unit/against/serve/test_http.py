@@ -391,16 +391,19 @@ def test_a_signal_ends_streams_properly_and_no_prompt_is_written(tmp_path: Path)
     with subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
-        told = process.stdout.readline()
-        url = told.split()[-1].removesuffix("/v1")
-        body = {"prompt": secret, "max_tokens": 4000, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", url + COMPLETIONS, json=body, timeout=60) as answer:
-            lines = answer.iter_lines()
-            begin = next(lines)
-            process.send_signal(signal.SIGTERM)
-            rest = [line for line in lines if line]
-        output, _ = process.communicate(timeout=120)
+        try:
+            assert process.stdout is not None
+            told = process.stdout.readline()
+            url = told.split()[-1].removesuffix("/v1")
+            body = {"prompt": secret, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+            with httpx.stream("POST", url + COMPLETIONS, json=body, timeout=60) as answer:
+                lines = answer.iter_lines()
+                begin = next(lines)
+                process.send_signal(signal.SIGTERM)
+                rest = [line for line in lines if line]
+            output, _ = process.communicate(timeout=120)
+        finally:
+            process.kill()
     assert begin.startswith("data: ") and rest[-1] == "data: [DONE]"
     assert json.loads(rest[-2][6:])["choices"][0]["finish_reason"] == "abort"
     assert process.returncode == 0
