@@ -23,7 +23,8 @@ from pathlib import Path
 
 STEP_MS, TOKENS, ROUNDS = 10, 1000, 3
 COMMAND = f"""serve --port 0 --max-num-seqs 1024 --max-num-batched-tokens 16384 --max-model-len 2048
- --num-gpu-blocks-override 100000 --cost-model constant --set cost.step_us={STEP_MS}000""".split()
+ --num-gpu-blocks-override 100000 --cost-model constant --set cost.step_us={STEP_MS}000
+ --set cost.prefill_token_us=0 --set cost.decode_seq_us=0 --set cost.context_token_ns=0""".split()
 
 
 @contextmanager

@@ -167,10 +167,11 @@ class KVEventsConfig(msgspec.Struct, forbid_unknown_fields=True):
     topic: str = ""
 
 
-def events_config(text: str) -> KVEventsConfig:
+def events_config(given: str | dict[str, Any]) -> KVEventsConfig:
     """Raises `ConfigError`."""
     try:
-        return msgspec.json.decode(text.encode(), type=KVEventsConfig)
+        table = msgspec.json.decode(given) if isinstance(given, str) else given
+        return msgspec.convert(table, KVEventsConfig)
     except msgspec.DecodeError as error:
         raise ConfigError(
             f"--kv-events-config: {error}; give JSON as vllm serve takes it, as in"

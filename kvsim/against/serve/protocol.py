@@ -152,17 +152,18 @@ class Answer(NamedTuple):
         kind = "chat.completion" if self.chat else "text_completion"
         return self._encoded(kind, choices, usage=usage(entries))
 
-    def event(self, place: int, text: str, reason: str = "", **more: Any) -> bytes:
+    def event(self, place: int, text: bytes, reason: str = "", **more: Any) -> bytes:
         """An event of a stream: what a sample got."""
         return self._event(_choice(place, self._said("delta", text), reason), **more)
 
-    def around(self, place: int) -> list[bytes]:
+    def around(self, place: int) -> tuple[bytes, bytes]:
         """What stands before and after the text in an event of tokens that says nothing else."""
-        return self.event(place, "\0").split(rb"\u0000")
+        before, _, after = self.event(place, b"\0").rpartition(rb"\u0000")
+        return before, after
 
     def opening(self, samples: int) -> bytes:
         """The first events of a stream."""
-        said = self._said("delta", "", role="assistant")
+        said = self._said("delta", b"", role="assistant")
         events = [self._event(_choice(place, said, "")) for place in range(samples)]
         return b"".join(events) if self.chat else b""
 
@@ -170,8 +171,9 @@ class Answer(NamedTuple):
         """The last events of a stream: with `entries`, what they used."""
         return (self._event(usage=usage(entries)) if entries else b"") + b"data: [DONE]\n\n"
 
-    def _said(self, name: str, text: str, **role: str) -> dict[str, Any]:
-        return {name: {**role, "content": text}} if self.chat else {"text": text}
+    def _said(self, name: str, text: bytes, **role: str) -> dict[str, Any]:
+        words = text.decode()
+        return {name: {**role, "content": words}} if self.chat else {"text": words}
 
     def _event(self, *choices: dict[str, Any], **more: Any) -> bytes:
         kind = "chat.completion.chunk" if self.chat else "text_completion"

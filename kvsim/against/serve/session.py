@@ -62,12 +62,14 @@ class Asked:
     def __init__(self) -> None:
         self.ask: Ask | None = None
         self.tokens: Sequence[int] = ()
-        """Those up to the end of the last block that was asked for."""
+        """All of its stream."""
+        self.last = 0
+        """Where the last block that was asked for ends, in blocks."""
 
     def of(self, keys: Sequence[int], block_size: int) -> Content:
         """The tokens of the last blocks that were asked for, as many as keys."""
         assert self.ask is not None
-        tokens = self.tokens[-len(keys) * block_size :]
+        tokens = self.tokens[(self.last - len(keys)) * block_size : self.last * block_size]
         return Content(tokens, self.ask.salt, self.ask.lora)
 
 
@@ -89,7 +91,7 @@ class LiveStream(TokenStream):
         self._asked, self._ask = asked, ask
 
     def keys(self, first: int, last: int, block_size: int) -> list[int]:
-        self._asked.ask, self._asked.tokens = self._ask, self._tokens[: last * block_size]
+        self._asked.ask, self._asked.tokens, self._asked.last = self._ask, self._tokens, last
         return super().keys(first, last, block_size)
 
 
@@ -184,10 +186,10 @@ class Session:
                 entry.reason, entry.error = "error", str(stop)
             self.steps.tell(self.batch, Step(self.now_ns, ended=left))
 
-    def send(self, ask: Ask, at_ns: int, wake: Callable[[], None] | None = None) -> Entry:
-        """A request arrives at `at_ns`, not before now. `wake` is called when it has changed."""
+    def send(self, ask: Ask, at_ns: int) -> Entry:
+        """A request arrives at `at_ns`, not before now."""
         index = len(self._rows)
-        words, output = filler(index, ask.output_length)
+        text, output = filler(index, ask.output_length)
         salt = self._salts.setdefault((ask.lora, ask.salt), len(self._salts))
         kept = TokenContent(tuple(ask.prompt), tuple(output)) if self._records else None
         self._rows.append(
@@ -213,7 +215,7 @@ class Session:
             else None
         )
         request = self._requests.grow()
-        entry = self.steps.entries[index] = Entry(request, words, wake)
+        entry = self.steps.entries[index] = Entry(request, text)
         self._at(at_ns, lambda: self._arrives(request))
         return entry
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from kvsim.against.serve.words import FILLER
+from kvsim.against.serve.words import WORD_BYTES
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
 from kvsim.core.request import ABORTED, Request
@@ -17,10 +17,10 @@ class Entry:
     """A request on its way, as its client sees it."""
 
     request: Request
-    words: Sequence[int] = ()
-    """Places of its output in `words.FILLER`."""
-    wake: Callable[[], None] | None = None
-    """Called when anything of it changed."""
+    output: bytes = b""
+    """The text of all its tokens, those to come included (`words.filler`)."""
+    client: Callable[[], None] | None = None
+    """Called once for each step in which anything changed of it, or of its `family`."""
     family: Sequence[Entry] = ()
     """The samples of its client's request; empty: it is the only one."""
     tokens: int = 0
@@ -35,9 +35,9 @@ class Entry:
     last_ns: int = -1
     """When its last token came; -1: not yet."""
 
-    def text(self, first: int = 0) -> str:
-        """Its tokens so far from `first` on, in words."""
-        return "".join([FILLER[word] for word in self.words[first : self.tokens]])
+    def text(self, first: int = 0) -> bytes:
+        """Its tokens so far from `first` on."""
+        return self.output[first * WORD_BYTES : self.tokens * WORD_BYTES]
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class Steps:
         self.entries: dict[int, Entry] = {}
         """Requests in progress, by index."""
         self._admitted: list[Entry] = []
-        self._flights: deque[tuple[Plan, list[Request]]] = deque()
+        self._flights: deque[tuple[Plan, list[tuple[Request, Entry]]]] = deque()
 
     def begin(self) -> None:
         """A loop begins."""
@@ -69,25 +69,24 @@ class Steps:
         """A step was composed."""
         if not plan.computes:
             return
-        requests = list(plan.requests)
-        self._flights.append((plan, requests))
-        for request in requests:
-            entry = self._entry(request) if request.finish_ns < 0 else None
-            if entry is not None and not entry.admitted:
+        entries, requests = self.entries, plan.requests
+        for request in requests[plan.num_continued :]:
+            if request.finish_ns < 0 and not (entry := self._entry(request)).admitted:
                 entry.admitted = True
                 self._admitted.append(entry)
+        flight = [(each, found) for each in requests if (found := entries.get(each.index))]
+        self._flights.append((plan, flight))
 
     def settled(self, batch: Batch, ended: Iterable[Request]) -> None:
         """A step is over, or nothing but a request."""
         step, landed = Step(batch.now_ns), False
         while self._flights and not self._flights[0][0].flying:
             landed = True
-            plan, requests = self._flights.popleft()
+            plan, flight = self._flights.popleft()
             step.now_ns = plan.end_ns
-            for request in requests:
-                entry = self.entries.get(request.index)
-                new = 0 if entry is None else request.output_tokens - entry.tokens
-                if entry is not None and new > 0:
+            for request, entry in flight:
+                new = request.output_tokens - entry.tokens
+                if new > 0 and not entry.reason:
                     entry.tokens += new
                     step.tokens.append((entry, new))
         for request in ended:
@@ -105,13 +104,13 @@ class Steps:
             listener(batch, step)
         for entry in step.ended:
             del self.entries[entry.request.index]
+        clients = dict.fromkeys([entry.client for entry in step.ended])
         for entry, _ in step.tokens:
             entry.last_ns = step.now_ns
-            if entry.wake is not None:
-                entry.wake()
-        for entry in step.ended:
-            if entry.wake is not None:
-                entry.wake()
+            clients[entry.client] = None
+        for client in clients:
+            if client is not None:
+                client()
 
     def _entry(self, request: Request) -> Entry:
         """That of a request; of a trace, nobody has told of it before."""

@@ -68,15 +68,19 @@ def arguments(vllm: str | None, vllm_file: str | None) -> list[Argument]:
     Raises `ConfigError` as the settings do.
     """
     if vllm is not None:
-        return parse(_command(vllm).arguments, VLLM, "--vllm")
+        return _parsed(_command(vllm), "--vllm", None)
     if vllm_file is None:
         return []
     text = read_text(vllm_file)
     record = read_record(text, vllm_file)
     if record is not None:
         return record.arguments
-    command = server_command(text, vllm_file)
-    return parse(command.arguments, VLLM, vllm_file, Path(vllm_file).parent)
+    return _parsed(server_command(text, vllm_file), vllm_file, Path(vllm_file).parent)
+
+
+def _parsed(command: ServerCommand, where: str, folder: Path | None) -> list[Argument]:
+    table = SGLANG if command.server == "sglang" else VLLM
+    return parse(command.arguments, table, where, folder)
 
 
 def _command(text: str) -> ServerCommand:
@@ -92,12 +96,12 @@ def _command(text: str) -> ServerCommand:
 
 
 def _settings(command: ServerCommand, where: str, folder: Path | None) -> tuple[Meaning, list[str]]:
+    given = _parsed(command, where, folder)
     if command.server == "sglang":
-        meaning = interpret(parse(command.arguments, SGLANG, where, folder), SGLANG)
+        meaning = interpret(given, SGLANG)
         complete(meaning, command.variables, where)
         meaning.set("engine", "sglang", where)
         return meaning, [*notes(meaning, where), *sglang_differs(command.version, where)]
-    given = parse(command.arguments, VLLM, where, folder)
     wish = command.variables.get("VLLM_USE_V1")
     meaning = _vllm(given, command.version, wish, f"{where}: the image", where)
     return meaning, notes(meaning, where)

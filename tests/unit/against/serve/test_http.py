@@ -20,9 +20,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvsim.against.serve.metrics import COUNTERS, GAUGES, HISTOGRAMS
-from kvsim.against.serve.server import Server, adapters_of, front_of
+from kvsim.against.serve.options import Options, Said, adapters_of, said_in
+from kvsim.against.serve.server import Server
+from kvsim.against.serve.session import Session
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import read_config, simulate
+from kvsim.settings.server.command_settings import arguments
 from kvsim.workload.trace import TokenContent, Trace
 from tests.support.places import ROOT
 from tests.support.serving import SMALL, serving
@@ -310,22 +313,31 @@ def test_lateness_is_measured() -> None:
     assert "kvsim:lateness_seconds_count" in text
     said = server.clock.report()
     assert "steps, tokens late by" in said[0]
-    late = Server(server.session, "small", speed=1.0).clock
+    late = Server(server.session, "small", Options(speed=1.0)).clock
     late._late_s.extend([0.5] * 10)
     late._steps_s.extend([0.01] * 10)
     assert "exceeds a step" in late.report()[1]
 
 
-def test_a_command_of_vllm_says_address_and_name() -> None:
-    said = front_of(
-        "vllm serve org/model --port 9001 --host 0.0.0.0 --served-model-name a b"
+def said(command: str) -> Said:
+    return said_in(arguments(command, None))
+
+
+def test_a_command_says_address_and_name() -> None:
+    found = said(
+        "vllm serve org/model --port 9001 --host=0.0.0.0 --served-model-name a b"
         ' --kv-events-config \'{"publisher": "zmq"}\' --max-num-seqs 4'
     )
-    assert (said.model, said.host, said.port) == ("a", "0.0.0.0", 9001)
-    assert said.kv_events_config == '{"publisher": "zmq"}'
-    assert front_of("python -m vllm.entrypoints.openai.api_server --model m").model == "m"
-    assert front_of("vllm serve org/model").model == "org/model"
-    assert front_of(None).model is None
+    assert (found.name, found.host, found.port) == ("a", "0.0.0.0", 9001)
+    assert found.kv_events_config == '{"publisher": "zmq"}'
+    assert said("python -m vllm.entrypoints.openai.api_server --model m").name == "m"
+    assert said("vllm serve org/model").name == "org/model"
+    assert said("vllm serve m --kv-events-config.topic t").kv_events_config == {"topic": "t"}
+    sglang = said("python -m sglang.launch_server --model-path m --served-model-name n --port 1")
+    assert (sglang.name, sglang.port) == ("n", 1)
+    assert said_in([]).name is None
+    with pytest.raises(ConfigError, match=r"--vllm: .*port"):
+        said("vllm serve m --port high")
 
 
 ADAPTERS = {"sql": "org/sql", "prose": "org/prose"}
@@ -355,14 +367,13 @@ def test_adapters_are_models_whose_blocks_are_their_own() -> None:
 
 
 def test_adapters_are_named_as_for_vllm() -> None:
-    said = front_of("""vllm serve m --lora-modules a=x/y '{"name": "b", "path": "z"}' --port 1""")
-    config = read_config(SMALL | {"enable_lora": True})
-    assert adapters_of(said.lora_modules, config) == {"a": "x/y", "b": "z"} and said.port == 1
+    found = said("""vllm serve m --lora-modules a=x/y '{"name": "b", "path": "z"}' --port 1""")
+    assert adapters_of(found.lora_modules) == {"a": "x/y", "b": "z"} and found.port == 1
     for wrong in ("a", "{", '{"name": "b"}'):
         with pytest.raises(ConfigError, match="--lora-modules"):
-            adapters_of([wrong], config)
+            adapters_of([wrong])
     with pytest.raises(ConfigError, match="--enable-lora"):
-        adapters_of(["a=b"], read_config(SMALL))
+        Server(Session(read_config(SMALL)), "m", Options(adapters={"a": "b"}))
 
 
 def test_an_interval_makes_events_fewer() -> None:
