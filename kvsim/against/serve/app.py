@@ -32,9 +32,15 @@ _MOST_BYTES = 1 << 26
 class Front:
     """What the routes share."""
 
-    def __init__(self, session: Session, clock: Clock, model_name: str, options: Options) -> None:
-        self.session, self.clock = session, clock
-        self.registry = CollectorRegistry()
+    def __init__(
+        self,
+        session: Session,
+        clock: Clock,
+        model_name: str,
+        options: Options,
+        registry: CollectorRegistry,
+    ) -> None:
+        self.session, self.clock, self._registry = session, clock, registry
         self._models = {model_name: model_name, **options.adapters}
         self._model, self._options = model_name, options
         self._random = random.Random(session.parts.config.seed)
@@ -73,7 +79,7 @@ class Front:
 
     async def metrics(self, request: Request) -> Response:
         """What Prometheus scrapes."""
-        return Response(generate_latest(self.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
     async def models(self, request: Request) -> Response:
         """The model, and its adapters."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import uvicorn
+from prometheus_client import CollectorRegistry
 
 from kvsim.against.serve.app import Front
 from kvsim.against.serve.clock import Clock
@@ -37,11 +38,10 @@ class Server:
                 "--lora-modules: there are no adapters without --enable-lora; give both"
             )
         self.session, self._options = session, options
-        self.clock = Clock(session, options)
-        self.front = Front(session, self.clock, model_name, options)
-        metrics = EngineMetrics(session.parts, model_name)
-        self.front.registry.register(metrics)
-        self.front.registry.register(self.clock)
+        registry, metrics = CollectorRegistry(), EngineMetrics(session.parts, model_name)
+        registry.register(metrics)
+        self.clock = Clock(session, options, registry)
+        self.front = Front(session, self.clock, model_name, options, registry)
         self.publisher: Publisher | None = None
         session.steps.listeners.append(metrics)
         if options.kv_events is not None and options.kv_events.enable_kv_cache_events:
@@ -99,6 +99,7 @@ class Server:
         if not self.clock.closing:
             self.clock.closing = True
             self.session.close()
+            self.session.steps.tell_clients()
             self.clock.wake()
 
     async def _tend(self, http: _Http) -> None:

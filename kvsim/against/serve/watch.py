@@ -12,6 +12,10 @@ from kvsim.core.plan import Plan
 from kvsim.core.request import ABORTED, Request
 
 
+def _nobody() -> None:
+    """Hears nothing."""
+
+
 @dataclass(eq=False, slots=True)
 class Entry:
     """A request on its way, as its client sees it."""
@@ -19,8 +23,8 @@ class Entry:
     request: Request
     output: bytes = b""
     """The text of all its tokens, those to come included (`words.filler`)."""
-    client: Callable[[], None] | None = None
-    """Called once for each step in which anything changed of it, or of its `family`."""
+    client: Callable[[], None] = _nobody
+    """Called when anything has changed of it, or of its `family`."""
     family: Sequence[Entry] = ()
     """The samples of its client's request; empty: it is the only one."""
     tokens: int = 0
@@ -59,6 +63,8 @@ class Steps:
         self.listeners: list[Callable[[Batch, Step], None]] = []
         self.entries: dict[int, Entry] = {}
         """Requests in progress, by index."""
+        self._clients: dict[Callable[[], None], None] = {}
+        """Those whom something concerns that they have not been told yet, in order."""
         self._admitted: list[Entry] = []
         self._flights: deque[tuple[Plan, list[tuple[Request, Entry]]]] = deque()
 
@@ -99,18 +105,21 @@ class Steps:
             self.tell(batch, step)
 
     def tell(self, batch: Batch, step: Step) -> None:
-        """Tells everybody what came of a step."""
+        """Tells the listeners what came of a step, and notes which clients it concerns."""
         for listener in self.listeners:
             listener(batch, step)
         for entry in step.ended:
             del self.entries[entry.request.index]
-        clients = dict.fromkeys([entry.client for entry in step.ended])
+            self._clients[entry.client] = None
         for entry, _ in step.tokens:
             entry.last_ns = step.now_ns
-            clients[entry.client] = None
+            self._clients[entry.client] = None
+
+    def tell_clients(self) -> None:
+        """Tells the clients that something has changed since the last call."""
+        clients, self._clients = self._clients, {}
         for client in clients:
-            if client is not None:
-                client()
+            client()
 
     def _entry(self, request: Request) -> Entry:
         """That of a request; of a trace, nobody has told of it before."""
