@@ -71,7 +71,7 @@ class Again:
         version = parts.config.vllm_version
         events = KVEvents(int(parts.blocks.block_size), made_up_tokens, layout_of(version))
         self.publishes = parts.offload is None and parts.blocks.report(events)
-        self._metrics = EngineMetrics(parts, parts.model.name)
+        self._metrics = EngineMetrics(parts, parts.model.name, self._seconds)
 
         def publish(_: Requests, step: Step) -> None:
             if (batch := events.batch(step.now_ns / 1e9)) is not None:
@@ -87,7 +87,10 @@ class Again:
 
     def _collect(self, at_ns: int) -> None:
         assert self._metrics is not None
-        self._scrapes.append([*self._metrics.collect(self._start_s + at_ns / 1e9)])
+        self._scrapes.append([*self._metrics.collect(self._seconds(at_ns))])
+
+    def _seconds(self, at_ns: int) -> float:
+        return self._start_s + at_ns / 1e9
 
 
 def _refuse_code(settings: Mapping[str, Any], trusted: Collection[str]) -> None:

@@ -38,7 +38,10 @@ class Server:
                 "--lora-modules: there are no adapters without --enable-lora; give both"
             )
         self.session, self._options = session, options
-        registry, metrics = CollectorRegistry(), EngineMetrics(session.parts, model_name)
+        registry, metrics = (
+            CollectorRegistry(),
+            EngineMetrics(session.parts, model_name, self._seconds),
+        )
         registry.register(metrics)
         self.clock = Clock(session, options, registry)
         self.front = Front(session, self.clock, model_name, options, registry)
@@ -59,11 +62,14 @@ class Server:
         self.publisher = publisher = Publisher(config)
 
         def publish(_: Batch, step: Step) -> None:
-            now_s = step.now_ns / 1e9 if self._options.virtual else time.time()
-            if (batch := events.batch(now_s)) is not None:
+            if (batch := events.batch(self._seconds(step.now_ns))) is not None:
                 publisher.publish(batch)
 
         self.session.steps.listeners.append(publish)
+
+    def _seconds(self, now_ns: int) -> float:
+        """What the outside is told as the time."""
+        return now_ns / 1e9 if self._options.virtual else time.time()
 
     async def run(self, listening: socket.socket, ready: Callable[[], None]) -> None:
         """Serves until a signal comes, or the engine raises an error. `ready` is called once

@@ -366,6 +366,24 @@ def test_adapters_are_models_whose_blocks_are_their_own() -> None:
     assert table["lora"].tolist() == ["", "sql", "prose", "sql", ""]
 
 
+def test_metrics_name_the_adapters_with_requests() -> None:
+    lora = SMALL | {"enable_lora": True, "max_loras": 2}
+    body = {"prompt": "go", "max_tokens": 900, "ignore_eos": True, "stream": True, "model": "sql"}
+    begun_s = time.time()
+    with serving(lora, speed=0.01, adapters=ADAPTERS) as (url, _):
+        with httpx.stream("POST", url + COMPLETIONS, json=body) as answer:
+            next(answer.iter_lines())
+            line = next(each for each in httpx.get(f"{url}/metrics").text.splitlines()
+                        if each.startswith("vllm:lora_requests_info"))  # fmt: skip
+        labels = 'max_lora="2",running_lora_adapters="sql",waiting_lora_adapters="sql"'
+        told, value = line.rsplit(" ", 1)
+        assert told == f"vllm:lora_requests_info{{{labels}}}"
+        assert begun_s <= float(value) <= time.time()
+        found = wait_for(lambda: families(url)["vllm:lora_requests_info"].samples, lambda s: s[1:])
+    assert found[1].labels == dict.fromkeys(found[1].labels, "") | {"max_lora": "2"}
+    assert found[1].value >= found[0].value
+
+
 def test_adapters_are_named_as_for_vllm() -> None:
     found = said("""vllm serve m --lora-modules a=x/y '{"name": "b", "path": "z"}' --port 1""")
     assert adapters_of(found.lora_modules) == {"a": "x/y", "b": "z"} and found.port == 1
