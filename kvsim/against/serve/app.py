@@ -17,9 +17,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvsim.against.serve.clock import Clock
 from kvsim.against.serve.options import Options
-from kvsim.against.serve.protocol import Answer, Chat, Completion, Tokenize
-from kvsim.against.serve.reply import ARRIVAL, Refused, Reply
-from kvsim.against.serve.session import Ask, Session
+from kvsim.against.serve.protocol import Answer, Chat, Completion, Refused, Tokenize
+from kvsim.against.serve.reply import ARRIVAL, Reply
+from kvsim.against.serve.session import Session
+from kvsim.workload.trace import Row, TokenContent
 
 _ANSWERED: dict[str, type[Completion] | type[Chat]] = {
     "/v1/completions": Completion,
@@ -96,8 +97,8 @@ class Front:
         """How a text is counted."""
         try:
             tokens = (await asked_of(request, Tokenize)).tokens()
-        except (Refused, ValueError) as error:
-            return Refused(400, str(error)).response()
+        except Refused as error:
+            return error.response()
         found = {"count": len(tokens), "max_model_len": self._longest, "tokens": tokens}
         return _json({**found, "token_strs": None})
 
@@ -108,15 +109,15 @@ class Front:
             asked = await asked_of(request, kind)
             id = request.headers.get("x-request-id") or asked.request_id or ""
             id = f"{asked.prefix}-{id or f'{random.getrandbits(128):032x}'}"
-            asks, at_ns = self.asks(asked, id), self.arrival_ns(request.headers.get(ARRIVAL))
+            rows = self.rows(asked, id, self.arrival_ns(request.headers.get(ARRIVAL)))
         except Refused as error:
             return await error.response()(scope, receive, send)
         except ClientDisconnect:
             return None
-        entries = [self.session.send(ask, at_ns) for ask in asks]
+        samples, entries = asked.n or 1, [self.session.send(row) for row in rows]
         for place, entry in enumerate(entries):
-            first = place - place % (asked.n or 1)
-            entry.family = entries[first : first + (asked.n or 1)]
+            first = place - place % samples
+            entry.family = entries[first : first + samples]
         answer = Answer(kind is Chat, id, int(time.time()), asked.model or self._model)
         reply = Reply(scope, receive, send, answer, asked, entries, self._options)
         self.clock.came()
@@ -129,40 +130,42 @@ class Front:
                 self.session.cancel(entry, self.clock.now_ns())
             self.clock.wake()
 
-    def asks(self, asked: Completion | Chat, id: str) -> list[Ask]:
+    def rows(self, asked: Completion | Chat, id: str, at_ns: int) -> list[Row]:
         """What is asked of the engine: each prompt, as often as its samples. Raises `Refused`."""
         if asked.model not in (None, *self._models):
-            raise Refused(404, f"The model `{asked.model}` does not exist.")
+            raise Refused(f"The model `{asked.model}` does not exist.", 404)
         if self.session.stopped is not None:
-            raise Refused(500, str(self.session.stopped))
+            raise Refused(str(self.session.stopped), 500)
         if self.clock.closing:
-            raise Refused(503, "The server is shutting down.")
-        try:
-            prompts = asked.prompts()
-        except ValueError as error:
-            raise Refused(400, str(error)) from None
-        found: list[Ask] = []
-        samples = asked.n or 1
-        adapter = None if asked.model in (None, self._model) else asked.model
-        for prompt in prompts:
+            raise Refused("The server is shutting down.", 503)
+        prompts = [prompt for prompt in asked.prompts() for _ in range(asked.n or 1)]
+        found: list[Row] = []
+        for place, prompt in enumerate(prompts):
             room = self._longest - len(prompt)
             if room < 1:
                 raise Refused(
-                    400,
                     f"This model's maximum context length is {self._longest} tokens. However, your"
                     f" request has {len(prompt)} input tokens. Please reduce the length of the"
-                    " input messages.",
+                    " input messages."
                 )
             most = room if asked.most is None else min(asked.most, room)
             if most < 1 or asked.min_tokens > most:
-                raise Refused(
-                    400, f"max_tokens must be at least 1 and min_tokens, got {asked.most}"
-                )
-            for _ in range(samples):
-                length = most if asked.ignore_eos else self._drawn(asked.min_tokens, most)
-                place = f"{id}-{len(found)}" if len(prompts) * samples > 1 else id
-                wishes = (asked.ignore_eos, asked.priority, asked.cache_salt, adapter)
-                found.append(Ask(place, prompt, length, most, *wishes))
+                raise Refused(f"max_tokens must be at least 1 and min_tokens, got {asked.most}")
+            row = Row(
+                index=place,
+                id=f"{id}-{place}" if len(prompts) > 1 else id,
+                line=0,
+                arrival_ns=at_ns,
+                input_length=len(prompt),
+                output_length=most if asked.ignore_eos else self._drawn(asked.min_tokens, most),
+                content=TokenContent(tuple(prompt)),
+                salt=asked.cache_salt,
+                priority=asked.priority,
+                max_new_tokens=most,
+                ignore_eos=asked.ignore_eos,
+                lora=None if asked.model == self._model else asked.model,
+            )
+            found.append(row)
         return found
 
     def _drawn(self, least: int, most: int) -> int:
@@ -181,12 +184,11 @@ class Front:
         try:
             at_ns = round(float(given) * 1e9)
         except (ValueError, OverflowError):
-            raise Refused(400, f"{ARRIVAL}: {given!r} is no time") from None
+            raise Refused(f"{ARRIVAL}: {given!r} is no time") from None
         if not self._options.virtual or not self.session.now_ns <= at_ns < 1 << 62:
             raise Refused(
-                400,
                 f"{ARRIVAL}: the time cannot be chosen (it is {self.session.now_ns / 1e9} s);"
-                " give a later one, and start kvsim serve with --as-fast-as-possible",
+                " give a later one, and start kvsim serve with --as-fast-as-possible"
             )
         return at_ns
 
@@ -197,12 +199,12 @@ async def asked_of(request: Request, kind: Any) -> Any:
     async for part in request.stream():
         body += part
         if len(body) > _MOST_BYTES:
-            raise Refused(413, f"body: above the limit of {_MOST_BYTES:,} bytes")
+            raise Refused(f"body: above the limit of {_MOST_BYTES:,} bytes", 413)
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused(400, f"{error}") from None
+        raise Refused(f"{error}") from None
 
 
-def _json(content: Any, encoded: bytes = b"") -> Response:
-    return Response(encoded or msgspec.json.encode(content), media_type="application/json")
+def _json(content: Any) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")

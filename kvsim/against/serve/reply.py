@@ -7,12 +7,11 @@ from collections.abc import Coroutine, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from kvsim.against.serve.options import Options
-from kvsim.against.serve.protocol import Answer, Chat, Completion, StreamOptions, usage
+from kvsim.against.serve.protocol import Answer, Chat, Completion, Refused, StreamOptions, usage
 from kvsim.against.serve.watch import Entry
 
 ARRIVAL = "x-kvsim-arrival-s"
@@ -22,25 +21,6 @@ _STREAM = {
     "status": 200,
     "headers": [(b"content-type", b"text/event-stream; charset=utf-8")],
 }
-_ERRORS = {404: "NotFoundError", 500: "InternalServerError", 503: "ServiceUnavailableError"}
-
-
-class Refused(Exception):  # noqa: N818 - an answer, not an error of ours
-    """A request that is answered by an error."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-    def body(self) -> bytes:
-        """The error, as vLLM writes it."""
-        kind = _ERRORS.get(self.status, "BadRequestError")
-        error = {"message": str(self), "type": kind, "param": None, "code": self.status}
-        return msgspec.json.encode({"error": error})
-
-    def response(self) -> Response:
-        """The answer."""
-        return Response(self.body(), self.status, media_type="application/json")
 
 
 @dataclass(slots=True)
@@ -150,7 +130,7 @@ class Reply:
         """The last event of a sample."""
         entry, more = sample.entry, dict[str, Any]()
         if entry.error:
-            return b"data: " + Refused(500, entry.error).body() + b"\n\n"
+            return b"data: " + Refused(entry.error, 500).body() + b"\n\n"
         if self._options.continuous_usage_stats:
             more["usage"] = usage([entry])
         if self._virtual:
@@ -158,9 +138,10 @@ class Reply:
         return self._answer.event(sample.place, entry.text(sample.sent), entry.reason, **more)
 
     async def _whole(self) -> None:
-        errors = [Refused(500, entry.error) for entry in self._entries if entry.error]
-        whole = Response(self._answer.whole(self._entries), media_type="application/json")
-        response = errors[0].response() if errors else whole
+        if error := next((each.error for each in self._entries if each.error), ""):
+            response = Refused(error, 500).response()
+        else:
+            response = Response(self._answer.whole(self._entries), media_type="application/json")
         response.headers.update(times(self._entries))
         await response(self._scope, self._receive, self._send)
 

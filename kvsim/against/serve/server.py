@@ -24,8 +24,6 @@ from kvsim.errors import ConfigError
 
 _GRACE_S = 5
 """Seconds that slow readers have to take the rest once the server is told to end."""
-_TEND_S = 0.05
-"""Seconds from one look at the signals, and at who asks for events again, to the next."""
 
 
 class Server:
@@ -85,17 +83,15 @@ class Server:
             timeout_keep_alive=5,
             timeout_graceful_shutdown=_GRACE_S,
         )
-        http = _Http(settings)
+        http = _Http(settings, self)
         gc.freeze()
         playing = asyncio.ensure_future(self.clock.play())
         playing.add_done_callback(lambda _: setattr(http, "should_exit", True))
-        tending = asyncio.ensure_future(self._tend(http))
         asyncio.get_running_loop().call_soon(ready)
         try:
             await http.serve(sockets=[listening])
         finally:
             self.close()
-            await tending
             await playing
             if self.publisher is not None:
                 self.publisher.close()
@@ -108,21 +104,27 @@ class Server:
             self.session.steps.tell_clients()
             self.clock.wake()
 
-    async def _tend(self, http: _Http) -> None:
-        """Answers those who ask for events again, and ends all streams once the server is to end,
-        which waits for them."""
-        while not http.should_exit:
-            if self.publisher is not None:
-                self.publisher.answer()
-            await asyncio.sleep(_TEND_S)
-        self.close()
-
 
 class _Http(uvicorn.Server):
-    """A server that does not die of the signal that ends it."""
+    """uvicorn, which does not die of the signal that ends it, and ends all streams before it waits
+    for them."""
+
+    def __init__(self, config: uvicorn.Config, served: Server) -> None:
+        super().__init__(config)
+        self._served = served
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         self.force_exit, self.should_exit = self.should_exit, True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Answers those who ask for events again, ten times a second."""
+        if self._served.publisher is not None:
+            self._served.publisher.answer()
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._served.close()
+        await super().shutdown(sockets)
 
 
 def listen(host: str, port: int) -> socket.socket:

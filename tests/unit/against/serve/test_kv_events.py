@@ -25,7 +25,7 @@ from kvsim.against.serve.session import Session
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import read_config
 from tests.support.serving import SMALL, serving
-from tests.unit.against.serve.test_session import ask_of, made_trace
+from tests.unit.against.serve.test_session import made_trace, prompt_of
 
 RECORDED = {
     MAP: (
@@ -120,13 +120,13 @@ def test_a_consumer_knows_the_table_after_every_step() -> None:
         steps["compared"] += 1
 
     session.steps.listeners.append(compare)
-    entries = [session.send(ask_of(row), row.arrival_ns or 0) for row in trace.rows]
+    entries = [session.send(row) for row in trace.rows]
     while session.next_ns < inf:
         session.step()
     assert steps["compared"] > 500 and pool.evictions > 100
     assert sum(entry.request.num_preemptions for entry in entries) > 10
     known = {tokens[:16] for tokens in index.tokens.values()}
-    assert known >= {tuple(ask_of(row).prompt[:16]) for row in trace.rows[-5:]}
+    assert known >= {prompt_of(row)[:16] for row in trace.rows[-5:]}
 
 
 def free_port() -> int:
