@@ -30,8 +30,6 @@ class Options:
     adapters: Mapping[str, str] = field(default_factory=dict)
     """The path of each, by the name with which clients ask for it."""
     kv_events: KVEventsConfig | None = None
-    layout: str | None = None
-    """Of KV events; None: that of the release."""
 
     @property
     def virtual(self) -> bool:

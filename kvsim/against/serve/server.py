@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from kvsim.against.serve.app import Front
 from kvsim.against.serve.clock import Clock
-from kvsim.against.serve.kv_events import KVEvents, KVEventsConfig, Publisher, layout_of
+from kvsim.against.serve.kv_events import KVEvents, KVEventsConfig, Publisher
 from kvsim.against.serve.metrics import EngineMetrics
 from kvsim.against.serve.options import Options
 from kvsim.against.serve.session import Session
@@ -50,8 +50,8 @@ class Server:
 
     def _publish(self, config: KVEventsConfig) -> None:
         blocks, asked = self.session.parts.blocks, self.session.asked
-        layout = self._options.layout or layout_of(self.session.parts.config.vllm_version)
-        events = KVEvents(int(blocks.block_size), asked.of, layout, [*self._options.adapters])
+        version, loras = self.session.parts.config.vllm_version, [*self._options.adapters]
+        events = KVEvents(int(blocks.block_size), asked.of, version, loras)
         if self.session.parts.offload is not None or not blocks.report(events):
             raise ConfigError(
                 "--kv-events-config: this engine publishes none; use vllm-v1 or sglang with prefix"

@@ -191,7 +191,7 @@ class Session:
         """All clients are gone, and the engine settles what it has begun."""
         for entry in [*self.steps.entries.values()]:
             self.cancel(entry, self.now_ns)
-        while self.steps.entries and self.next_ns < inf:
+        while self.next_ns < inf:
             self.step()
 
     def result(self, command: str = "") -> Result:

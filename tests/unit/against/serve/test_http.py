@@ -34,12 +34,16 @@ from tests.unit.against.serve.test_session import made_trace
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
-async def send_all(url: str, trace: Trace) -> list[httpx.Response]:
-    """Every request of a trace at its simulated time, whatever order they come in."""
+async def send_all(url: str, server: Server, trace: Trace) -> list[httpx.Response]:
+    """Every request of a trace at its simulated time. Each is sent once the server has taken the
+    one before it; the server holds its clock until it has all."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=120) as client:
-        sent = []
+    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=None) as client:
+        sent: list[asyncio.Future[httpx.Response]] = []
         for row in trace.rows:
+            while len(server.session.steps.entries) < len(sent):
+                assert not any(each.done() for each in sent), "one is answered while others wait"
+                await asyncio.sleep(0.001)
             assert isinstance(row.content, TokenContent) and row.arrival_ns is not None
             body = {
                 "prompt": list(row.content.prompt),
@@ -49,7 +53,6 @@ async def send_all(url: str, trace: Trace) -> list[httpx.Response]:
             }
             headers = {"x-kvsim-arrival-s": f"{row.arrival_ns / 1e9:.9f}"}
             sent.append(asyncio.ensure_future(client.post(COMPLETIONS, json=body, headers=headers)))
-            await asyncio.sleep(0.002)  # So that they come in the order of the trace.
         return await asyncio.gather(*sent)
 
 
@@ -72,7 +75,7 @@ def test_a_trace_through_http_gives_the_tables_of_kvsim_run() -> None:
     trace, config = made_trace(100, 11), read_config(SMALL)
     expected = simulate(trace, config)
     with serving(records=True, speed=inf, hold=100) as (url, server):
-        answers = asyncio.run(send_all(url, trace))
+        answers = asyncio.run(send_all(url, server, trace))
         found = families(url)
     result, table = server.session.result(), expected.requests_frame()
     columns = [each for each in table if each != "id"]
