@@ -405,7 +405,18 @@ def test_an_interval_makes_events_fewer() -> None:
     assert texts == [1, 10, 10, 9]
 
 
-def test_the_board_shows_what_is_there() -> None:
+VLLMS_BOARD = """
+    e2e_request_latency_seconds_bucket generation_tokens_total inter_token_latency_seconds_bucket
+    kv_cache_usage_perc num_requests_running num_requests_waiting prompt_tokens_total
+    request_decode_time_seconds_sum request_generation_tokens_bucket
+    request_max_num_generation_tokens_sum request_prefill_time_seconds_sum
+    request_prompt_tokens_bucket request_queue_time_seconds_sum request_success_total
+    time_to_first_token_seconds_bucket
+"""
+"""What vLLM's own dashboard asks for: `examples/observability/prometheus_grafana/grafana.json`."""
+
+
+def test_boards_show_what_is_there() -> None:
     board = json.loads((ROOT / "docs/examples/grafana/vllm.json").read_text())
     with serving(speed=1.0) as (url, _):
         there = {sample.name for each in families(url).values() for sample in each.samples}
@@ -414,6 +425,7 @@ def test_the_board_shows_what_is_there() -> None:
     used = [set(re.findall(r"\b(?:vllm|kvsim):\w+", each)) for each in said]
     assert len(used) > 10 and all(used)
     assert set().union(*used) <= there
+    assert {f"vllm:{name}" for name in VLLMS_BOARD.split()} <= there
 
 
 def test_a_signal_ends_streams_properly_and_no_prompt_is_written(tmp_path: Path) -> None:
