@@ -2,6 +2,7 @@
 
     python docs/site/serve_streams.py 16 64 128 256 512
     python docs/site/serve_streams.py 256 512 --stream-interval 4    # any options of kvsim serve
+    sudo chrt --rr 1 python docs/site/serve_streams.py 256           # where others use the cores
 
 Steps take 10 ms, and every stream gets a token in each. The server has one core for itself and this
 client another. A line for each number of streams is the round with the least p99 lateness of three.
