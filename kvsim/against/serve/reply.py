@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Generator, Sequence
+import types
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +93,7 @@ class Reply:
             waits_for = sending.send(None)
         except StopIteration:
             return
-        self._sending = asyncio.ensure_future(_Begun(sending, waits_for))
+        self._sending = asyncio.ensure_future(_rest(sending, waits_for))
         self._sending.add_done_callback(self._sent)
 
     def _sent(self, sending: asyncio.Future[None]) -> None:
@@ -146,15 +147,11 @@ class Reply:
         await response(self._scope, self._receive, self._send)
 
 
-class _Begun:
-    """The rest of a coroutine that has run until it waits for something."""
-
-    def __init__(self, coroutine: Coroutine[Any, None, None], waits_for: Any) -> None:
-        self._coroutine, self._waits_for = coroutine, waits_for
-
-    def __await__(self) -> Generator[Any, None, None]:
-        yield self._waits_for
-        yield from self._coroutine.__await__()
+@types.coroutine
+def _rest(begun: Any, waits_for: Any) -> Generator[Any, None, None]:
+    """The rest of a coroutine that has begun, and waits for something."""
+    yield waits_for
+    yield from begun
 
 
 def times(entries: Sequence[Entry]) -> dict[str, str]:

@@ -36,10 +36,8 @@ class Server:
                 "--lora-modules: there are no adapters without --enable-lora; give both"
             )
         self.session, self._options = session, options
-        registry, metrics = (
-            CollectorRegistry(),
-            EngineMetrics(session.parts, model_name, self._seconds),
-        )
+        registry = CollectorRegistry()
+        metrics = EngineMetrics(session.parts, model_name, self._seconds)
         registry.register(metrics)
         self.clock = Clock(session, options, registry)
         self.front = Front(session, self.clock, model_name, options, registry)
@@ -80,7 +78,6 @@ class Server:
             lifespan="off",
             ws="none",
             proxy_headers=False,
-            timeout_keep_alive=5,
             timeout_graceful_shutdown=_GRACE_S,
         )
         http = _Http(settings, self)

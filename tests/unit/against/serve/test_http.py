@@ -268,26 +268,42 @@ def raw(url: str, body: dict[str, Any] | None = None) -> socket.socket:
     host, _, port = url.removeprefix("http://").partition(":")
     made = socket.create_connection((host, int(port)))
     if body is not None:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         text = json.dumps(body).encode()
         head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n"
         made.sendall(head.encode() + text)
     return made
 
 
+def read_to_the_end(connection: socket.socket) -> list[list[dict[str, Any]]]:
+    """The choices of all events of a stream, which ends as it should."""
+    connection.settimeout(60)
+    got = bytearray()
+    while not got.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
+        part = connection.recv(1 << 20)
+        assert part, got[-200:]
+        got += part
+    return [json.loads(each)["choices"] for each in re.findall(rb"data: (\{.*\})", got)]
+
+
 def test_neither_idle_connections_nor_slow_readers_hold_up_others() -> None:
     with serving(SMALL | {"num_gpu_blocks_override": 3000}, speed=inf) as (url, server):
         idle = [raw(url) for _ in range(1000)]
         body = {"prompt": "a", "max_tokens": 1000, "ignore_eos": True, "stream": True, "n": 16}
+        body["request_id"] = "long" * 500  # So that no buffer of the system holds all events.
         slow = raw(url, body)
         wait_for(lambda: server.session.now_ns, bool)
         answer = httpx.post(url + COMPLETIONS, json={"prompt": "b", "max_tokens": 5}, timeout=60)
         assert answer.status_code == 200
         wait_for(lambda: len(server.session.steps.entries), lambda left: left == 0)
+        got = read_to_the_end(slow)
         slow.close()
         for each in idle:
             each.close()
     assert server.session.parts.blocks.gpu.used == 0
+    choices = [choice for event in got for choice in event]
+    for sample in range(16):
+        texts = [each["text"] for each in choices if each["index"] == sample]
+        assert sum(len(text.split()) for text in texts) == 1000 > len(texts)
 
 
 def test_an_engine_that_stops_ends_everything_with_an_error() -> None:
