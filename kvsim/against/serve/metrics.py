@@ -133,7 +133,7 @@ class EngineMetrics:
     def _note_adapters(self, batch: Batch, step: Step) -> None:
         """vLLM counts the requests of each adapter, and tells the names alone: those that have any
         request, whether it waits or runs, stand in both labels, in the order in which they came."""
-        requests = chain(batch.waiting, batch.holding, batch.swapped, batch.running)
+        requests = chain(batch.running, batch.swapped, batch.holding, batch.waiting)
         now = dict.fromkeys(each.options.lora for each in requests)
         stay = [each for each in self._adapters if each in now]
         self._adapters = [*stay, *(each for each in now if each and each not in stay)]

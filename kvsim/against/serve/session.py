@@ -19,7 +19,6 @@ from typing import Any, cast
 from kvsim.against.serve.kv_events import Content
 from kvsim.against.serve.watch import Entry, Step, Steps
 from kvsim.against.serve.words import filler
-from kvsim.core.batch import Batch
 from kvsim.core.request import Request
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.fleet.news import Mailbox
@@ -113,7 +112,6 @@ class Session:
         that cannot be served live."""
         self.parts = _parts_of(config)
         self.steps = Steps()
-        self.steps.listeners.append(self._forget)
         self.stopped: EngineStopped | None = None
         self.asked = Asked()
         self._records = records
@@ -224,12 +222,10 @@ class Session:
         self._given_up.now.append(request)
         self._mailbox.wake()
 
-    def _forget(self, batch: Batch, step: Step) -> None:
-        for entry in step.ended:
-            self._streams[entry.request.index] = None
-
     def _told(self, ended: Iterable[Request]) -> None:
-        """Clients hear of the ends of requests when a step is settled."""
+        """Clients hear of ends when a step is settled; their tokens can go now."""
+        for request in ended:
+            self._streams[request.index] = None
 
 
 _OF_CLIENTS = ("request_rate", "max_concurrency", "num_prompts", "workload")
