@@ -33,7 +33,7 @@ def info(
 @takes_bundles
 def check(*, file: Annotated[str, Argument(metavar="FILE")], form: TraceForm) -> None:
     """Say whether a trace can be read, and if not, why: file, line and field of each fault."""
-    from kvsim.workload.open import check_trace
+    from kvsim.workload.formats import check_trace
 
     trace, faults = check_trace(file, form.trace_format, form.columns)
     if trace is None:

@@ -6,23 +6,14 @@ Whatever is dropped or changed is counted and becomes a note of the trace.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvsim.workload.columns import column
-from kvsim.workload.source import MAX_NS, MAX_TOKENS, Head, Source, identifier, nanoseconds, shown
+from kvsim.workload.source import MAX_NS, MAX_TOKENS, Source, identifier, nanoseconds, shown
 from kvsim.workload.trace import Row, Trace
-
-
-class Reader(NamedTuple):
-    """A format of a module that has several."""
-
-    recognises: Callable[[Head], bool]
-    """Whether a file is in this format."""
-    read: Callable[[Source], Trace]
-    """The trace in it. Raises `TraceError` at the first line that is wrong."""
 
 
 class RowRules:
@@ -116,25 +107,30 @@ class Gathered:
         output_length: int,
         *,
         time_ns: int | None = None,
-        id: str | None = None,
+        id: object = None,
+        session: object = None,
+        model: object = None,
         **further: Any,
     ) -> Row:
         """Keep a request; `time_ns` may count from any moment, but is given for all or for none.
 
-        `further`: other attributes of the `Row`.
+        An `id`, `session` or `model` that is no text counts as missing. `further`: other attributes
+        of the `Row`.
         """
         if self.rows and (time_ns is None) != (self.rows[0].arrival_ns is None):
             what = "a time is missing here or on earlier rows; give it on all rows or on none"
             raise self.source.error(what)
         check_total(self.source, input_length, output_length, "")
-        self._named &= id is not None
+        self._named &= isinstance(id, str)
         row = Row(
             index=len(self.rows),
-            id=str(len(self.rows)) if id is None else id,
+            id=id if isinstance(id, str) else str(len(self.rows)),
             line=self.source.line,
             arrival_ns=time_ns,
             input_length=input_length,
             output_length=output_length,
+            session=session if isinstance(session, str) else None,
+            model=model if isinstance(model, str) else None,
             **further,
         )
         self.rows.append(row)

@@ -23,7 +23,6 @@ from kvsim.workload.gather import RowRules
 from kvsim.workload.source import (
     MAX_TOKENS,
     NS_PER_S,
-    Head,
     Source,
     identifier,
     integer,
@@ -36,6 +35,7 @@ from kvsim.workload.source import (
 )
 from kvsim.workload.trace import (
     MAX_ID,
+    MAX_TOKEN_ID,
     Content,
     HashContent,
     ParentContent,
@@ -50,7 +50,6 @@ from kvsim.workload.trace import (
 )
 from kvsim.writing import write_lines
 
-_MAX_TOKEN_ID = (1 << 63) - 1
 _FORMS = ("hash_ids", "hash_runs", "tokens", "prefix", "parent")
 _ADDITIONS = {
     "output_hash_ids": ("hash_ids", "hash_runs"),
@@ -136,7 +135,7 @@ class ContentReader:
 
     def _tokens(self, table: dict[str, Any], input_length: int, output_length: int) -> TokenContent:
         def tokens(key: str, length_key: str, length: int) -> tuple[int, ...]:
-            values = integers(self._source, table, key, _MAX_TOKEN_ID)
+            values = integers(self._source, table, key, MAX_TOKEN_ID)
             if len(values) != length:
                 what = f"{len(values)} tokens, but {length_key} is {length}; fix one of them"
                 raise self._source.error(what, key)
@@ -247,11 +246,6 @@ _ROW_KEYS = frozenset(
     | {"max_new_tokens", "ignore_eos", "lora", "abort_after_s", "accepted_drafts"}
     | CONTENT_KEYS
 )
-
-
-def recognises(head: Head) -> bool:
-    """Whether the first line is a header of this format."""
-    return "kvsim_trace" in head.keys
 
 
 def read(source: Source) -> Trace:

@@ -252,6 +252,11 @@ def parse(source: Source, text: str) -> dict[str, Any]:
     return value
 
 
+def tables(source: Source) -> Iterator[dict[str, Any]]:
+    """The JSON object of each line (`parse`)."""
+    return (parse(source, line) for line in source.lines())
+
+
 def _plain(text: str) -> dict[str, Any] | None:
     """The object, if its quotation marks are those of its keys and texts: then no key is there
     twice, at any depth. None where a closer look is needed."""

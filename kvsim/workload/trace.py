@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 MAX_ID = (1 << 64) - 1
 """Greatest hash id."""
+MAX_TOKEN_ID = (1 << 63) - 1
 Runs = tuple[tuple[int, int], ...]
 """Ids as runs `(start, count)`: `start, start + 1, ...`, concatenated."""
 

@@ -19,7 +19,6 @@ from kvsim.workload.gather import RowRules, sort_rows
 from kvsim.workload.source import (
     MAX_NS,
     MAX_TOKENS,
-    Head,
     Source,
     identifier,
     integers,
@@ -44,12 +43,6 @@ _USUAL = "timestamp", "input_length", "output_length", "hash_ids"
 _USUAL_PRESENT = {"request_id": False, "timestamp": True}
 """`RowRules.present` of such rows."""
 _KEYS = frozenset({*_USUAL, "session_id", "delay", "block_size", "request_id", "priority"})
-
-
-def recognises(head: Head) -> bool:
-    """Whether the rows have lengths under Mooncake's names or their aliases."""
-    inputs = head.keys & {"input_length", "input_tokens"}
-    return bool(inputs and head.keys & {"output_length", "output_tokens"})
 
 
 def read(source: Source) -> Trace:
