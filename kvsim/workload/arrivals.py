@@ -10,9 +10,8 @@ from operator import eq
 from typing import TYPE_CHECKING
 
 from kvsim.errors import ConfigError
-from kvsim.workload.columns import column
 from kvsim.workload.source import MAX_NS, NS_PER_S
-from kvsim.workload.trace import Row
+from kvsim.workload.trace import Row, column
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,10 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import TraceError
-from kvsim.workload import chain
-from kvsim.workload.columns import column, hash_runs
 from kvsim.workload.source import Source
-from kvsim.workload.trace import HashContent, Row, Runs, Trace, runs_of
+from kvsim.workload.trace import HashContent, Row, Runs, Trace, column, hash_runs, runs_of
 
 _ROOT = -1
 """Predecessor of a prompt's first id. It is 0 - 1, so a first id 0 counts as inside a run."""
@@ -252,7 +250,7 @@ def settle_blocks(source: Source, trace: Trace, size: int, remedy: str) -> None:
 def settle_kind(trace: Trace) -> None:
     """Find out whether ids stand for a block and all before it, or for the block alone (a note)."""
     trace.hash_kind = "prefix"
-    conflict = chain.first_conflict(trace)
+    conflict = first_conflict(trace)
     if conflict is not None:
         trace.hash_kind = "content"
         row, what = conflict

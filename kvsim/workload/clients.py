@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from kvsim.core.request import ABORTED, PLAIN, PREFILL, Options, Request
 from kvsim.workload.arrivals import think_times, waits_for
-from kvsim.workload.columns import Rows, bare, column
 from kvsim.workload.keys import Streams, streams
 from kvsim.workload.source import MAX_NS, NS_PER_S
-from kvsim.workload.trace import Row, Trace
+from kvsim.workload.trace import Row, Rows, Trace, bare, column
 
 if TYPE_CHECKING:
     from kvsim.settings.config import RunConfig

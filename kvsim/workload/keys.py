@@ -33,15 +33,17 @@ from numpy.typing import NDArray
 from xxhash import xxh64_intdigest
 
 from kvsim.workload.chain import Chains
-from kvsim.workload.columns import Rows, column, hash_runs
 from kvsim.workload.streams import Piece, Span, block_spans, joined, span_pieces
 from kvsim.workload.trace import (
     HashContent,
     ParentContent,
     Row,
+    Rows,
     SegmentContent,
     TokenContent,
     Trace,
+    column,
+    hash_runs,
 )
 
 IntT = TypeVar("IntT", int, NDArray[np.int64])

@@ -18,21 +18,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvsim.errors import TraceError, nearest
-from kvsim.workload import chain
-from kvsim.workload.gather import RowRules
-from kvsim.workload.source import (
-    MAX_TOKENS,
-    NS_PER_S,
-    Source,
+from kvsim.workload.chain import first_conflict
+from kvsim.workload.gather import (
+    RowRules,
     identifier,
     integer,
     integers,
     mapping,
     nanoseconds,
-    parse,
-    shown,
     string,
 )
+from kvsim.workload.source import MAX_TOKENS, NS_PER_S, Source, parse, shown
 from kvsim.workload.trace import (
     MAX_ID,
     MAX_TOKEN_ID,
@@ -325,7 +321,7 @@ def _check_whole(source: Source, trace: Trace) -> None:
     """Refuse what only shows when all rows are read."""
     if not trace.rows:
         raise source.error("no requests after the header; add one request per line")
-    conflict = chain.first_conflict(trace) if trace.hash_kind == "prefix" else None
+    conflict = first_conflict(trace) if trace.hash_kind == "prefix" else None
     if conflict is not None:
         row, what = conflict
         what = f'{what}; fix the ids or declare hash_kind "content"'

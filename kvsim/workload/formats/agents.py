@@ -44,19 +44,8 @@ from typing import Any
 
 from kvsim.errors import TraceError
 from kvsim.workload.chain import settle_kind
-from kvsim.workload.document import read_objects
-from kvsim.workload.gather import Gathered
-from kvsim.workload.source import (
-    NS_PER_S,
-    Source,
-    date,
-    instant,
-    integer,
-    integers,
-    shown,
-    tables,
-    tokens,
-)
+from kvsim.workload.gather import Gathered, date, instant, integer, integers, tokens
+from kvsim.workload.source import NS_PER_S, Source, read_objects, shown, tables
 from kvsim.workload.trace import MAX_ID, HashContent, Row, Trace, collapse
 
 WINDOW_S = 3600

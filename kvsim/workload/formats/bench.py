@@ -43,9 +43,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvsim.core.sums import added
-from kvsim.workload.document import read_objects
-from kvsim.workload.gather import Gathered
-from kvsim.workload.source import NS_PER_S, Source, instant, shown, tables, tokens
+from kvsim.workload.gather import Gathered, instant, tokens
+from kvsim.workload.source import NS_PER_S, Source, read_objects, shown, tables
 from kvsim.workload.trace import Row, Trace
 
 

@@ -33,17 +33,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from kvsim.workload.chain import settle_blocks
-from kvsim.workload.gather import Gathered
-from kvsim.workload.source import (
-    NS_PER_S,
-    Source,
-    identifier,
-    instant,
-    integers,
-    shown,
-    tables,
-    tokens,
-)
+from kvsim.workload.gather import Gathered, identifier, instant, integers, tokens
+from kvsim.workload.source import NS_PER_S, Source, shown, tables
 from kvsim.workload.trace import (
     MAX_ID,
     MAX_TOKEN_ID,

@@ -22,22 +22,11 @@ from typing import Any
 
 from kvsim.errors import ConfigError
 from kvsim.workload.chain import settle_blocks
-from kvsim.workload.columns import Rows, column
-from kvsim.workload.gather import RowRules, sort_rows
+from kvsim.workload.gather import RowRules, identifier, integers, is_date, nanoseconds, sort_rows
 from kvsim.workload.keys import streams
-from kvsim.workload.source import (
-    MAX_NS,
-    MAX_TOKENS,
-    Source,
-    identifier,
-    integers,
-    is_date,
-    nanoseconds,
-    parse,
-    shown,
-)
+from kvsim.workload.source import MAX_NS, MAX_TOKENS, Source, parse, shown
 from kvsim.workload.streams import SpannedStream
-from kvsim.workload.trace import MAX_ID, HashContent, Row, Trace, collapse
+from kvsim.workload.trace import MAX_ID, HashContent, Row, Rows, Trace, collapse, column
 from kvsim.writing import write_lines
 
 DEFAULT_BLOCK_SIZE = 512
@@ -298,7 +287,7 @@ def write(trace: Trace, path: str, block_size: int | None = None) -> list[str]:
 
 
 def bench_command(path: str, block_size: int, num_prompts: int) -> str:
-    """The `vllm bench serve` command that replays a file of `write_mooncake`.
+    """The `vllm bench serve` command that replays a file of `write`.
 
     By default it would read 16-token ids, times in seconds, and 1,000 rows.
     """

@@ -41,9 +41,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from kvsim.workload.document import read_elements, read_objects
-from kvsim.workload.gather import Gathered
-from kvsim.workload.source import NS_PER_S, Source, date, instant, shown, tables, tokens
+from kvsim.workload.gather import Gathered, date, instant, tokens
+from kvsim.workload.source import NS_PER_S, Source, read_elements, read_objects, shown, tables
 from kvsim.workload.trace import TokenContent, Trace
 
 

@@ -27,20 +27,9 @@ from typing import Any
 
 from kvsim.errors import ConfigError, TraceError, nearest
 from kvsim.workload.formats.lines import read_llmservingsim
-from kvsim.workload.gather import Gathered, sort_rows
+from kvsim.workload.gather import Gathered, date, instant, is_date, sort_rows, tokens
 from kvsim.workload.native import OWN
-from kvsim.workload.source import (
-    NS_PER_S,
-    Source,
-    date,
-    instant,
-    is_date,
-    look,
-    separator_of,
-    shown,
-    tables,
-    tokens,
-)
+from kvsim.workload.source import NS_PER_S, Source, look, separator_of, shown, tables
 from kvsim.workload.trace import Trace
 
 UNITS_NS = {"s": NS_PER_S, "ms": 1_000_000, "us": 1000, "ns": 1}

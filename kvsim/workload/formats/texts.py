@@ -35,9 +35,8 @@ from typing import Any
 
 from xxhash import xxh3_128_digest
 
-from kvsim.workload.document import read_elements
-from kvsim.workload.gather import Gathered
-from kvsim.workload.source import Source, shown, string, tables, tokens
+from kvsim.workload.gather import Gathered, string, tokens
+from kvsim.workload.source import Source, read_elements, shown, tables
 from kvsim.workload.trace import HashContent, Trace, collapse
 
 CHARACTERS_PER_TOKEN = 4
