@@ -57,7 +57,7 @@ from kvsim.machine.models import DTYPE_BYTES, Model, model_of
 from kvsim.settings.config import RunConfig
 from kvsim.settings.library import names
 from kvsim.settings.versions import DEFAULT_BLOCK_SIZE
-from kvsim.workload.arrivals import random_stream
+from kvsim.workload.clients import random_stream
 
 if TYPE_CHECKING:
     import numpy as np

@@ -18,8 +18,7 @@ from kvsim.run.replica.inbox import Inbox
 from kvsim.run.result import Outcome, Result
 from kvsim.run.serving import Serving
 from kvsim.run.watchers import Watcher
-from kvsim.workload.arrivals import release_times
-from kvsim.workload.clients import Clients, Requests
+from kvsim.workload.clients import Clients, Requests, release_times
 from kvsim.workload.keys import streams
 from kvsim.workload.streams import Stream
 from kvsim.workload.trace import Row, Trace, column

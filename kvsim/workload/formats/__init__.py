@@ -7,17 +7,18 @@ in the docstring of its module.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
+from itertools import islice
+from operator import eq
 from pathlib import Path
 from typing import NamedTuple
 
 from kvsim.core.collector import collector_paused
 from kvsim.errors import ConfigError, TraceError, check_choice, nearest
-from kvsim.workload.arrivals import arrival_notes
-from kvsim.workload.source import Head, Source, look, separator_of, shown
-from kvsim.workload.trace import Trace
+from kvsim.workload.source import NS_PER_S, Head, Source, look, separator_of, shown
+from kvsim.workload.trace import Row, Trace, column
 
 
 class Format(NamedTuple):
@@ -145,7 +146,7 @@ def open_trace(path: str, format: str | None = None, columns: str | None = None)
             f"--columns: only for tables, not for --trace-format {format}; leave one out"
         )
     trace = _read(_located(path), format, columns)
-    trace.notes += arrival_notes(trace.rows)
+    trace.notes += _arrival_notes(trace.rows)
     return trace
 
 
@@ -195,6 +196,28 @@ def _recognise(source: Source, head: Head) -> str:
     raise source.error(
         f"{what}; formats known: {', '.join(READERS)}; {_CONVERT[head.is_json]}", line=0
     )
+
+
+_SUSPICIOUS_RATE = 1000
+
+
+def _arrival_notes(rows: Sequence[Row]) -> list[str]:
+    """Warnings about recorded times: a coarse grid, or a rate that suggests the wrong unit."""
+    times = [time for time in column(rows, "arrival_ns") if time is not None]
+    if len(times) < 2:
+        return []
+    notes = []
+    gaps, span_ns = len(times) - 1, times[-1] - times[0]
+    ties = sum(map(eq, times, islice(times, 1, None)))
+    if ties * 2 > gaps:
+        notes.append(
+            f"{100 * ties / gaps:.1f} % of the gaps between arrivals are 0: each recorded time is"
+            " an artificial batch; --spread-ties spreads it over the gap that follows"
+        )
+    if gaps * NS_PER_S > _SUSPICIOUS_RATE * span_ns > 0:
+        rate = gaps * NS_PER_S / span_ns
+        notes.append(f"{rate:,.0f} requests/s on average: is the unit of the times right?")
+    return notes
 
 
 MOST_FAULTS = 20
@@ -247,7 +270,7 @@ def convert(trace: Trace, out_path: str, to: str, block_size: int | None = None)
 def _with_notes(trace: Trace) -> Trace:
     """The trace with its reader's changes in `source.note`, for readers of the new file."""
     known = [str(trace.source["note"])] if "note" in trace.source else []
-    about_times = arrival_notes(trace.rows)
+    about_times = _arrival_notes(trace.rows)
     changes = [note for note in trace.notes if note not in [*about_times, *known]]
     if not changes:
         return trace
