@@ -7,41 +7,26 @@ earlier names; any other has to be left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from kvsim.errors import ConfigError
 from kvsim.settings.parsing import parse_json
 from kvsim.settings.server import values
-from kvsim.settings.server.arguments import Flag, Meaning, Table, Used, spelled
-from kvsim.settings.server.vllm_arguments import (
+from kvsim.settings.server.arguments import (
     NO_EFFECT,
     SLIGHT,
+    Flag,
+    Meaning,
+    Table,
+    Used,
     flags,
     only_rope,
     or_else,
+    spelled,
     unsimulated,
     used,
 )
-
-_SCHEDULER: dict[str, Callable[[Any], Any]] = {
-    "disable_priority_preemption": values.switch,
-    "enable_mixed_chunk": values.switch,
-    "enable_priority_scheduling": values.switch,
-    "max_prefill_tokens": values.whole,
-    "max_queued_requests": values.whole,
-    "min_free_slots_delay": values.whole,
-    "prefill_decode_interval": values.whole,
-    "prefill_decode_interval_min_bs": values.whole,
-    "prefill_max_requests": values.whole,
-    "priority_scheduling_preemption_threshold": values.whole,
-    "retraction_policy": values.text,
-    "schedule_conservativeness": values.number,
-    "schedule_low_priority_values_first": values.switch,
-    "schedule_policy": values.text,
-}
-"""Arguments of `kvsim.engines.sglang.scheduler.Sglang` under their own names."""
-
 
 BACKENDS = ("attention_backend", "decode_attention_backend")
 """Arguments that are no settings, but may decide the page size."""
@@ -75,28 +60,47 @@ def _table(value: Any) -> Any:
 
 
 _USED = [
-    used("model_path", values.model, "model"),
-    used("model", values.model),
-    used("dtype", values.dtype),
-    used("quantization", values.quantization),
-    used("kv_cache_dtype", values.cache_dtype),
-    used("context_length", values.length, "max_model_len"),
-    used("mem_fraction_static", values.number, "gpu_memory_utilization"),
-    used("max_total_tokens", values.whole, "num_gpu_blocks_override"),
-    used("cuda_graph_max_bs_decode", values.whole, "cuda_graph_max_bs"),
-    used("cuda_graph_max_bs", values.whole),
-    used("disable_cuda_graph", values.switch, "enforce_eager"),
-    used("page_size", values.whole, "block_size"),
-    used("max_running_requests", values.whole, "max_num_seqs"),
-    used("chunked_prefill_size", values.whole, "max_num_batched_tokens"),
-    used("tp_size", values.whole, "tensor_parallel_size"),
-    used("tensor_parallel_size", values.whole),
+    *used(values.model, "model model_path=model"),
+    *used(values.dtype, "dtype"),
+    *used(values.cache_dtype, "kv_cache_dtype"),
+    *used(values.quantization, "quantization"),
+    *used(values.length, "context_length=max_model_len"),
+    *used(values.number, "mem_fraction_static=gpu_memory_utilization"),
+    *used(values.switch, "disable_cuda_graph=enforce_eager"),
+    *used(
+        values.whole,
+        """
+            chunked_prefill_size=max_num_batched_tokens cuda_graph_max_bs
+            cuda_graph_max_bs_decode=cuda_graph_max_bs max_running_requests=max_num_seqs
+            max_total_tokens=num_gpu_blocks_override page_size=block_size
+            tensor_parallel_size tp_size=tensor_parallel_size
+        """,
+    ),
     Flag("disable_radix_cache", "nothing", Used("enable_prefix_caching", _off)),
     Flag("disable_overlap_schedule", "nothing", Used("async_scheduling", _off)),
-    used("radix_eviction_policy", values.text, "block_manager_args.radix_eviction_policy"),
-    used("radix_eviction_policy_config", _table, "block_manager_args.radix_eviction_policy_config"),
-    *(used(name, read, f"scheduler_args.{name}") for name, read in _SCHEDULER.items()),
-    *(used(name, values.text) for name in BACKENDS),
+    *used(values.text, "radix_eviction_policy", "block_manager_args"),
+    *used(_table, "radix_eviction_policy_config", "block_manager_args"),
+    # Those of `kvsim.engines.sglang.scheduler.Sglang` have their own names.
+    *used(values.text, "retraction_policy schedule_policy", "scheduler_args"),
+    *used(values.number, "schedule_conservativeness", "scheduler_args"),
+    *used(
+        values.switch,
+        """
+            disable_priority_preemption enable_mixed_chunk enable_priority_scheduling
+            schedule_low_priority_values_first
+        """,
+        "scheduler_args",
+    ),
+    *used(
+        values.whole,
+        """
+            max_prefill_tokens max_queued_requests min_free_slots_delay prefill_decode_interval
+            prefill_decode_interval_min_bs prefill_max_requests
+            priority_scheduling_preemption_threshold
+        """,
+        "scheduler_args",
+    ),
+    *used(values.text, " ".join(BACKENDS)),
 ]
 
 _IGNORED = [
