@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from kvsim.errors import ConfigError
 
@@ -306,3 +307,46 @@ class _Reader:
         if self._words:
             yield Command(self._words, self._variables)
         self._clear()
+
+
+MOST_COMMAND_BYTES = 1 << 20
+
+
+def read_text(path: str | Path) -> str:
+    """A small text file; raises `ConfigError` for what is none."""
+    try:
+        with Path(path).open("rb") as file:
+            raw = file.read(MOST_COMMAND_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error) from None
+    if len(raw) > MOST_COMMAND_BYTES:
+        raise ConfigError(
+            f"{path}: larger than {MOST_COMMAND_BYTES:,} bytes; give a file with one command"
+        )
+    if not raw.strip():
+        raise ConfigError(f"{path}: the file is empty")
+    if b"\0" in raw:
+        raise ConfigError(f"{path}: not a text file")
+    return raw.decode("utf-8-sig", errors="replace")
+
+
+def read_yaml(text: str, where: str) -> Any:
+    """The content of a YAML text; raises `ConfigError` where it is none."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    # PyYAML raises plain exceptions for tags with values that are not theirs, as in `!!bool x`.
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
+        problem = " ".join(str(error).split())
+        raise ConfigError(f"{where}: not YAML: {problem[:200]}") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: not YAML: nested too deeply") from None
+
+
+def unreadable(path: str | Path, error: Exception) -> ConfigError:
+    """The error for a file that the system does not give."""
+    problem = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return ConfigError(f"{path}: cannot be read: {problem}")

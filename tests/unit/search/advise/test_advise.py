@@ -22,8 +22,13 @@ from kvsim.search.replicates import Load, load_of
 from kvsim.search.slo import parse_slo
 from kvsim.settings.config import RunConfig, make_config
 from kvsim.settings.server.arguments import Used
-from kvsim.settings.server.command import flags, given_settings, serve_line
-from kvsim.settings.server.command_settings import arguments, settings_of_text
+from kvsim.settings.server.command import (
+    arguments,
+    flags,
+    given_settings,
+    serve_line,
+    settings_of_text,
+)
 from kvsim.settings.server.vllm_arguments import VLLM
 from kvsim.workload.native import write
 from kvsim.workload.spec import Lengths, synthesise_lengths

@@ -1,13 +1,26 @@
-"""The arguments of `sglang.launch_server`, and what they mean for a simulation.
+"""The arguments of `sglang.launch_server`, what they mean for a simulation, and what its log says.
 
 Source: SGLang 0.5.23 `srt/server_args.py`, `srt/arg_groups/fields/`. The table has the arguments
 that decide what is simulated, those of what is not, and most of those without effect, also under
 earlier names; any other has to be left out.
+
+| line | says |
+|---|---|
+| `server_args=ServerArgs(model_path='...', ...)` | every argument, given or not |
+| `Load weight begin. avail mem=22.93 GB` | GiB of a GPU before anything is loaded |
+| `Found local HF snapshot for Qwen/Qwen3-8B at ...` | the model |
+| `[2026-04-14 16:08:44 TP1] ...` | the GPUs of a replica |
+| `KV Cache is allocated. dtype: ..., #tokens: 38141, K size: 2.33 GB, ...` | the pool, in tokens |
+| `max_total_num_tokens=38141, ..., context_len=131072, ...` | what pool and limits came to |
+
+Sources: `srt/managers/scheduler.py`, `srt/mem_cache/memory_pool.py` and
+`srt/entrypoints/engine.py`; logs from January 2025 (0.4) to June 2026.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvsim.errors import ConfigError
@@ -16,17 +29,22 @@ from kvsim.settings.server import values
 from kvsim.settings.server.arguments import (
     NO_EFFECT,
     SLIGHT,
+    Argument,
     Flag,
     Meaning,
     Table,
     Used,
     flags,
+    interpret,
+    notes,
     only_rope,
     or_else,
     spelled,
     unsimulated,
     used,
 )
+from kvsim.settings.server.log import Fact, Start, lines_with
+from kvsim.settings.server.values import pairs, whole_pairs
 
 BACKENDS = ("attention_backend", "decode_attention_backend")
 """Arguments that are no settings, but may decide the page size."""
@@ -347,3 +365,108 @@ def sglang_differs(version: str | None, where: str) -> list[str]:
         f"from {where}: SGLang {version} decides otherwise in {' and '.join(other)}; simulated is"
         " 0.5.23"
     ]
+
+
+_ARGUMENTS = re.compile(r"server_args=(ServerArgs\(.*)")
+_CAME_TO = re.compile(r"(max_total_num_tokens=\d.*)")
+_ALLOCATED = re.compile(r"KV Cache is allocated\..*#tokens: (\d{1,18})")
+_FREE = re.compile(r"Load weight begin\..*avail mem=(\d{1,6}\.\d{1,6}) GB")
+_OF_SGLANG = (b"server_args=ServerArgs(", b"max_total_num_tokens=", b"KV Cache is allocated.")
+_MODEL = re.compile(r"HF snapshot for (\S+/\S+) at|models--([^/\s]+--[^/\s]+)/")
+_RANK = re.compile(r"^\[[^\]]* TP(\d{1,4})\]")
+_WORTH = (*_OF_SGLANG, b"Load weight begin.", b"HF snapshot for", b"models--")
+
+_NAMES = {"max_total_num_tokens": "max_total_tokens", "context_len": "context_length"}
+"""Name in the last line → name of the argument."""
+_LIMITS = ("chunked_prefill_size", "max_prefill_tokens", "max_running_requests", *_NAMES)
+
+_FEATURES = {
+    "speculative_": ("speculative_algorithm",),
+    "hicache_": ("enable_hierarchical_cache",),
+    "max_lora": ("enable_lora", "lora_paths"),
+}
+"""Beginning of arguments that have a value by default, too → those that use the feature."""
+
+DEFAULTS = {
+    "max_prefill_tokens": 16384,
+    "priority_scheduling_preemption_threshold": 10,
+    "radix_eviction_policy": "lru",
+    "retraction_policy": "length",
+    "schedule_conservativeness": 1.0,
+    "schedule_policy": "fcfs",
+}
+"""Arguments of the scheduler and of the radix cache whose default is not off."""
+
+
+def is_sglang(path: str) -> bool:
+    """Whether a log is that of an SGLang server. Raises `ConfigError` if it cannot be read."""
+    return next(lines_with(_OF_SGLANG, path), None) is not None
+
+
+def settings_of_sglang(path: str) -> tuple[Meaning, list[str], Start]:
+    """What the last start that came as far as its pool says, notes for people, and that start.
+
+    Raises `ConfigError` for a log without such a start, and for a server that cannot be simulated.
+    """
+    arguments: list[Argument] = []
+    """Those of the start that is being read."""
+    sized: list[Argument] = []
+    start, ranks = Start(path, 1), 1
+    for number, raw in lines_with(_WORTH, path):
+        text, where = raw.decode("utf-8", errors="replace").rstrip(), f"{path}:{number}"
+        if match := _ARGUMENTS.search(text):
+            arguments = [Argument(*pair, where) for pair in whole_pairs(match[1], where)]
+        elif match := _CAME_TO.search(text):
+            found = [pair for pair in pairs(match[1]) if pair[0] in _LIMITS]
+            arguments += [Argument(_NAMES.get(name, name), it, where) for name, it in found]
+            sized = arguments
+        elif (match := _ALLOCATED.search(text)) and sized is not arguments:
+            # A draft model's pool comes after that of the model.
+            sized = arguments = [*arguments, Argument("max_total_tokens", int(match[1]), where)]
+        elif match := _FREE.search(text):
+            start.free = Fact(float(match[1]), number)
+            rank = _RANK.search(text)
+            ranks = max(ranks, int(rank[1]) + 1 if rank else 1)
+        elif match := _MODEL.search(text):
+            start.model = Fact(match[1] or match[2].replace("--", "/"), number)
+    if not sized:
+        raise ConfigError(
+            f"{path}: SGLang starts, but no line says how large its pool is; give the log up to the"
+            " line `max_total_num_tokens=`"
+        )
+    meaning = _meaning(sized)
+    line = meaning.sources["num_gpu_blocks_override"]
+    complete(meaning, {}, line)
+    meaning.set("engine", "sglang", line)
+    if start.model is not None and "model" not in meaning.settings:
+        meaning.set("model", start.model.value, f"{path}:{start.model.line}")
+    if ranks > 1 and "tensor_parallel_size" not in meaning.settings:
+        assert start.free is not None
+        meaning.set("tensor_parallel_size", ranks, f"{path}:{start.free.line}")
+    blocks, size = meaning.settings["num_gpu_blocks_override"], meaning.settings.get("block_size")
+    if blocks < 1:
+        raise ConfigError(f"{line}: the server has no KV pages; nothing can be simulated")
+    if size is None:
+        meaning.set("block_size", 1, "SGLang's default")
+    return meaning, notes(meaning, path, f"{blocks:,} pages of {size or 1}"), start
+
+
+def _meaning(arguments: Iterable[Argument]) -> Meaning:
+    """What arguments mean, without those that nobody wants to read because nobody gave them."""
+    given = {argument.name for argument in arguments if argument.value}
+    unused = tuple(
+        beginning for beginning, uses in _FEATURES.items() if not given.intersection(uses)
+    )
+    meaning = interpret((each for each in arguments if not each.name.startswith(unused)), SGLANG)
+    meaning.ignored.clear()
+    meaning.unknown.clear()
+    for table in ("scheduler_args", "block_manager_args"):
+        said = meaning.settings.pop(table, {})
+        kept = {
+            name: value
+            for name, value in said.items()
+            if value not in (DEFAULTS.get(name), False, 0)
+        }
+        if kept:
+            meaning.settings[table] = kept
+    return meaning
