@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import load_hardware
-from kvsim.machine.link import LinkTimes, TransferTimes, make_link
+from kvsim.machine.hardware import LinkTimes, TransferTimes, load_hardware, make_link
 from kvsim.machine.memory import block_bytes
 from kvsim.machine.models import load_model
 from kvsim.settings.config import make_config
