@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
@@ -44,17 +44,12 @@ def integers(source: Source, table: dict[str, Any], key: str, high: int) -> list
     values = table[key]
     if not isinstance(values, list):
         raise source.error(f"{shown(values)} is not a list of integers; give one", key)
-    if not all_whole(values, 0, high):
+    if values and not (
+        set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= high
+    ):
         bad = next(v for v in values if type(v) is not int or not 0 <= v <= high)
         raise source.error(f"{shown(bad)} is not an integer in 0 .. {high}; give one", key)
     return values
-
-
-def all_whole(values: Collection[Any], low: int, high: int) -> bool:
-    """Whether all values are integers in `low .. high` (not `true`, not `512.0`)."""
-    if not values:
-        return True
-    return set(map(type, values)) == {int} and low <= min(values) and max(values) <= high
 
 
 def nanoseconds(source: Source, table: dict[str, Any], key: str, unit_ns: int) -> int:
@@ -183,23 +178,18 @@ class RowRules:
             raise self._source.error(f"{shown(name)} is also on line {line}; make it unique", key)
         return name
 
-    def arrival(self, table: dict[str, Any], key: str, unit_ns: int) -> int | None:
-        """The row's time in nanoseconds; None if no row has one."""
+    def arrival(
+        self, table: dict[str, Any], key: str, unit_ns: int, *, ordered: bool = False
+    ) -> int | None:
+        """The row's time in nanoseconds; None if no row has one. One that is `ordered` must not be
+        before that of the previous row."""
         if not self._on_all_or_none(table, key):
             return None
-        return nanoseconds(self._source, table, key, unit_ns)
-
-    def ordered_arrival(self, table: dict[str, Any], key: str, unit_ns: int) -> int | None:
-        """`arrival`, which must not be before that of the previous row."""
-        arrival_ns = self.arrival(table, key, unit_ns)
-        if self.rows and arrival_ns is not None and arrival_ns < (self.rows[-1].arrival_ns or 0):
+        arrival_ns = nanoseconds(self._source, table, key, unit_ns)
+        if ordered and self.rows and arrival_ns < (self.rows[-1].arrival_ns or 0):
             what = f"{shown(table[key])} is before the previous row's time; sort the file by {key}"
             raise self._source.error(what, key)
         return arrival_ns
-
-    def check_total(self, input_length: int, output_length: int, key: str) -> None:
-        """Refuse a request of too many tokens (`check_total`)."""
-        check_total(self._source, input_length, output_length, key)
 
     def append(self, row: Row) -> None:
         """Append a checked row."""

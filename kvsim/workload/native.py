@@ -21,6 +21,7 @@ from kvsim.errors import TraceError, nearest
 from kvsim.workload.chain import first_conflict
 from kvsim.workload.gather import (
     RowRules,
+    check_total,
     identifier,
     integer,
     integers,
@@ -57,128 +58,8 @@ _ADDITIONS = {
 CONTENT_KEYS = frozenset(_FORMS) | _ADDITIONS.keys()
 
 
-class ContentReader:
-    """Reads and checks what the rows of a native file say about their tokens.
-
-    `index_of` gives the index of each earlier row's id; it grows with the trace.
-    """
-
-    def __init__(self, source: Source, trace: Trace, index_of: Mapping[str, int]) -> None:
-        self._source = source
-        self._trace = trace
-        self._index_of = index_of
-
-    def read(self, table: dict[str, Any], input_length: int, output_length: int) -> Content | None:
-        """The content of the row `table`; None if its tokens are unique. Raises `TraceError`."""
-        if CONTENT_KEYS.isdisjoint(table):
-            return None
-        found = [key for key in _FORMS if key in table]
-        if len(found) > 1:
-            raise self._source.error(f"there is also {found[1]}; keep one of them", found[0])
-        for key, forms in _ADDITIONS.items():
-            if key in table and not any(form in found for form in forms):
-                raise self._source.error(f"without {' or '.join(forms)}; add it or drop this", key)
-        match found[0]:
-            case "tokens":
-                return self._tokens(table, input_length, output_length)
-            case "prefix":
-                return self._segments(table, input_length)
-            case "parent":
-                return self._parent(table, input_length)
-        return self._hashes(table, found[0], input_length, output_length)
-
-    def _hashes(
-        self, table: dict[str, Any], key: str, input_length: int, output_length: int
-    ) -> HashContent:
-        size = self._trace.block_size
-        if size is None:
-            what = "the header has no block_size; add block_size, hash_kind and partial_hash to it"
-            raise self._source.error(what, key)
-        prompt = self._ids(table, "hash_ids", "hash_runs")
-        full, tail = divmod(input_length, size)
-        partial = bool(self._trace.partial_hash and tail)
-        if total(prompt) != full + partial:
-            rule = "ceil" if self._trace.partial_hash else "floor"
-            expected = f"{full + partial} = {rule}({input_length}/{size})"
-            what = f"{total(prompt)} ids, expected {expected}; fix the ids"
-            raise self._source.error(what, key)
-        output = self._ids(table, "output_hash_ids", "output_hash_runs")
-        key = "output_hash_ids" if "output_hash_ids" in table else "output_hash_runs"
-        if output and partial:
-            what = "the block they begin with is partial and has an id already; drop them"
-            raise self._source.error(what, key)
-        most = (input_length + output_length) // size - full
-        if total(output) > most:
-            what = f"{total(output)} ids, but the output completes {most} blocks; drop the rest"
-            raise self._source.error(what, key)
-        return HashContent(prompt, output)
-
-    def _ids(self, table: dict[str, Any], ids_key: str, runs_key: str) -> Runs:
-        if ids_key in table and runs_key in table:
-            raise self._source.error(f"there is also {runs_key}; keep one of them", ids_key)
-        if ids_key in table:
-            return collapse(integers(self._source, table, ids_key, MAX_ID))
-        runs = table.get(runs_key, [])
-        if not isinstance(runs, list):
-            raise self._source.error(
-                f"{shown(runs)} is not a list of [start, count]; give one", runs_key
-            )
-        for run in runs:
-            if not _is_run(run):
-                what = f"{shown(run)} is not [start, count] with count >= 1 and ids 0 .. 2**64 - 1"
-                raise self._source.error(f"{what}; fix it", runs_key)
-        return merge(runs)
-
-    def _tokens(self, table: dict[str, Any], input_length: int, output_length: int) -> TokenContent:
-        def tokens(key: str, length_key: str, length: int) -> tuple[int, ...]:
-            values = integers(self._source, table, key, MAX_TOKEN_ID)
-            if len(values) != length:
-                what = f"{len(values)} tokens, but {length_key} is {length}; fix one of them"
-                raise self._source.error(what, key)
-            return tuple(values)
-
-        prompt = tokens("tokens", "input_length", input_length)
-        if "output_tokens" not in table:
-            return TokenContent(prompt)
-        return TokenContent(prompt, tokens("output_tokens", "output_length", output_length))
-
-    def _segments(self, table: dict[str, Any], input_length: int) -> SegmentContent:
-        segments = table["prefix"]
-        if not isinstance(segments, list):
-            raise self._source.error(
-                f"{shown(segments)} is not a list of [name, length]; give one", "prefix"
-            )
-        for segment in segments:
-            if not _is_segment(segment):
-                what = f"{shown(segment)} is not [name, length] with length >= 1; fix it"
-                raise self._source.error(what, "prefix")
-            string(self._source, {"prefix": segment[0]}, "prefix")
-        length = sum(length for _, length in segments)
-        if length > input_length:
-            what = f"{length} tokens, but input_length is {input_length}; shorten the segments"
-            raise self._source.error(what, "prefix")
-        return SegmentContent(tuple((name, length) for name, length in segments))
-
-    def _parent(self, table: dict[str, Any], input_length: int) -> ParentContent:
-        index = earlier_row(self._source, self._index_of, table, "parent")
-        parent = self._trace.rows[index]
-        length = parent.input_length + parent.output_length
-        if "keep" not in table:
-            if length > input_length:
-                what = f"its stream has {length} tokens, but input_length is {input_length}"
-                raise self._source.error(f"{what}; give keep", "parent")
-            return ParentContent(index, length)
-        keep = integer(self._source, table, "keep", 0)
-        if keep > min(length, input_length):
-            what = (
-                f"{keep} is above the parent's stream ({length}) or input_length ({input_length})"
-            )
-            raise self._source.error(f"{what}; give less", "keep")
-        return ParentContent(index, keep)
-
-
 def content_table(row: Row, trace: Trace) -> dict[str, Any]:
-    """The keys of a row that `ContentReader` reads."""
+    """The keys of a row that say what its tokens are."""
     match row.content:
         case HashContent(prompt, output):
             table: dict[str, Any] = {"hash_runs": prompt}
@@ -388,7 +269,6 @@ class _RowReader:
         self._trace = trace
         self._model = model
         self._rules = RowRules(source)
-        self._contents = ContentReader(source, trace, self._rules.index_of)
         trace.rows = self._rules.rows
 
     def add(self, table: dict[str, Any]) -> None:
@@ -397,7 +277,7 @@ class _RowReader:
         row = self.prompt(table, len(self._trace.rows))
         row.after, row.delay_ns = self._after(table)
         row.id = self._rules.id(table, "id")
-        row.arrival_ns = self._rules.ordered_arrival(table, "arrival_s", NS_PER_S)
+        row.arrival_ns = self._rules.arrival(table, "arrival_s", NS_PER_S, ordered=True)
         row.session = string(source, table, "session")
         row.turn = integer(source, table, "turn", 0) if "turn" in table else None
         row.model = string(source, table, "model") if "model" in table else self._model
@@ -405,7 +285,7 @@ class _RowReader:
         row.deadline_ns = _time(source, table, "deadline_s")
         row.max_new_tokens = _announced(source, table, row.output_length)
         row.ignore_eos = bool(_choice(source, table, "ignore_eos", (True, False)))
-        row.lora = string(source, table, "lora") or None if "lora" in table else None
+        row.lora = string(source, table, "lora") or None
         row.abort_after_ns = _time(source, table, "abort_after_s")
         row.accepted_drafts = _accepted(source, table)
         row.tags = mapping(source, table, "tags")
@@ -418,8 +298,8 @@ class _RowReader:
         extra = _own(source, table, _ROW_KEYS)
         input_length = integer(source, table, "input_length", 1)
         output_length = integer(source, table, "output_length", 1)
-        self._rules.check_total(input_length, output_length, "input_length")
-        content = self._contents.read(table, input_length, output_length)
+        check_total(source, input_length, output_length, "input_length")
+        content = self._content(table, input_length, output_length)
         scope, salt = self._scope(table, content), string(source, table, "salt")
         return Row(
             *(index, str(index), source.line, None, input_length, output_length, content),
@@ -444,6 +324,116 @@ class _RowReader:
             return string(self._source, table, "session")
         what = 'missing; with hash_scope "session" a row with hash ids needs a scope or a session'
         raise self._source.error(what, "scope")
+
+    def _content(
+        self, table: dict[str, Any], input_length: int, output_length: int
+    ) -> Content | None:
+        """The content of the row `table`; None if its tokens are unique. Raises `TraceError`."""
+        if CONTENT_KEYS.isdisjoint(table):
+            return None
+        found = [key for key in _FORMS if key in table]
+        if len(found) > 1:
+            raise self._source.error(f"there is also {found[1]}; keep one of them", found[0])
+        for key, forms in _ADDITIONS.items():
+            if key in table and not any(form in found for form in forms):
+                raise self._source.error(f"without {' or '.join(forms)}; add it or drop this", key)
+        match found[0]:
+            case "tokens":
+                return self._tokens(table, input_length, output_length)
+            case "prefix":
+                return self._segments(table, input_length)
+            case "parent":
+                return self._parent(table, input_length)
+        return self._hashes(table, found[0], input_length, output_length)
+
+    def _hashes(
+        self, table: dict[str, Any], key: str, input_length: int, output_length: int
+    ) -> HashContent:
+        size = self._trace.block_size
+        if size is None:
+            what = "the header has no block_size; add block_size, hash_kind and partial_hash to it"
+            raise self._source.error(what, key)
+        prompt = self._ids(table, "hash_ids", "hash_runs")
+        full, tail = divmod(input_length, size)
+        partial = bool(self._trace.partial_hash and tail)
+        if total(prompt) != full + partial:
+            rule = "ceil" if self._trace.partial_hash else "floor"
+            expected = f"{full + partial} = {rule}({input_length}/{size})"
+            what = f"{total(prompt)} ids, expected {expected}; fix the ids"
+            raise self._source.error(what, key)
+        output = self._ids(table, "output_hash_ids", "output_hash_runs")
+        key = "output_hash_ids" if "output_hash_ids" in table else "output_hash_runs"
+        if output and partial:
+            what = "the block they begin with is partial and has an id already; drop them"
+            raise self._source.error(what, key)
+        most = (input_length + output_length) // size - full
+        if total(output) > most:
+            what = f"{total(output)} ids, but the output completes {most} blocks; drop the rest"
+            raise self._source.error(what, key)
+        return HashContent(prompt, output)
+
+    def _ids(self, table: dict[str, Any], ids_key: str, runs_key: str) -> Runs:
+        if ids_key in table and runs_key in table:
+            raise self._source.error(f"there is also {runs_key}; keep one of them", ids_key)
+        if ids_key in table:
+            return collapse(integers(self._source, table, ids_key, MAX_ID))
+        runs = table.get(runs_key, [])
+        if not isinstance(runs, list):
+            raise self._source.error(
+                f"{shown(runs)} is not a list of [start, count]; give one", runs_key
+            )
+        for run in runs:
+            if not _is_run(run):
+                what = f"{shown(run)} is not [start, count] with count >= 1 and ids 0 .. 2**64 - 1"
+                raise self._source.error(f"{what}; fix it", runs_key)
+        return merge(runs)
+
+    def _tokens(self, table: dict[str, Any], input_length: int, output_length: int) -> TokenContent:
+        def tokens(key: str, length_key: str, length: int) -> tuple[int, ...]:
+            values = integers(self._source, table, key, MAX_TOKEN_ID)
+            if len(values) != length:
+                what = f"{len(values)} tokens, but {length_key} is {length}; fix one of them"
+                raise self._source.error(what, key)
+            return tuple(values)
+
+        prompt = tokens("tokens", "input_length", input_length)
+        if "output_tokens" not in table:
+            return TokenContent(prompt)
+        return TokenContent(prompt, tokens("output_tokens", "output_length", output_length))
+
+    def _segments(self, table: dict[str, Any], input_length: int) -> SegmentContent:
+        segments = table["prefix"]
+        if not isinstance(segments, list):
+            raise self._source.error(
+                f"{shown(segments)} is not a list of [name, length]; give one", "prefix"
+            )
+        for segment in segments:
+            if not _is_segment(segment):
+                what = f"{shown(segment)} is not [name, length] with length >= 1; fix it"
+                raise self._source.error(what, "prefix")
+            string(self._source, {"prefix": segment[0]}, "prefix")
+        length = sum(length for _, length in segments)
+        if length > input_length:
+            what = f"{length} tokens, but input_length is {input_length}; shorten the segments"
+            raise self._source.error(what, "prefix")
+        return SegmentContent(tuple((name, length) for name, length in segments))
+
+    def _parent(self, table: dict[str, Any], input_length: int) -> ParentContent:
+        index = earlier_row(self._source, self._rules.index_of, table, "parent")
+        parent = self._rules.rows[index]
+        length = parent.input_length + parent.output_length
+        if "keep" not in table:
+            if length > input_length:
+                what = f"its stream has {length} tokens, but input_length is {input_length}"
+                raise self._source.error(f"{what}; give keep", "parent")
+            return ParentContent(index, length)
+        keep = integer(self._source, table, "keep", 0)
+        if keep > min(length, input_length):
+            what = (
+                f"{keep} is above the parent's stream ({length}) or input_length ({input_length})"
+            )
+            raise self._source.error(f"{what}; give less", "keep")
+        return ParentContent(index, keep)
 
 
 def _time(source: Source, table: dict[str, Any], key: str) -> int | None:

@@ -344,7 +344,7 @@ class Head:
     """Keys of the first JSON object; empty if the file does not begin with JSON. If that object
     spans lines or is damaged: all keys in `text`, inner ones too. The value of `schema` is one."""
     columns: tuple[str, ...]
-    """Cells of the first line, if the file does not begin with JSON."""
+    """Cells of the first line without quotes, if the file does not begin with JSON."""
 
     @property
     def is_json(self) -> bool:
@@ -356,11 +356,6 @@ class Head:
         """Whether this is a Parquet file."""
         return self.text.startswith(PARQUET)
 
-    @property
-    def is_blank(self) -> bool:
-        """Whether there is nothing, or nothing but white space."""
-        return not self.text.strip()
-
 
 def look(source: Source) -> Head:
     """The head of a file, of which nothing is read."""
@@ -368,12 +363,8 @@ def look(source: Source) -> Head:
     first = next((line for line in text.splitlines() if line.strip()), "")
     if text.lstrip()[:1] in ("{", "["):
         return Head(text, _keys(first, text), ())
-    return Head(text, frozenset(), split_header(first))
-
-
-def split_header(line: str) -> tuple[str, ...]:
-    """The column names in the first line of a CSV file, without quotes around them."""
-    return tuple(cell.strip().strip('"') for cell in line.split(separator_of(line)))
+    cells = first.split(separator_of(first))
+    return Head(text, frozenset(), tuple(cell.strip().strip('"') for cell in cells))
 
 
 def separator_of(header: str) -> str:

@@ -157,7 +157,7 @@ def _read(path: str, format: str | None, columns: str | None) -> Trace:
         return read_weka_folder(Path(path))
     with Source(path) as source:
         head = look(source)
-        if head.is_blank:
+        if not head.text.strip():
             raise source.error("empty; a trace has one request per line", line=0)
         if columns is not None:
             from kvsim.workload.formats.table import parse_columns, read_table

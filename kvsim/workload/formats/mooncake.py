@@ -22,7 +22,15 @@ from typing import Any
 
 from kvsim.errors import ConfigError
 from kvsim.workload.chain import settle_blocks
-from kvsim.workload.gather import RowRules, identifier, integers, is_date, nanoseconds, sort_rows
+from kvsim.workload.gather import (
+    RowRules,
+    check_total,
+    identifier,
+    integers,
+    is_date,
+    nanoseconds,
+    sort_rows,
+)
 from kvsim.workload.keys import streams
 from kvsim.workload.source import MAX_NS, MAX_TOKENS, Source, parse, shown
 from kvsim.workload.streams import SpannedStream
@@ -154,7 +162,7 @@ class _RowReader:
         source, table = self._source, self._plain(table)
         input_length = self._whole(table, "input_length", 1)
         output_length = self._whole(table, "output_length", 0)
-        self.rules.check_total(input_length, output_length, "input_length")
+        check_total(source, input_length, output_length, "input_length")
         session = identifier(source, table, "session_id") if "session_id" in table else None
         before = self._last_turn.get(session) if session is not None else None
         row = Row(
