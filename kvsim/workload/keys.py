@@ -52,8 +52,8 @@ _REGION = (1 << 24) + 0x9E3779
 their low bits too, which hash tables look at first."""
 _SEGMENTS = 1 << 57
 """First key of segments, above the keys of all hash ids."""
-_ENDLESS = (maxsize,)
-"""Where the one span of a stream without content ends."""
+_ALL_UNIQUE = ((maxsize,), ())
+"""The spans of a stream without content: one, which has no end."""
 _DIGESTS = 1 << 64
 """First key of digests, above all other keys."""
 _SALT = 0x9E3779B97F4A7C15F39D
@@ -160,8 +160,7 @@ class Streams(Sequence["SpanStream | TokenStream"]):
             index,
             self._rows,
             self._lengths[index],
-            stops[first:last],
-            offsets[first:last],
+            (stops[first:last], offsets[first:last]),
             salt=salt,
             unit=self._unit if last - first > 1 else 1,
             shared=None if salt else shared[index],
@@ -196,17 +195,18 @@ class SpanStream:
         row: int,
         rows: int,
         input_length: int,
-        stops: Sequence[int] = _ENDLESS,
-        offsets: Sequence[int] = (),
+        spans: tuple[Sequence[int], Sequence[int]] = _ALL_UNIQUE,
         *,
-        base: SpanStream | TokenStream | None = None,
-        keep: int = 0,
+        begin: tuple[SpanStream | TokenStream | None, int] = (None, 0),
         salt: int = 0,
         unit: int = 1,
         shared: int | None = None,
     ) -> None:
-        """`stops`, `offsets`: of each span; the last is in the region of the row and has no end.
-        `shared`: tokens before that one that other streams have; None: maybe all."""
+        """`spans`: stops and offsets; the last is in the region of the row and has no end. `begin`:
+        `base`, `keep`. `shared`: tokens before the last span that other streams have; None: maybe
+        all."""
+        stops, offsets = spans
+        base, keep = begin
         self._unit = unit
         """Tokens per hash id; the keys of one id begin at a multiple of it."""
         self._row = row
@@ -518,13 +518,11 @@ class _Builder:
                     prompt, output or (), row=index, rows=rows, salt=salt, numbers=self._numbers
                 )
             case ParentContent(parent, keep):
-                base = self._streams.inherited(parent, keep)
-                stream = SpanStream(
-                    index, rows, length, base=base, keep=keep, salt=salt, unit=self._unit
-                )
+                begin = (self._streams.inherited(parent, keep), keep)
+                stream = SpanStream(index, rows, length, begin=begin, salt=salt, unit=self._unit)
             case SegmentContent():
                 spans = self._segment_spans(row, row.content)
-                stream = SpanStream(index, rows, length, *spans, salt=salt)
+                stream = SpanStream(index, rows, length, spans, salt=salt)
         self._streams.put(index, stream)
 
     def _segment_spans(self, row: Row, content: SegmentContent) -> tuple[list[int], list[int]]:
@@ -545,9 +543,8 @@ def _unique_offset(row: IntT) -> IntT:
 def _sample_of(
     base: SpanStream | TokenStream, index: int, row: int, rows: int, input_length: int, salt: int
 ) -> SpanStream:
-    return SpanStream(
-        row + index * rows, rows, input_length, base=base, keep=input_length, salt=salt
-    )
+    begin = (base, input_length)
+    return SpanStream(row + index * rows, rows, input_length, begin=begin, salt=salt)
 
 
 def _salt_of(row: Row) -> str | tuple[str, str | None] | None:

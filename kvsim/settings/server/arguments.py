@@ -20,7 +20,6 @@ from msgspec import Struct
 from kvsim.errors import ConfigError, nearest
 from kvsim.settings.config import RunConfig, to_table
 from kvsim.settings.parsing import parse_json
-from kvsim.settings.server.values import switch
 
 
 class Used(Struct, frozen=True):
@@ -139,12 +138,16 @@ def unsimulated(
     return flags(Unsimulated(reason, off), switches=switches, values=values, lists=lists)
 
 
-def used(read: Callable[[Any], Any], names: str, table: str = "") -> Iterator[Flag]:
+def used(
+    read: Callable[[Any], Any],
+    names: str,
+    table: str = "",
+    takes: Literal["nothing", "value"] = "value",
+) -> Iterator[Flag]:
     """Flags that are settings, or keys of the setting `table`, whose values are read alike;
     `flag=setting` where their names differ."""
     for words in names.split():
         name, _, key = words.partition("=")
-        takes: Literal["nothing", "value"] = "nothing" if read is switch else "value"
         yield Flag(name, takes, Used(f"{table}.{name}" if table else key or name, read))
 
 

@@ -84,7 +84,7 @@ _USED = [
     *used(values.quantization, "quantization"),
     *used(values.length, "context_length=max_model_len"),
     *used(values.number, "mem_fraction_static=gpu_memory_utilization"),
-    *used(values.switch, "disable_cuda_graph=enforce_eager"),
+    *used(values.switch, "disable_cuda_graph=enforce_eager", takes="nothing"),
     *used(
         values.whole,
         """
@@ -108,6 +108,7 @@ _USED = [
             schedule_low_priority_values_first
         """,
         "scheduler_args",
+        takes="nothing",
     ),
     *used(
         values.whole,

@@ -39,6 +39,7 @@ _USED = [
             enable_expert_parallel enable_lora enable_prefix_caching enforce_eager
             long_prefill_token_threshold_adaptive scheduler_reserve_full_isl
         """,
+        takes="nothing",
     ),
     *used(
         values.whole,
@@ -285,7 +286,7 @@ _UNSIMULATED = [
 _EARLIER = [
     *used(values.number, "swap_space"),
     *used(values.text, "preemption_mode"),
-    *used(values.switch, "disable_async_output_proc"),
+    *used(values.switch, "disable_async_output_proc", takes="nothing"),
     *flags(
         NO_EFFECT,
         switches="""

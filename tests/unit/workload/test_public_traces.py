@@ -12,12 +12,11 @@ from marks import long
 from shared import SHARED, needs_shared
 
 from kvsim.explain.info import trace_info
-from kvsim.workload import open_trace
+from kvsim.workload import Trace, open_trace
 from kvsim.workload.formats import mooncake
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, ceiling_tokens, find_reuse
 from kvsim.workload.streams import Stream
-from kvsim.workload.trace import Trace
 
 CONVERSATION = "traces/mooncake/conversation_trace.jsonl.gz"
 SYNTHETIC = "traces/mooncake/synthetic_trace.jsonl.gz"
