@@ -25,17 +25,15 @@ _TIME = re.compile(
 _MISSING = object()
 
 
-def integer(
-    source: Source, table: dict[str, Any], key: str, low: int, high: int = MAX_TOKENS
-) -> int:
-    """`table[key]`, an integer in `low .. high` (not `true`, not `512.0`)."""
+def integer(source: Source, table: dict[str, Any], key: str, low: int) -> int:
+    """`table[key]`, an integer in `low .. MAX_TOKENS` (not `true`, not `512.0`)."""
     value = table.get(key, _MISSING)
-    if type(value) is int and low <= value <= high:
+    if type(value) is int and low <= value <= MAX_TOKENS:
         return value
     if value is _MISSING:
         raise source.error(f"missing; give an integer >= {low}", key)
-    if type(value) is int and value > high:
-        raise source.error(f"{shown(value)} is above {high}; give less", key)
+    if type(value) is int and value > MAX_TOKENS:
+        raise source.error(f"{shown(value)} is above {MAX_TOKENS}; give less", key)
     raise source.error(f"{shown(value)} is not an integer >= {low}; give one", key)
 
 

@@ -505,7 +505,9 @@ class _Builder:
 
     def add(self, row: Row) -> None:
         """Set the stream of the next row."""
-        salt = -_SALT * self._salts.setdefault(_salt_of(row), len(self._salts))
+        # An adapter keeps rows of equal content apart: it computes other KV.
+        apart = (row.lora, row.salt) if row.lora else row.salt
+        salt = -_SALT * self._salts.setdefault(apart, len(self._salts))
         index, rows, length = row.index, self._rows, row.input_length
         stream: SpanStream | TokenStream
         match row.content:
@@ -545,11 +547,6 @@ def _sample_of(
 ) -> SpanStream:
     begin = (base, input_length)
     return SpanStream(row + index * rows, rows, input_length, begin=begin, salt=salt)
-
-
-def _salt_of(row: Row) -> str | tuple[str, str | None] | None:
-    """What keeps a row apart from others of equal content: its adapter computes other KV."""
-    return (row.lora, row.salt) if row.lora else row.salt
 
 
 def _salted(keys: list[int], salt: int) -> list[int]:

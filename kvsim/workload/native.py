@@ -481,6 +481,7 @@ def _header_table(trace: Trace) -> dict[str, Any]:
 
 
 def _row_table(row: Row, trace: Trace, shared_model: str | None) -> dict[str, Any]:
+    by_session = trace.hash_scope == "session" and isinstance(row.content, HashContent)
     optional = {
         "session": row.session,
         "turn": row.turn,
@@ -489,7 +490,7 @@ def _row_table(row: Row, trace: Trace, shared_model: str | None) -> dict[str, An
         "delay_s": _seconds(row.delay_ns or None),
         "input_length": row.input_length,
         "output_length": row.output_length,
-        "scope": None if _scope_is_session(row, trace) else row.scope,
+        "scope": None if by_session and row.scope == row.session else row.scope,
         "salt": row.salt,
         **content_table(row, trace),
         "model": None if row.model == shared_model else row.model,
@@ -505,11 +506,6 @@ def _row_table(row: Row, trace: Trace, shared_model: str | None) -> dict[str, An
         **{OWN + name: value for name, value in (row.extra or {}).items()},
     }
     return {key: value for key, value in optional.items() if value is not None}
-
-
-def _scope_is_session(row: Row, trace: Trace) -> bool:
-    by_session = trace.hash_scope == "session" and isinstance(row.content, HashContent)
-    return by_session and row.scope == row.session
 
 
 def _seconds(time_ns: int | None) -> float | None:

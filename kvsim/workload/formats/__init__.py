@@ -263,15 +263,10 @@ def convert(trace: Trace, out_path: str, to: str, block_size: int | None = None)
         raise ConfigError("block_size: a native file keeps the trace's own; leave it out")
     from kvsim.workload import native
 
-    native.write(_with_notes(trace), out_path)
-    return []
-
-
-def _with_notes(trace: Trace) -> Trace:
-    """The trace with its reader's changes in `source.note`, for readers of the new file."""
     known = [str(trace.source["note"])] if "note" in trace.source else []
     about_times = _arrival_notes(trace.rows)
     changes = [note for note in trace.notes if note not in [*about_times, *known]]
-    if not changes:
-        return trace
-    return replace(trace, source={**trace.source, "note": "; ".join([*known, *changes])})
+    if changes:
+        trace = replace(trace, source={**trace.source, "note": "; ".join([*known, *changes])})
+    native.write(trace, out_path)
+    return []

@@ -30,7 +30,7 @@ without times are left out. Prompts are not in it: the trace has them.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvsim.workload.chain import settle_blocks
 from kvsim.workload.gather import Gathered, identifier, instant, integers, tokens
@@ -133,7 +133,8 @@ def _lmcache_content(source: Source, table: dict[str, Any], numbers: dict[str, i
 def read_llmservingsim(source: Source) -> Trace:
     """An LLMServingSim trace. Raises `TraceError` at the first line that is wrong."""
     gathered = Gathered(source, "llmservingsim")
-    served: list[_Served] = []
+    served: list[tuple[Row, list[int]]] = []
+    """With the engine's times of `_ENGINE` in nanoseconds."""
     for table in tables(source):
         if "sub_requests" in table:
             raise source.error("sessions are not read; write one request a line", "sub_requests")
@@ -159,16 +160,9 @@ def read_llmservingsim(source: Source) -> Trace:
 _ENGINE = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
 
 
-class _Served(NamedTuple):
-    """A request of a run, with the engine's times of `_ENGINE` in nanoseconds."""
-
-    row: Row
-    engine: list[int]
-
-
 def _served(
     source: Source, table: dict[str, Any], gathered: Gathered, input_length: int, output_length: int
-) -> _Served:
+) -> tuple[Row, list[int]]:
     arrival_ns = instant(source, "arrival_time", table["arrival_time"], NS_PER_S)
     engine = [instant(source, key, table.get(key), NS_PER_S) for key in _ENGINE]
     for key, earlier, time_ns in zip(_ENGINE[1:], engine, engine[1:], strict=False):
@@ -176,12 +170,12 @@ def _served(
             raise source.error("before the time that it follows; fix one of them", key)
     name = identifier(source, table, "request_id")
     row = gathered.add(input_length, output_length, time_ns=arrival_ns, id=name)
-    return _Served(row, engine)
+    return row, engine
 
 
-def _set_clocks(served: list[_Served]) -> None:
+def _set_clocks(served: list[tuple[Row, list[int]]]) -> None:
     """Count the times of the engine from when requests came."""
-    gaps = [each.engine[0] - (each.row.arrival_ns or 0) for each in served]
+    gaps = [engine[0] - (row.arrival_ns or 0) for row, engine in served]
     for (row, engine), gap in zip(served, gaps, strict=True):
         late = gap - min(gaps)
         times = [(time_ns - engine[0] + late) / NS_PER_S for time_ns in engine[1:]]

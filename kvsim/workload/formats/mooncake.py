@@ -26,6 +26,7 @@ from kvsim.workload.gather import (
     RowRules,
     check_total,
     identifier,
+    integer,
     integers,
     is_date,
     nanoseconds,
@@ -226,15 +227,10 @@ class _RowReader:
 
     def _whole(self, table: dict[str, Any], key: str, low: int) -> int:
         """An integer, also if an exporter wrote `512.0`."""
-        if key not in table:
-            raise self._source.error(f"missing; give an integer >= {low}", key)
-        value = table[key]
+        value = table.get(key)
         if type(value) is float and value.is_integer():
-            value = int(value)
-        if type(value) is not int or not low <= value <= MAX_TOKENS:
-            what = f"{shown(table[key])} is not an integer in {low} .. {MAX_TOKENS}; give one"
-            raise self._source.error(what, key)
-        return value
+            table = {key: int(value)}
+        return integer(self._source, table, key, low)
 
     def _content(self, table: dict[str, Any]) -> HashContent | None:
         if "hash_ids" in table:

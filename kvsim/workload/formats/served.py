@@ -63,7 +63,13 @@ def records(source: Source, within: str = "data") -> Iterator[Record]:
     if source.beginning().lstrip().startswith("["):
         yield from _listed(source, read_elements(source), "")
         return
-    for table in _objects(source):
+    first = next((line for line in source.beginning().splitlines() if line.strip()), "")
+    try:
+        json.loads(first)
+        objects: Iterable[dict[str, Any]] = tables(source)
+    except (ValueError, RecursionError):  # an object may be spread over lines
+        objects = read_objects(source)
+    for table in objects:
         if isinstance(inner := table.get(within), list):
             yield from _listed(source, iter(inner), within)
         else:
@@ -109,16 +115,6 @@ def _moment(source: Source, record: Record, key: str) -> int:
     if isinstance(value, str) and not value.replace(".", "", 1).isdecimal():
         return date(source, record.field(key), value)
     return instant(source, record.field(key), value, NS_PER_S)
-
-
-def _objects(source: Source) -> Iterable[dict[str, Any]]:
-    """The objects of a file, one on each line or spread over lines."""
-    first = next((line for line in source.beginning().splitlines() if line.strip()), "")
-    try:
-        json.loads(first)
-    except (ValueError, RecursionError):
-        return read_objects(source)
-    return tables(source)
 
 
 def _listed(source: Source, values: Iterator[Any], of: str) -> Iterator[Record]:
