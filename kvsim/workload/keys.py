@@ -26,7 +26,7 @@ from dataclasses import fields
 from functools import cached_property
 from itertools import accumulate, chain
 from sys import maxsize
-from typing import NamedTuple, TypeVar, overload
+from typing import NamedTuple, TypeAlias, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,8 @@ from kvsim.workload.trace import (
     hash_runs,
 )
 
+SpannedStream: TypeAlias = "SpanStream | TokenStream"
+"""A stream in which most keys follow from the key before."""
 IntT = TypeVar("IntT", int, NDArray[np.int64])
 _REGION = (1 << 24) + 0x9E3779
 """Width of the region of one row or segment. It exceeds the longest stream, and regions differ in
@@ -93,16 +95,16 @@ class _HashSpans(NamedTuple):
     """Leading tokens of each row with hash ids that another row has, too."""
 
 
-class Streams(Sequence["SpanStream | TokenStream"]):
+class Streams(Sequence["SpannedStream"]):
     """Streams in the order of their rows. One that plain hash ids or nothing identifies is kept as
     numbers and made at each access, because those of a long trace would fill the memory."""
 
     def __init__(self, rows: int, lengths: array[int], unit: int, spans: _HashSpans) -> None:
         """`rows`: how many the trace has. `lengths`: of the prompts. `unit`: tokens per hash id."""
         self._rows, self._lengths, self._unit, self._spans = rows, lengths, unit, spans
-        self._made: dict[int, SpanStream | TokenStream] = {}
+        self._made: dict[int, SpannedStream] = {}
 
-    def put(self, index: int, stream: SpanStream | TokenStream) -> None:
+    def put(self, index: int, stream: SpannedStream) -> None:
         """Set the stream of a row that something else identifies."""
         self._made[index] = stream
 
@@ -114,7 +116,7 @@ class Streams(Sequence["SpanStream | TokenStream"]):
         some._made = made
         return some
 
-    def inherited(self, index: int, tokens: int) -> SpanStream | TokenStream:
+    def inherited(self, index: int, tokens: int) -> SpannedStream:
         """A stream, to begin another one with so many of its tokens."""
         stream = self._made.setdefault(index, self[index])
         stream.inherit(tokens)
@@ -140,12 +142,10 @@ class Streams(Sequence["SpanStream | TokenStream"]):
         return len(self._lengths)
 
     @overload
-    def __getitem__(self, index: int) -> SpanStream | TokenStream: ...
+    def __getitem__(self, index: int) -> SpannedStream: ...
     @overload
-    def __getitem__(self, index: slice) -> list[SpanStream | TokenStream]: ...
-    def __getitem__(
-        self, index: int | slice
-    ) -> SpanStream | TokenStream | list[SpanStream | TokenStream]:
+    def __getitem__(self, index: slice) -> list[SpannedStream]: ...
+    def __getitem__(self, index: int | slice) -> SpannedStream | list[SpannedStream]:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
         if index < 0:
@@ -197,7 +197,7 @@ class SpanStream:
         input_length: int,
         spans: tuple[Sequence[int], Sequence[int]] = _ALL_UNIQUE,
         *,
-        begin: tuple[SpanStream | TokenStream | None, int] = (None, 0),
+        begin: tuple[SpannedStream | None, int] = (None, 0),
         salt: int = 0,
         unit: int = 1,
         shared: int | None = None,
@@ -238,7 +238,7 @@ class SpanStream:
             return block_spans(0, maxsize, block_size, self._stops, self._offsets, self.salt)
         found: list[Span] = []
         last = maxsize
-        stream: SpanStream | TokenStream | None = self
+        stream: SpannedStream | None = self
         while isinstance(stream, SpanStream) and last:
             own = stream._keep // block_size
             if own < last:
@@ -261,7 +261,7 @@ class SpanStream:
     def content_keys(self, first: int, last: int, block_size: int) -> list[int]:
         """Keys of the blocks `first .. last - 1` of `block_size` tokens, without the salt."""
         parts: list[list[int]] = []
-        stream: SpanStream | TokenStream | None = self
+        stream: SpannedStream | None = self
         while isinstance(stream, SpanStream) and first < last:
             own = max(first, stream._keep // block_size)
             if own < last:
@@ -275,7 +275,7 @@ class SpanStream:
     def pieces(self, length: int) -> list[Piece]:
         """The first `length` tokens, in order."""
         parts: list[list[Piece]] = []
-        stream: SpanStream | TokenStream | None = self
+        stream: SpannedStream | None = self
         while isinstance(stream, SpanStream) and length > 0:
             if stream._keep < length:
                 parts.append(span_pieces(stream._keep, length, stream._stops, stream._offsets))
@@ -509,7 +509,7 @@ class _Builder:
         apart = (row.lora, row.salt) if row.lora else row.salt
         salt = -_SALT * self._salts.setdefault(apart, len(self._salts))
         index, rows, length = row.index, self._rows, row.input_length
-        stream: SpanStream | TokenStream
+        stream: SpannedStream
         match row.content:
             case None | HashContent():
                 if not salt:
@@ -543,7 +543,7 @@ def _unique_offset(row: IntT) -> IntT:
 
 
 def _sample_of(
-    base: SpanStream | TokenStream, index: int, row: int, rows: int, input_length: int, salt: int
+    base: SpannedStream, index: int, row: int, rows: int, input_length: int, salt: int
 ) -> SpanStream:
     begin = (base, input_length)
     return SpanStream(row + index * rows, rows, input_length, begin=begin, salt=salt)

@@ -518,5 +518,4 @@ def _shared_model(trace: Trace) -> str | None:
     return models.pop() if len(models) == 1 else None
 
 
-def _text(table: dict[str, Any]) -> str:
-    return json.dumps(table, separators=(",", ":"), allow_nan=False)
+_text = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
