@@ -142,6 +142,10 @@ def _exists(path: str) -> bool:
 
 
 _PAIRS = {"(": ")", "[": "]", "{": "}", "<": ">"}
+_TOKEN = re.compile(
+    r"""'(?:\\.|[^'\\])*(?:'|\\?\Z)|"(?:\\.|[^"\\])*(?:"|\\?\Z)|[()\[\]{}<>,]""", re.DOTALL
+)
+"""A quoted text, which ends with the line at the latest, or what may divide a text into parts."""
 
 
 def pairs(text: str) -> Iterator[tuple[str, Any]]:
@@ -179,37 +183,22 @@ def _parts(text: str, closed: bool = False) -> Iterator[str]:
     """Split at commas outside brackets and quotes, up to a bracket that nothing opened; with
     `closed`, there has to be one."""
     expected: list[str] = []
-    start = place = 0
-    while place < len(text):
-        character = text[place]
-        if character in "'\"":
-            place = _after_quote(text, place)
-            continue
+    start = 0
+    for token in _TOKEN.finditer(text):
+        character = token[0]
         if character in _PAIRS:
             expected.append(_PAIRS[character])
         elif expected and character == expected[-1]:
             expected.pop()
-        elif character in ")]}" and not expected:
-            break
+        elif character in (")", "]", "}") and not expected:
+            yield text[start : token.start()].strip()
+            return
         elif character == "," and not expected:
-            yield text[start:place].strip()
-            start = place + 1
-        place += 1
-    if closed and place >= len(text):
+            yield text[start : token.start()].strip()
+            start = token.end()
+    if closed:
         raise ValueError("a bracket is not closed")
-    yield text[start:place].strip()
-
-
-def _after_quote(text: str, place: int) -> int:
-    """The place after a quoted text, which ends with the line at the latest."""
-    quote, at = text[place], place + 1
-    while at < len(text):
-        if text[at] == "\\":
-            at += 1
-        elif text[at] == quote:
-            return at + 1
-        at += 1
-    return len(text)
+    yield text[start:].strip()
 
 
 def _named(part: str, separator: str) -> tuple[str, str]:
