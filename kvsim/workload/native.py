@@ -14,8 +14,9 @@ form of a line.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 from kvsim.errors import TraceError, nearest
 from kvsim.workload.chain import first_conflict
@@ -117,12 +118,6 @@ OWN = "x_"
 """What keys of the user's own begin with."""
 _HASH_KEYS = ("block_size", "hash_kind", "partial_hash")
 _HEADER_KEYS = frozenset({"kvsim_trace", *_HASH_KEYS, "hash_scope", "model", "origin", "source"})
-_ROW_KEYS = frozenset(
-    {"id", "session", "turn", "arrival_s", "after", "delay_s", "input_length", "output_length"}
-    | {"scope", "salt", "model", "priority", "deadline_s", "tags", "observed"}
-    | {"max_new_tokens", "ignore_eos", "lora", "abort_after_s", "accepted_drafts"}
-    | CONTENT_KEYS
-)
 
 
 def read(source: Source) -> Trace:
@@ -278,18 +273,11 @@ class _RowReader:
         row.after, row.delay_ns = self._after(table)
         row.id = self._rules.id(table, "id")
         row.arrival_ns = self._rules.arrival(table, "arrival_s", NS_PER_S, ordered=True)
-        row.session = string(source, table, "session")
-        row.turn = integer(source, table, "turn", 0) if "turn" in table else None
         row.model = string(source, table, "model") if "model" in table else self._model
-        row.priority = _priority(source, table)
-        row.deadline_ns = _time(source, table, "deadline_s")
-        row.max_new_tokens = _announced(source, table, row.output_length)
-        row.ignore_eos = bool(_choice(source, table, "ignore_eos", (True, False)))
-        row.lora = string(source, table, "lora") or None
-        row.abort_after_ns = _time(source, table, "abort_after_s")
-        row.accepted_drafts = _accepted(source, table)
-        row.tags = mapping(source, table, "tags")
-        row.observed = mapping(source, table, "observed")
+        for key, (attribute, read, _) in _KEYS.items():
+            if key in table:
+                setattr(row, attribute, read(source, table, key))
+        _announce(source, row)
         self._rules.append(row)
 
     def prompt(self, table: dict[str, Any], index: int) -> Row:
@@ -314,7 +302,7 @@ class _RowReader:
                 raise self._source.error("without after; add after or drop it", "delay_s")
             return -1, 0
         after = earlier_row(self._source, self._rules.index_of, table, "after")
-        return after, _time(self._source, table, "delay_s") or 0
+        return after, _time(self._source, table, "delay_s") if "delay_s" in table else 0
 
     def _scope(self, table: dict[str, Any], content: Content | None) -> str | None:
         by_session = self._trace.hash_scope == "session" and isinstance(content, HashContent)
@@ -436,35 +424,71 @@ class _RowReader:
         return ParentContent(index, keep)
 
 
-def _time(source: Source, table: dict[str, Any], key: str) -> int | None:
-    return nanoseconds(source, table, key, NS_PER_S) if key in table else None
+def _announce(source: Source, row: Row) -> None:
+    """An output that goes on to `max_new_tokens` has its length; no other one exceeds it."""
+    if row.max_new_tokens is None:
+        row.max_new_tokens = row.output_length if row.ignore_eos else None
+        return
+    most, length = row.max_new_tokens, row.output_length
+    if most < length or (row.ignore_eos and most != length):
+        what = f"{most}, but output_length is {length}; fix one of them"
+        raise source.error(what, "max_new_tokens")
 
 
-def _priority(source: Source, table: dict[str, Any]) -> int:
-    value = table.get("priority", 0)
+def _time(source: Source, table: dict[str, Any], key: str) -> int:
+    return nanoseconds(source, table, key, NS_PER_S)
+
+
+def _seconds(time_ns: int | None) -> float | None:
+    """Seconds as the shortest number that `read` turns into the same nanoseconds."""
+    return None if time_ns is None else time_ns / NS_PER_S
+
+
+def _priority(source: Source, table: dict[str, Any], key: str) -> int:
+    value = table[key]
     if type(value) is not int or not -(2**31) <= value < 2**31:
-        raise source.error(f"{shown(value)} is not an integer of 32 bits; give one", "priority")
+        raise source.error(f"{shown(value)} is not an integer of 32 bits; give one", key)
     return value
 
 
-def _announced(source: Source, table: dict[str, Any], output_length: int) -> int | None:
-    """`max_new_tokens`; an output that goes on to it has its length."""
-    if "max_new_tokens" not in table:
-        return output_length if table.get("ignore_eos") is True else None
-    most = integer(source, table, "max_new_tokens", 1)
-    if most < output_length or (table.get("ignore_eos") is True and most != output_length):
-        what = f"{most}, but output_length is {output_length}; fix one of them"
-        raise source.error(what, "max_new_tokens")
-    return most
-
-
-def _accepted(source: Source, table: dict[str, Any]) -> tuple[int, ...]:
-    if "accepted_drafts" not in table:
-        return ()
-    found = tuple(integers(source, table, "accepted_drafts", MAX_TOKENS))
+def _accepted(source: Source, table: dict[str, Any], key: str) -> tuple[int, ...]:
+    found = tuple(integers(source, table, key, MAX_TOKENS))
     if not found:
-        raise source.error("is empty; give one number a step, or leave it out", "accepted_drafts")
+        raise source.error("is empty; give one number a step, or leave it out", key)
     return found
+
+
+class _Key(NamedTuple):
+    """A key of a row that says one attribute of it, whatever the other keys are."""
+
+    attribute: str
+    read: Callable[[Source, dict[str, Any], str], Any]
+    """The attribute that a table with this key says."""
+    write: Callable[[Any], Any] = lambda value: value
+    """What a file says of the attribute; None: nothing."""
+
+
+_KEYS = {
+    "session": _Key("session", string),
+    "turn": _Key("turn", partial(integer, low=0)),
+    "priority": _Key("priority", _priority, lambda value: value or None),
+    "deadline_s": _Key("deadline_ns", _time, _seconds),
+    "max_new_tokens": _Key("max_new_tokens", partial(integer, low=1)),
+    "ignore_eos": _Key(
+        "ignore_eos", partial(_choice, choices=(True, False)), lambda value: value or None
+    ),
+    "lora": _Key("lora", lambda *key: string(*key) or None),
+    "abort_after_s": _Key("abort_after_ns", _time, _seconds),
+    "accepted_drafts": _Key("accepted_drafts", _accepted, lambda value: list(value) or None),
+    "tags": _Key("tags", mapping),
+    "observed": _Key("observed", mapping),
+}
+_ROW_KEYS = frozenset(
+    {"id", "arrival_s", "after", "delay_s", "input_length", "output_length"}
+    | {"scope", "salt", "model"}
+    | CONTENT_KEYS
+    | _KEYS.keys()
+)
 
 
 def _header_table(trace: Trace) -> dict[str, Any]:
@@ -482,9 +506,10 @@ def _header_table(trace: Trace) -> dict[str, Any]:
 
 def _row_table(row: Row, trace: Trace, shared_model: str | None) -> dict[str, Any]:
     by_session = trace.hash_scope == "session" and isinstance(row.content, HashContent)
+    said = {key: write(getattr(row, name)) for key, (name, _, write) in _KEYS.items()}
     optional = {
-        "session": row.session,
-        "turn": row.turn,
+        "session": said.pop("session"),
+        "turn": said.pop("turn"),
         "arrival_s": _seconds(row.arrival_ns),
         "after": written_id(trace.rows[row.after]) if row.after >= 0 else None,
         "delay_s": _seconds(row.delay_ns or None),
@@ -494,23 +519,10 @@ def _row_table(row: Row, trace: Trace, shared_model: str | None) -> dict[str, An
         "salt": row.salt,
         **content_table(row, trace),
         "model": None if row.model == shared_model else row.model,
-        "priority": row.priority or None,
-        "deadline_s": _seconds(row.deadline_ns),
-        "max_new_tokens": row.max_new_tokens,
-        "ignore_eos": row.ignore_eos or None,
-        "lora": row.lora,
-        "abort_after_s": _seconds(row.abort_after_ns),
-        "accepted_drafts": list(row.accepted_drafts) or None,
-        "tags": row.tags,
-        "observed": row.observed,
+        **said,
         **{OWN + name: value for name, value in (row.extra or {}).items()},
     }
     return {key: value for key, value in optional.items() if value is not None}
-
-
-def _seconds(time_ns: int | None) -> float | None:
-    """Seconds as the shortest number that `read` turns into the same nanoseconds."""
-    return None if time_ns is None else time_ns / NS_PER_S
 
 
 def _shared_model(trace: Trace) -> str | None:
