@@ -120,10 +120,10 @@ def server_settings(
         read = settings_of_sglang if is_sglang(startup_log) else settings_of_log
         log, notes, start = read(startup_log)
     if vllm is not None or vllm_file is not None:
-        from kvsim.settings.server.command import settings_of_file, settings_of_text
+        from kvsim.settings.server.command import settings_of_command
 
-        of_line = settings_of_text(vllm) if vllm is not None else settings_of_file(str(vllm_file))
-        line, notes = of_line[0], [*notes, *of_line[1]]
+        line, of_line = settings_of_command(vllm, vllm_file)
+        notes = [*notes, *of_line]
     joined = _join(log, line)
     for key, value in joined.settings.items():
         make_config({key: value}, joined.sources[key])

@@ -282,26 +282,28 @@ _NAMED = (
 """What a text has that names its server."""
 
 
-def settings_of_text(text: str) -> tuple[Meaning, list[str]]:
-    """What a command line says, and notes for people; `vllm serve` may be left out.
-
-    One of `sglang.launch_server` is SGLang's.
+def settings_of_command(
+    vllm: str | None = None, vllm_file: str | None = None
+) -> tuple[Meaning, list[str]]:
+    """What a command line says, that of the script in a file, or a record of its engine; and notes
+    for people. `vllm serve` may be left out; one of `sglang.launch_server` is SGLang's.
 
     Raises `ConfigError` for an unknown flag, and for one that cannot be simulated.
     """
-    return _settings(_command(text), "--vllm", None)
-
-
-def settings_of_file(path: str) -> tuple[Meaning, list[str]]:
-    """What the command line in a script says, or what a record says of its engine; and notes."""
-    text = read_text(path)
-    record = read_record(text, path)
-    if record is None:
-        return _settings(server_command(text, path), path, Path(path).parent)
-    meaning = _vllm(record.arguments, record.version, None, f"{path}: vllm_version", path)
-    if record.hardware is not None:
-        meaning.set("hardware", record.hardware, f"{path}: hardware.device_name")
-    return meaning, notes(meaning, path)
+    said, where, folder = _said(vllm, vllm_file)
+    if isinstance(said, Record):
+        meaning = _vllm(said.arguments, said.version, None, f"{where}: vllm_version", where)
+        if said.hardware is not None:
+            meaning.set("hardware", said.hardware, f"{where}: hardware.device_name")
+        return meaning, notes(meaning, where)
+    if said.server == "sglang":
+        meaning = interpret(parse(said.arguments, SGLANG, where, folder), SGLANG)
+        complete(meaning, said.variables, where)
+        meaning.set("engine", "sglang", where)
+        return meaning, [*notes(meaning, where), *sglang_differs(said.version, where)]
+    given, wish = parse(said.arguments, VLLM, where, folder), said.variables.get("VLLM_USE_V1")
+    meaning = _vllm(given, said.version, wish, f"{where}: the image", where)
+    return meaning, notes(meaning, where)
 
 
 def arguments(vllm: str | None, vllm_file: str | None) -> list[Argument]:
@@ -309,16 +311,23 @@ def arguments(vllm: str | None, vllm_file: str | None) -> list[Argument]:
 
     Raises `ConfigError` as the settings do.
     """
-    if vllm is not None:
-        return parse(_command(vllm).arguments, VLLM, "--vllm")
-    if vllm_file is None:
+    if vllm is None and vllm_file is None:
         return []
+    said, where, folder = _said(vllm, vllm_file)
+    if isinstance(said, Record):
+        return said.arguments
+    return parse(said.arguments, VLLM, where, folder)
+
+
+def _said(
+    vllm: str | None, vllm_file: str | None
+) -> tuple[ServerCommand | Record, str, Path | None]:
+    """What was given, where for messages, and the folder where paths in it begin."""
+    if vllm is not None or vllm_file is None:
+        return _command(vllm or ""), "--vllm", None
     text = read_text(vllm_file)
-    record = read_record(text, vllm_file)
-    if record is not None:
-        return record.arguments
-    command = server_command(text, vllm_file)
-    return parse(command.arguments, VLLM, vllm_file, Path(vllm_file).parent)
+    said = read_record(text, vllm_file) or server_command(text, vllm_file)
+    return said, vllm_file, Path(vllm_file).parent
 
 
 def _command(text: str) -> ServerCommand:
@@ -331,18 +340,6 @@ def _command(text: str) -> ServerCommand:
     words = found[0].words
     words = words[1:] if words[0] == "serve" else words
     return ServerCommand(words, None, found[0].variables)
-
-
-def _settings(command: ServerCommand, where: str, folder: Path | None) -> tuple[Meaning, list[str]]:
-    if command.server == "sglang":
-        meaning = interpret(parse(command.arguments, SGLANG, where, folder), SGLANG)
-        complete(meaning, command.variables, where)
-        meaning.set("engine", "sglang", where)
-        return meaning, [*notes(meaning, where), *sglang_differs(command.version, where)]
-    given = parse(command.arguments, VLLM, where, folder)
-    wish = command.variables.get("VLLM_USE_V1")
-    meaning = _vllm(given, command.version, wish, f"{where}: the image", where)
-    return meaning, notes(meaning, where)
 
 
 def _vllm(
