@@ -70,7 +70,7 @@ def serve(
     from kvsim.against.serve.options import Options, adapters_of, said_in
     from kvsim.against.serve.session import Session
     from kvsim.run.blame import blaming
-    from kvsim.settings.server.command_settings import arguments
+    from kvsim.settings.server.command import arguments
 
     if not speed > 0:
         raise ConfigError(f"--speed: {speed} is not above 0; or give --as-fast-as-possible")

@@ -25,7 +25,7 @@ from kvsim.against.serve.server import Server
 from kvsim.against.serve.session import Session
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import read_config, simulate
-from kvsim.settings.server.command_settings import arguments
+from kvsim.settings.server.command import arguments
 from kvsim.workload.trace import TokenContent, Trace
 from tests.support.places import ROOT
 from tests.support.serving import SMALL, serving
