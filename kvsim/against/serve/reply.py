@@ -104,39 +104,35 @@ class Reply:
 
     def _events(self) -> bytes:
         """What a stream tells next."""
-        events, ended, often = [self._head], False, self._options.continuous_usage_stats
+        events, often = [self._head], self._options.continuous_usage_stats
         for sample in self._left:
             entry, first = sample.entry, sample.sent
-            if entry.reason:
-                ended = True
-                events.append(self._end(sample))
-            elif entry.tokens - first >= (self._interval if first else 1):
-                sample.sent = entry.tokens
-                if often:
-                    text = entry.text(first)
-                    events.append(self._answer.event(sample.place, text, usage=usage([entry])))
-                else:
-                    events += (sample.before, entry.text(first), sample.after)
-        if ended:
-            self._left = [sample for sample in self._left if not sample.entry.reason]
-        if not self._left:
-            used = self._entries if self._options.include_usage else None
-            events.append(self._answer.closing(used))
+            if entry.tokens - first < (self._interval if first else 1) and not entry.reason:
+                continue
+            sample.sent = entry.tokens
+            if often or entry.reason:
+                events.append(self._event(entry, sample.place, first))
+            else:
+                events += (sample.before, entry.text(first), sample.after)
         if len(events) == 1:
             return b""
         self._head = b""
+        self._left = [sample for sample in self._left if not sample.entry.reason]
+        if not self._left:
+            used = self._entries if self._options.include_usage else None
+            events.append(self._answer.closing(used))
         return b"".join(events)
 
-    def _end(self, sample: _Sample) -> bytes:
-        """The last event of a sample."""
-        entry, more = sample.entry, dict[str, Any]()
+    def _event(self, entry: Entry, place: int, first: int) -> bytes:
+        """What a sample gets that is not mere tokens."""
         if entry.error:
             return b"data: " + Refused(entry.error, 500).body() + b"\n\n"
+        more: dict[str, Any] = {}
         if self._options.continuous_usage_stats:
             more["usage"] = usage([entry])
-        if self._virtual:
+        if entry.reason and self._virtual:
             more["kvsim"] = times([entry])
-        return self._answer.event(sample.place, entry.text(sample.sent), entry.reason, **more)
+        return self._answer.event(place, entry.text(first), entry.reason, **more)
 
     async def _whole(self) -> None:
         if error := next((each.error for each in self._entries if each.error), ""):
