@@ -88,7 +88,7 @@ def advise(
 
 
 def _show(advice: Advice, said: list[str], line: str) -> None:
-    from kvsim.report.certainty import few_seeds
+    from kvsim.report.compare import few_seeds
     from kvsim.search.advise.statement import method, not_tried, rows
 
     console = make_console()

@@ -212,9 +212,7 @@ def _show(
     results: Results, kind: Kind, out: str | None, comparison: Comparison | None, *, as_json: bool
 ) -> None:
     """Print figures and reasons; write the results of every run, then the page."""
-    from kvsim.report.certainty import comparison_record
-    from kvsim.report.compare import table_record
-    from kvsim.report.sessions import quote
+    from kvsim.report.compare import comparison_record, session_words, table_record
     from kvsim.report.terminal import render_comparison
     from kvsim.writing import json_text, write_together
 
@@ -227,7 +225,7 @@ def _show(
         render_comparison(summaries, console, comparison)
         title = f"Why, on seed {first['meta']['seed']}" if comparison else "Why"
         _render_why(results, kind, title, console)
-        for place, sentence in enumerate(quote(summaries, comparison)):
+        for place, sentence in enumerate(session_words(summaries, comparison)):
             console.print(f"{'' if place else chr(10)}{sentence}")
     if out is not None:
         page = kind.comparison_page(results, comparison)

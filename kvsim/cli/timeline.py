@@ -49,7 +49,7 @@ def timeline(
     """Write a run as a Chrome trace: open it in ui.perfetto.dev or chrome://tracing."""
     from kvsim.explain.story import find_request
     from kvsim.report.files import read_results, read_transitions
-    from kvsim.report.tracks.export import events, run_window, write_tracks
+    from kvsim.report.tracks import events, run_window, write_tracks
 
     if out is None and kv_events is None and openmetrics is None:
         raise ConfigError("timeline: nothing to write; give --out, --kv-events or --openmetrics")

@@ -61,7 +61,7 @@ def why(
         console.print(sentence)
     _render(story, console)
     if html is not None:
-        from kvsim.report.pages.story import build_story
+        from kvsim.report.pages.diff import build_story
 
         console.print(f"\nwritten to {write_text(html, build_story(story, said))}")
 

@@ -24,10 +24,10 @@ from kvsim.errors import OutputError
 from kvsim.explain.story import find_request
 from kvsim.fleet.figures import fleet_figures
 from kvsim.fleet.result import FleetResult, sides_of, together
-from kvsim.report.checked import problem_of_summary
 from kvsim.report.files import (
     FLEET,
     PAGE,
+    problem_of_summary,
     read_results,
     read_summary,
     read_table,

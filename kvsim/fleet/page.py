@@ -17,11 +17,9 @@ from kvsim.fleet.difference import (
 )
 from kvsim.fleet.folder import FleetRun
 from kvsim.fleet.routing import in_flight, of_admitted, sent_to
-from kvsim.report import binning, wording
+from kvsim.report import wording
 from kvsim.report.pages.compare import comparison_page
 from kvsim.report.pages.diff import diff_page
-from kvsim.report.pages.distribution import distribution_figures
-from kvsim.report.pages.document import document, placed
 from kvsim.report.pages.figures import (
     Figure,
     Points,
@@ -40,19 +38,21 @@ from kvsim.report.pages.html import (
     Html,
     card,
     cards,
+    document,
     element,
     id_of,
     join,
     key_of,
     lead,
     panel,
+    placed,
     shares,
     table,
 )
+from kvsim.report.pages.latencies import distribution_figures
 from kvsim.report.pages.over_time import one_axis
-from kvsim.report.pages.provenance import provenance_panels
-from kvsim.report.pages.run import figure_cards, labels
-from kvsim.report.pages.view import RATES, View, look_at
+from kvsim.report.pages.run import figure_cards, labels, provenance_panels
+from kvsim.report.pages.view import RATES, View, bin_events, bin_states, even_edges, look_at
 from kvsim.report.routing import (
     CAUSE_WORDS,
     HITS,
@@ -201,7 +201,7 @@ def _load(run: FleetRun, axis: TimeAxis) -> Iterator[Figure]:
     """Requests in flight of the busiest, the mean and the idlest replica; and of each."""
     replicas = len(run.replicas)
     instants, counts = in_flight(sent_to([each.requests for each in run.replicas]), replicas)
-    bins = binning.bin_states(
+    bins = bin_states(
         np.append(0, instants[:-1]),
         int(instants[-1]),
         [str(replica) for replica in range(replicas)],
@@ -242,8 +242,8 @@ def _heat(axis: TimeAxis, x: Points, mean: np.ndarray, names: Sequence[str]) -> 
 def _found(run: FleetRun, axis: TimeAxis, end_ns: int) -> Figure:
     """Of the prompt tokens sent at a time: cached where they went, and lost by cause."""
     noted = of_admitted(run.decisions, run.requests)
-    edges = binning.even_edges(end_ns, RATES)
-    whole = binning.bin_events(noted["time_ns"], noted["input_length"], edges)
+    edges = even_edges(end_ns, RATES)
+    whole = bin_events(noted["time_ns"], noted["input_length"], edges)
     lost = noted["best_tokens"] - noted["cached_tokens"]
     parts: list[tuple[np.ndarray, str, str]] = [
         (noted["cached_tokens"], "cached", "Cached where it was sent")
@@ -264,7 +264,7 @@ def _found(run: FleetRun, axis: TimeAxis, end_ns: int) -> Figure:
 def _of_whole(
     amounts: np.ndarray, noted: dict[str, np.ndarray], whole: np.ndarray, edges: np.ndarray
 ) -> Points:
-    sums = binning.bin_events(noted["time_ns"], amounts, edges)
+    sums = bin_events(noted["time_ns"], amounts, edges)
     return held(np.nan_to_num(100 * ratios(sums, whole)))
 
 

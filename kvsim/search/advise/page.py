@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvsim.report.pages.compare import interval_figure
-from kvsim.report.pages.document import document, placed
-from kvsim.report.pages.html import Html, card, cards, element, join, lead, panel, table, tags
+from kvsim.report.pages.html import (
+    Html,
+    card,
+    cards,
+    document,
+    element,
+    join,
+    lead,
+    panel,
+    placed,
+    table,
+    tags,
+)
 from kvsim.report.wording import Remark
 from kvsim.results.numerals import count, plural, show
 from kvsim.results.plain import plain

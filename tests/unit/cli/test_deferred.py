@@ -82,9 +82,8 @@ def test_a_run_with_a_page_imports_no_other_page(tmp_path: Path) -> None:
         for name in loaded
         if name.startswith("kvsim.report.pages.")
     }
-    shared = {"adapters", "block_map", "causes", "distribution", "document", "figures", "html"}
-    shared |= {"over_time", "view", "work"}
-    assert drawn == {"run", "requests", "provenance", *shared}
+    shared = {"block_map", "figures", "html", "latencies", "over_time", "view", "work"}
+    assert drawn == {"run", "requests", *shared}
 
 
 def test_without_a_command_five_lines_greet_and_name_three_commands(

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.report import binning
-from kvsim.report.binning import bin_events, bin_states, even_edges
+from kvsim.report.pages import view as binning
+from kvsim.report.pages.view import bin_events, bin_states, even_edges
 
 
 @st.composite
