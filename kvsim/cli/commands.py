@@ -155,6 +155,6 @@ def _run_engine(
 
 
 def _run_fleet(trace: Trace, configs: Sequence[RunConfig], fleet: Fleet) -> FleetRun:
-    from kvsim.fleet.contender import contender, simulate_contender
+    from kvsim.fleet.fleet import contender, simulate_contender
 
     return simulate_shown(simulate_contender, trace, contender(configs, *fleet), "simulating")

@@ -165,7 +165,7 @@ def _contenders(
         )
     if not several:
         return alone, of_engines()
-    from kvsim.fleet.contender import contender
+    from kvsim.fleet.fleet import contender
 
     found: Configs = [
         (

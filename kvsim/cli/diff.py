@@ -89,7 +89,7 @@ def _render(explanation: Explanation, console: Console, replicas: Table | None) 
 
 
 def _replicas(first: FleetRun, other: FleetRun) -> Table:
-    from kvsim.fleet.difference import REPLICA_DIFF_HEAD, replica_differences
+    from kvsim.fleet.page import REPLICA_DIFF_HEAD, replica_differences
 
     return make_table(*REPLICA_DIFF_HEAD, rows=replica_differences(first, other))
 

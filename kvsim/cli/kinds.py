@@ -101,10 +101,9 @@ def of_engines() -> Kind:
 
 def of_fleets() -> Kind:
     """Several replicas each, behind a router."""
-    from kvsim.fleet.contender import simulate_contender
-    from kvsim.fleet.difference import explain_fleets
+    from kvsim.fleet.fleet import simulate_contender
     from kvsim.fleet.folder import read_fleet
-    from kvsim.fleet.page import build_fleet_comparison, build_fleet_diff
+    from kvsim.fleet.page import build_fleet_comparison, build_fleet_diff, explain_fleets
 
     return Kind(
         simulate_contender,

@@ -22,7 +22,7 @@ from kvsim.against.serve.words import filler
 from kvsim.core.batch import Batch
 from kvsim.core.request import Request
 from kvsim.errors import ConfigError, EngineStopped
-from kvsim.fleet.news import Mailbox
+from kvsim.fleet.dispatch import Mailbox
 from kvsim.run.assembly import Parts
 from kvsim.run.features.offload import role_of
 from kvsim.run.replica.events import Clock

@@ -12,12 +12,10 @@ from marks import long
 from msgspec.structs import replace
 from places import ROOT
 
-from kvsim.fleet.contender import contender, simulate_contender
-from kvsim.fleet.difference import explain_fleets
-from kvsim.fleet.figures import summarise_fleet
-from kvsim.fleet.fleet import simulate_fleet
+from kvsim.fleet.figures import find_bounds, summarise_fleet
+from kvsim.fleet.fleet import contender, simulate_contender, simulate_fleet
 from kvsim.fleet.folder import FleetRun, fleet_run, read_fleet
-from kvsim.fleet.routing import find_bounds
+from kvsim.fleet.page import explain_fleets
 from kvsim.settings.config import make_config
 from kvsim.workload import open_trace
 
