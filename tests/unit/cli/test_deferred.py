@@ -48,7 +48,7 @@ def test_help_imports_no_command_and_nothing_heavy() -> None:
     loaded, out = modules_after("--help")
     heavy = {"numpy", "simpy", "msgspec", "pyarrow", "pandas", "plotly"}
     assert not loaded & (
-        heavy | {"kvsim.settings.config", "kvsim.cli.commands", "kvsim.run.simulation"}
+        heavy | {"kvsim.settings.config", "kvsim.cli.run", "kvsim.run.simulation"}
     )
     for name in COMMANDS:
         assert name in out
