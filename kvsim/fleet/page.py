@@ -48,7 +48,7 @@ from kvsim.report.pages.html import (
 from kvsim.report.pages.latencies import distribution_figures
 from kvsim.report.pages.over_time import one_axis
 from kvsim.report.pages.run import figure_cards, labels, provenance_panels
-from kvsim.report.pages.view import RATES, View, bin_events, bin_states, even_edges, look_at
+from kvsim.report.pages.view import RATES, View, bin_states, lined, look_at, sums_of
 from kvsim.report.routing import (
     CAUSE_WORDS,
     HITS,
@@ -213,7 +213,7 @@ def _load(run: FleetRun, axis: TimeAxis) -> Iterator[Figure]:
         (mean.min(axis=0), "run-0", "idlest"),
     ]
     x = axis.of(bins.edges_ns)
-    data = [step_line(x, held(y), colour, name) for y, colour, name in lines]
+    data = lined(x, ((held(y), colour, name) for y, colour, name in lines))
     note = "Requests in flight on the busiest and the idlest replica, and on average."
     yield time_chart(axis, "load", "Load of the replicas", note, data, titled("requests"))
     yield _heat(axis, x, mean, replica_names(run.summary))
@@ -240,8 +240,8 @@ def _heat(axis: TimeAxis, x: Points, mean: np.ndarray, names: Sequence[str]) -> 
 def _found(run: FleetRun, axis: TimeAxis, end_ns: int) -> Figure:
     """Of the prompt tokens sent at a time: cached where they went, and lost by cause."""
     noted = of_admitted(run.decisions, run.requests)
-    edges = even_edges(end_ns, RATES)
-    whole = bin_events(noted["time_ns"], noted["input_length"], edges)
+    bins = sums_of(axis, end_ns, noted["time_ns"], RATES)
+    whole = bins.of(noted["input_length"])
     lost = noted["best_tokens"] - noted["cached_tokens"]
     parts: list[tuple[np.ndarray, str, str]] = [
         (noted["cached_tokens"], "cached", "Cached where it was sent")
@@ -250,20 +250,14 @@ def _found(run: FleetRun, axis: TimeAxis, end_ns: int) -> Figure:
         those = np.where(noted["cause"] == code, lost, 0)
         if those.any():
             parts.append((those, CAUSE_COLOURS[cause], f"Lost: {CAUSE_WORDS[cause][0]}"))
-    data = [
-        area(step_line(axis.of(edges), _of_whole(amounts, noted, whole, edges), colour, name))
+    shares = (
+        (held(np.nan_to_num(100 * ratios(bins.of(amounts), whole))), colour, name)
         for amounts, colour, name in parts
-    ]
+    )
     note = "Of the prompt tokens of requests sent at this time; the rest was in no cache."
     y = titled("prompt tokens (%)", range=[0, 101])
+    data = lined(bins.x, shares, "one")
     return time_chart(axis, "found", "What decisions found", note, data, y, height=220)
-
-
-def _of_whole(
-    amounts: np.ndarray, noted: dict[str, np.ndarray], whole: np.ndarray, edges: np.ndarray
-) -> Points:
-    sums = bin_events(noted["time_ns"], amounts, edges)
-    return held(np.nan_to_num(100 * ratios(sums, whole)))
 
 
 def _lanes(run: FleetRun, views: Sequence[View], axis: TimeAxis) -> Iterator[Figure]:

@@ -26,6 +26,12 @@ TOKEN_CHARACTERS = 4
 (`pkg/epp`, commit 520af47)."""
 
 
+Keys = Sequence[Hashable]
+"""What blocks are known by, one after another."""
+Loads = Sequence[tuple[int, int, float]]
+"""Waiting and running requests and the share of the KV cache in use, for each worker."""
+
+
 class Content(Protocol):
     """What a prompt says, as far as routers look at it."""
 
@@ -33,7 +39,7 @@ class Content(Protocol):
     def text(self) -> str:
         """The prompt as characters."""
 
-    def keys(self, block_size: int) -> Sequence[Hashable]:
+    def keys(self, block_size: int) -> Keys:
         """A key for each full block of so many tokens, made of it and all before it."""
 
 
@@ -123,24 +129,19 @@ class Router:
         """A request is over."""
 
     def stored(
-        self,
-        worker: int,
-        parent: Hashable | None,
-        keys: Sequence[Hashable],
-        tier: str = "device",
+        self, worker: int, parent: Hashable | None, keys: Keys, tier: str = "device"
     ) -> None:
         """A worker reports that these blocks, behind `parent`, are in its cache; None: they begin a
         prompt. `tier` is `device`, `host` or `disk`."""
 
-    def removed(self, worker: int, keys: Sequence[Hashable], tier: str = "device") -> None:
+    def removed(self, worker: int, keys: Keys, tier: str = "device") -> None:
         """A worker reports that these blocks are gone."""
 
     def cleared(self, worker: int) -> None:
         """A worker reports that its caches are empty."""
 
-    def snapshot(self, loads: Sequence[tuple[int, int, float]]) -> None:
-        """What was last measured: waiting and running requests and the share of the KV cache in
-        use, for each worker."""
+    def snapshot(self, loads: Loads) -> None:
+        """What was last measured."""
 
     scrape_ns: int | None = None
     """How often the workers are measured (`snapshot`); None: never."""
@@ -221,7 +222,7 @@ class StreamContent:
         codes = _FIRST + codes % _NUMBER
         return str(codes.repeat(TOKEN_CHARACTERS).data, "utf-32-le")
 
-    def keys(self, block_size: int) -> Sequence[Hashable]:
+    def keys(self, block_size: int) -> Keys:
         return self._stream.keys(0, self._length // block_size, block_size)
 
 

@@ -14,7 +14,15 @@ from hashlib import md5
 from itertools import count
 from operator import itemgetter
 
-from kvsim.fleet.routers.router import Asked, Choice, InFlight, Router, delay_ns, interval_ns
+from kvsim.fleet.routers.router import (
+    Asked,
+    Choice,
+    InFlight,
+    Loads,
+    Router,
+    delay_ns,
+    interval_ns,
+)
 
 
 class DataParallel(InFlight):
@@ -66,7 +74,7 @@ class DataParallel(InFlight):
             self.loads[worker] = (waiting + self._clients, running, usage)
             self._start = (self._start + 1) % len(self.workers)
 
-    def snapshot(self, loads: Sequence[tuple[int, int, float]]) -> None:
+    def snapshot(self, loads: Loads) -> None:
         self.loads = list(loads)
 
 

@@ -82,6 +82,13 @@ class Sums(NamedTuple):
         return bars(self.x[:-1], compact(amounts), self.width, colour, label)
 
 
+def sums_of(axis: TimeAxis, end_ns: int, instants_ns: Ints, bins: int) -> Sums:
+    """Instants until `end_ns` in at most so many bins."""
+    edges = even_edges(end_ns, bins)
+    width = int(edges[1] - edges[0]) / axis.ns
+    return Sums(axis.of(edges), edges, places(instants_ns, edges), width)
+
+
 class View(NamedTuple):
     """A run, ready to be drawn."""
 
@@ -97,9 +104,7 @@ class View(NamedTuple):
 
     def sums(self, instants_ns: Ints, bins: int) -> Sums:
         """These instants in at most so many bins."""
-        edges = even_edges(self.end_ns, bins)
-        width = int(edges[1] - edges[0]) / self.axis.ns
-        return Sums(self.axis.of(edges), edges, places(instants_ns, edges), width)
+        return sums_of(self.axis, self.end_ns, instants_ns, bins)
 
     def figure(
         self, id: str, title: str, note: str, data: list[Trace], y: Axis, **further: Any
@@ -259,14 +264,6 @@ def _distinct(ordered: Ints) -> Ints:
     """The distinct values of a sorted array; `np.unique` sorts again, and imports `numpy.ma`."""
     distinct: Ints = ordered[np.append(True, ordered[1:] != ordered[:-1])]
     return distinct
-
-
-def bin_events(instants_ns: Ints, amounts: Ints, edges_ns: Ints) -> Ints:
-    """The sum of the amounts whose instants lie in each bin; the last bin includes its end."""
-    sums = np.zeros(max(len(edges_ns) - 1, 0), dtype=np.int64)
-    if len(sums):
-        np.add.at(sums, places(instants_ns, edges_ns), amounts)
-    return sums
 
 
 def places(instants_ns: Ints, edges_ns: Ints) -> NDArray[np.intp]:

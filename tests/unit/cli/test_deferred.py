@@ -47,9 +47,7 @@ def modules_after(*arguments: str) -> tuple[set[str], str]:
 def test_help_imports_no_command_and_nothing_heavy() -> None:
     loaded, out = modules_after("--help")
     heavy = {"numpy", "simpy", "msgspec", "pyarrow", "pandas", "plotly"}
-    assert not loaded & (
-        heavy | {"kvsim.settings.config", "kvsim.cli.run", "kvsim.run.simulation"}
-    )
+    assert not loaded & (heavy | {"kvsim.settings.config", "kvsim.cli.run", "kvsim.run.simulation"})
     for name in COMMANDS:
         assert name in out
 
