@@ -26,7 +26,7 @@ from kvsim.cli.options import (
 from kvsim.cli.profile import FIRST, show_fit, with_fitted
 from kvsim.cli.settings import Given, Settings, config_path
 from kvsim.errors import ConfigError, TraceError, check_choice
-from kvsim.report.screen import make_console, make_table, print_remarks
+from kvsim.report import make_console, make_table, print_remarks
 from kvsim.settings.config import RunConfig, load_config, read_toml
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typer import Option
 import kvsim
 from kvsim.cli.console import watched
 from kvsim.cli.options import AsJson, Bundle, takes_bundles
-from kvsim.report.screen import make_console, make_table
+from kvsim.report import make_console, make_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

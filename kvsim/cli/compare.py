@@ -23,7 +23,7 @@ from kvsim.cli.options import (
 from kvsim.cli.settings import Fleet, FleetOptions
 from kvsim.errors import ConfigError
 from kvsim.explain.certainty import MARGIN
-from kvsim.report.screen import make_console
+from kvsim.report import make_console
 from kvsim.settings.config import RunConfig
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _contenders(configs: list[str], fleet: FleetOptions) -> tuple[Configs, Kind]
         )
     if not several:
         return alone, of_engines()
-    from kvsim.fleet.fleet import contender
+    from kvsim.fleet import contender
 
     found: Configs = [
         (
@@ -210,8 +210,8 @@ def _show(
     results: Results, kind: Kind, out: str | None, comparison: Comparison | None, *, as_json: bool
 ) -> None:
     """Print figures and reasons; write the results of every run, then the page."""
+    from kvsim.report import render_comparison
     from kvsim.report.compare import comparison_record, session_words, table_record
-    from kvsim.report.terminal import render_comparison
     from kvsim.writing import json_text, write_together
 
     summaries = [(name, each.summary) for name, each in results]

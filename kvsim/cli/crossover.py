@@ -9,7 +9,7 @@ from typer import Option
 
 from kvsim.cli.options import AsJson, Bundle, takes_bundles
 from kvsim.errors import check_choice
-from kvsim.report.screen import make_console, make_table
+from kvsim.report import make_console, make_table
 from kvsim.settings.versions import DEFAULT_HARDWARE, DEFAULT_MODEL
 
 if TYPE_CHECKING:

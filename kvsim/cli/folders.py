@@ -13,7 +13,7 @@ from kvsim.cli.console import tell_written
 from kvsim.cli.kinds import of_engines, of_fleets
 from kvsim.cli.options import AsJson, Bundle, OutDir, RunDir, takes_bundles
 from kvsim.errors import ConfigError, OutputError, check_choice
-from kvsim.report.screen import make_console, make_table
+from kvsim.report import make_console, make_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,19 +23,18 @@ if TYPE_CHECKING:
 
     from kvsim.explain.attribution import Carrier, Waterfall
     from kvsim.explain.story import Story
-    from kvsim.fleet.folder import FleetRun
-    from kvsim.report.explanation import Explanation
+    from kvsim.fleet import FleetRun
+    from kvsim.report import Explanation
 
 
 def report(directory: RunDir) -> None:
     """Rebuild report.html from the results in a folder."""
-    from kvsim.report.files import PAGE, is_fleet, read_block_map, read_results
+    from kvsim.report import PAGE, is_fleet, read_block_map, read_results
     from kvsim.report.pages.run import build_page
     from kvsim.writing import write_text
 
     if is_fleet(directory):
-        from kvsim.fleet.folder import read_fleet
-        from kvsim.fleet.page import build_fleet
+        from kvsim.fleet import build_fleet, read_fleet
 
         print(write_text(Path(directory) / PAGE, build_fleet(read_fleet(directory))))
         return
@@ -54,8 +53,8 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Say why two runs of the same requests differ: which decision, which time, which requests."""
+    from kvsim.report import is_fleet
     from kvsim.report.explanation import explanation_record
-    from kvsim.report.files import is_fleet
     from kvsim.writing import json_text, write_together
 
     fleets = is_fleet(first) and is_fleet(other)
@@ -158,12 +157,13 @@ def why(
     """
     from kvsim.explain.story import find_request, tell
     from kvsim.explain.tail import tail_words
-    from kvsim.report.files import is_fleet, read_results, read_transitions
+    from kvsim.report import is_fleet, read_results, read_transitions
     from kvsim.writing import json_text, write_text
 
     console, said, fleet = make_console(), list[str](), None
     if is_fleet(directory):
-        from kvsim.fleet.folder import read_fleet, replica_of
+        from kvsim.fleet import read_fleet
+        from kvsim.fleet.folder import replica_of
 
         fleet = read_fleet(directory)
     if p99 is not None:
@@ -290,7 +290,7 @@ def timeline(
 ) -> None:
     """Write a run as a Chrome trace: open it in ui.perfetto.dev or chrome://tracing."""
     from kvsim.explain.story import find_request
-    from kvsim.report.files import read_results, read_transitions
+    from kvsim.report import read_results, read_transitions
     from kvsim.report.tracks import events, run_window, write_tracks
 
     if out is served.kv_events is served.openmetrics is None:

@@ -17,7 +17,7 @@ from kvsim.policies.order import IDLE_ORDERS
 from kvsim.policies.requeue import REQUEUE
 from kvsim.policies.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
 from kvsim.policies.victims import VICTIMS
-from kvsim.report.screen import make_console, make_table
+from kvsim.report import make_console, make_table
 from kvsim.settings.config import RunConfig
 from kvsim.settings.signatures import docstring, signature
 

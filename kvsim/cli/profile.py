@@ -13,7 +13,7 @@ from kvsim.cli.deferred import group_of
 from kvsim.cli.options import Bundle, ConfigFile, MeasuredFile, ProfileOut, TraceForm, takes_bundles
 from kvsim.cli.settings import Settings
 from kvsim.errors import ConfigError
-from kvsim.report.screen import make_console, make_table
+from kvsim.report import make_console, make_table
 
 if TYPE_CHECKING:
     from kvsim.settings.config import RunConfig

@@ -22,10 +22,10 @@ from kvsim.cli.options import (
 from kvsim.cli.settings import FleetOptions, only
 from kvsim.core.collector import collect_after
 from kvsim.errors import ConfigError
-from kvsim.report.screen import make_console
+from kvsim.report import make_console
 
 if TYPE_CHECKING:
-    from kvsim.fleet.folder import FleetRun
+    from kvsim.fleet import FleetRun
     from kvsim.results.blockmap.watch import BlockMapWatcher
     from kvsim.run.result import Result
     from kvsim.settings.config import RunConfig
@@ -58,8 +58,8 @@ def run(
     fleet: FleetOptions,
 ) -> None:
     """Replay a trace through an engine and see where memory and time went."""
-    from kvsim.report.files import FLEET, PAGE, SUMMARY
-    from kvsim.report.terminal import render, render_fleet
+    from kvsim.report import PAGE, render, render_fleet
+    from kvsim.report.files import FLEET, SUMMARY
 
     fleets, configs = fleet.load(config)
     csv, page, block_map = further.csv, further.page, further.block_map
@@ -70,7 +70,7 @@ def run(
             raise ConfigError(
                 "--block-map and --step-log show one engine, of several; leave them out"
             )
-        from kvsim.fleet.fleet import contender, simulate_contender
+        from kvsim.fleet import contender, simulate_contender
 
         several = contender(configs, *only(fleets))
         result = simulate_shown(

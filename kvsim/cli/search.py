@@ -26,7 +26,7 @@ from kvsim.cli.options import (
 )
 from kvsim.cli.settings import FleetOptions, Settings
 from kvsim.errors import ConfigError
-from kvsim.report.screen import make_console, make_table, print_remarks
+from kvsim.report import make_console, make_table, print_remarks
 from kvsim.settings.config import RunConfig, to_table
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ def size(
 
 def _bases(loaded: RunConfig, fleet: FleetOptions, find: str) -> list[RunConfig]:
     """The settings of each search: one for each router, where there are replicas."""
-    from kvsim.fleet.settings import make_settings
+    from kvsim.fleet import make_settings
 
     table = fleet.table()
     if not table and find != "replicas":

@@ -138,7 +138,7 @@ def serve(
             print(line)
         if out is not None:
             from kvsim.cli.kinds import write_run
-            from kvsim.report.files import PAGE
+            from kvsim.report import PAGE
 
             write_run(session.result(command_line()), out, page=True)
             tell_written(out, PAGE)

@@ -339,7 +339,8 @@ class FleetOptions(Bundle):
         """What the file `config` and flags, which count more, say: a fleet for each router that is
         named, and the settings of the replicas. Without replicas and routers there is no fleet, and
         one engine. Raises `ConfigError`."""
-        from kvsim.fleet.settings import FleetConfig, each_kind, make_settings, parted
+        from kvsim.fleet import FleetConfig, make_settings
+        from kvsim.fleet.settings import each_kind, parted
 
         path = config_path(config)
         where = path or "configuration"

@@ -24,14 +24,12 @@ from kvsim.errors import OutputError
 from kvsim.explain.story import find_request
 from kvsim.fleet.figures import fleet_figures
 from kvsim.fleet.result import FleetResult, sides_of, together
+from kvsim.report import PAGE, read_results, read_transitions
 from kvsim.report.files import (
     FLEET,
-    PAGE,
     problem_of_summary,
-    read_results,
     read_summary,
     read_table,
-    read_transitions,
     refuse,
     write_table,
 )

@@ -12,8 +12,8 @@ from kvsim.core.schema import CAUSES, LEG_LABELS, LEGS
 from kvsim.explain.certainty.verdicts import Comparison
 from kvsim.fleet.figures import in_flight, of_admitted, sent_to
 from kvsim.fleet.folder import FleetRun
-from kvsim.report import wording
-from kvsim.report.explanation import Explanation, explain_requests
+from kvsim.report import Explanation, wording
+from kvsim.report.explanation import explain_requests
 from kvsim.report.pages.compare import comparison_page
 from kvsim.report.pages.diff import diff_page
 from kvsim.report.pages.figures import (

@@ -7,7 +7,8 @@ from typing import Any
 
 from kvsim.against.check.corrections import EXPLAINED
 from kvsim.core.sums import added
-from kvsim.report.wording import Remark, assumed, finished, measured, outcome_title, time_source
+from kvsim.report import Remark, finished, measured, outcome_title, time_source
+from kvsim.report.wording import assumed
 from kvsim.results.metrics import LATENCIES
 from kvsim.results.numerals import SPACE, count, milliseconds, percent, plural, show, signed
 

@@ -16,7 +16,7 @@ import xxhash
 from kvsim.against.conform.cases import RouterRun
 from kvsim.against.conform.step_log import Record
 from kvsim.errors import TraceError
-from kvsim.fleet.routers import ROUTERS
+from kvsim.fleet import ROUTERS
 from kvsim.fleet.routers import router as textbook
 from kvsim.fleet.routers.dynamo import DynamoKv
 from kvsim.fleet.routers.router import Asked, Choice, Router

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvsim.report import Remark
 from kvsim.report.pages.compare import interval_figure
 from kvsim.report.pages.html import (
     Html,
@@ -18,7 +19,6 @@ from kvsim.report.pages.html import (
     table,
     tags,
 )
-from kvsim.report.wording import Remark
 from kvsim.results.numerals import count, plural, show
 from kvsim.results.plain import plain
 from kvsim.run.assembly import assemble

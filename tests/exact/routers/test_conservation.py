@@ -14,9 +14,7 @@ from marks import examples, long
 from places import ROOT
 
 from kvsim.errors import ConfigError
-from kvsim.fleet.figures import summarise_fleet
-from kvsim.fleet.fleet import FleetResult, simulate_fleet
-from kvsim.fleet.routers import ROUTERS
+from kvsim.fleet import ROUTERS, FleetResult, simulate_fleet, summarise_fleet
 from kvsim.fleet.routers.router import Uniform
 from kvsim.results.ledger import PROMPT_PARTS, TIME_PARTS
 from kvsim.workload.trace import Trace

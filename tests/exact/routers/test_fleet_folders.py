@@ -12,10 +12,17 @@ from marks import long
 from msgspec.structs import replace
 from places import ROOT
 
-from kvsim.fleet.figures import find_bounds, summarise_fleet
-from kvsim.fleet.fleet import contender, simulate_contender, simulate_fleet
-from kvsim.fleet.folder import FleetRun, fleet_run, read_fleet
-from kvsim.fleet.page import explain_fleets
+from kvsim.fleet import (
+    FleetRun,
+    contender,
+    explain_fleets,
+    find_bounds,
+    fleet_run,
+    read_fleet,
+    simulate_contender,
+    simulate_fleet,
+    summarise_fleet,
+)
 from kvsim.settings.config import make_config
 from kvsim.workload import open_trace
 

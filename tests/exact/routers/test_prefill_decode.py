@@ -22,12 +22,19 @@ from worlds import MS, trace
 from kvsim.core.request import DECODE, PREFILL
 from kvsim.core.schema import LEGS
 from kvsim.errors import ConfigError
-from kvsim.fleet.figures import summarise_fleet
-from kvsim.fleet.fleet import FleetResult, simulate_fleet
-from kvsim.fleet.folder import fleet_run, read_fleet, write_fleet
-from kvsim.fleet.page import build_fleet, build_fleet_comparison, explain_fleets
-from kvsim.fleet.routers import ROUTERS
-from kvsim.report.files import write_results
+from kvsim.fleet import (
+    ROUTERS,
+    FleetResult,
+    build_fleet,
+    explain_fleets,
+    fleet_run,
+    read_fleet,
+    simulate_fleet,
+    summarise_fleet,
+)
+from kvsim.fleet.folder import write_fleet
+from kvsim.fleet.page import build_fleet_comparison
+from kvsim.report import write_results
 from kvsim.results.ledger import TIME_PARTS
 from kvsim.run.simulation import simulate
 from kvsim.workload.trace import Trace

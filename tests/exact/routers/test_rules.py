@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from kvsim.against.conform.routers import Written
 from kvsim.errors import ConfigError
-from kvsim.fleet.routers import ROUTERS, make_router
+from kvsim.fleet import ROUTERS
+from kvsim.fleet.routers import make_router
 from kvsim.fleet.routers.dynamo import DynamoKv, Tier
 from kvsim.fleet.routers.llm_d import Default, Precise
 from kvsim.fleet.routers.router import Asked, BoundedHash, PowerOfTwo, SessionAffinity

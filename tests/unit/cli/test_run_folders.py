@@ -22,8 +22,9 @@ from places import ROOT
 from kvsim.cli.deferred import COMMANDS, load
 from kvsim.core.schema import TABLES
 from kvsim.engines import ENGINES
-from kvsim.fleet.routers import ROUTERS
-from kvsim.report.files import is_fleet, read_summary
+from kvsim.fleet import ROUTERS
+from kvsim.report import is_fleet
+from kvsim.report.files import read_summary
 from kvsim.results.ledger import standings
 
 DRAFTS = "--speculative-config " + shlex.quote(

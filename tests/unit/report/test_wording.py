@@ -7,8 +7,7 @@ from worlds import config, trace
 
 import kvsim
 from kvsim.core.schema import BLOCKED
-from kvsim.fleet.figures import summarise_fleet
-from kvsim.fleet.fleet import simulate_fleet
+from kvsim.fleet import simulate_fleet, summarise_fleet
 from kvsim.report import wording
 from kvsim.report.pages.run import labels
 from kvsim.report.routing import fleet_verdict
