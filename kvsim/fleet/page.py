@@ -234,7 +234,9 @@ def _heat(axis: TimeAxis, x: Points, mean: np.ndarray, names: Sequence[str]) -> 
     note = f"Requests in flight on each replica, from none to {count(mean.max())} (darkest)."
     height = 80 + min(14 * len(names), 320) + 26 * (len(names) < 8)
     id, title = "heat", "Replicas over time"
-    return time_chart(axis, id, title, note, [data], rows_axis(names), keyed=False, height=height)
+    # Roles behind the numbers say as much, and take the room of a title.
+    y = rows_axis(names) if " " in names[0] else titled("replica", **rows_axis(names))
+    return time_chart(axis, id, title, note, [data], y, keyed=False, height=height)
 
 
 def _found(run: FleetRun, axis: TimeAxis, end_ns: int) -> Figure:

@@ -80,11 +80,11 @@ def verdict(record: Record, tokens_missing: float) -> list[Remark]:
     """All remarks on a check. `tokens_missing`: share of the gaps that the client did not see."""
     return [
         *_ending(record),
+        *_correction(record),
         _farthest(record),
         *_judged(record),
         *_cause(record),
         *_seen(record),
-        *_correction(record),
         *_guessed(record),
         *_merged(tokens_missing),
     ]

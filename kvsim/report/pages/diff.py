@@ -298,7 +298,7 @@ def build_story(story: Story, tail: Sequence[str] = ()) -> str:
         "Where its time went": _ledger(story.times_ns, TIME_LABELS, "part", "Time"),
         "Its prompt tokens": _ledger(story.tokens, PROMPT_LABELS, "prompt", "Tokens"),
     }
-    remarks = [(said, "plain") for said in (*tail, story.verdict) if said]
+    remarks = [(said, "plain") for said in (story.verdict, *tail) if said]
     title = f"Request {story.id}"
     return document("kvsim why", title, sections, subject=story.about, remarks=remarks)
 

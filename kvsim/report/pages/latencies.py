@@ -220,6 +220,8 @@ def _by_tokens(run: View) -> Iterator[Figure]:
         return
     cached = ints(run.requests["num_cached_tokens"])
     tokens = np.maximum(ints(run.requests["input_length"]) - cached, 1)
+    if not np.ptp(tokens[known]):
+        return
     unit, ns = time_unit(ttft[known])
     shown = known[thinned(len(known), DOTS)]
     x, y = compact(tokens[shown]), compact(ttft[shown] / ns)
@@ -253,7 +255,7 @@ def _by_turn(run: View) -> Iterator[Figure]:
         for each, colour, label in ((p50, "running", "p50"), (p99, "peak", "p99"))
     ]
     note = f"Turns of a session that at least {LEAST_OF_A_TURN} requests reached."
-    across = titled("turn", showgrid=True)
+    across = titled("turn", showgrid=True, **({"dtick": 1} if len(rows) < 15 else {}))
     up = titled(f"TTFT ({unit})", **scale([*p50, *p99], 50))
     yield chart("ttft-turn", "TTFT by turn", note, drawn, across, up, height=280)
 
@@ -284,7 +286,7 @@ def _by_strictness(run: View) -> Iterator[Figure]:
     )
     note += " at 1. Steep at 1: a little tuning changes much."
     drawn = [line(compact(factors), compact(kept), "good", "Within all limits")]
-    across = titled("limits times", showgrid=True, **scale(factors))
+    across = titled("multiple of the limits", showgrid=True, **scale(factors))
     up = titled("requests (%)", range=[0, 103])
     further: dict[str, Any] = {"keyed": False, "height": 280, "shapes": [limit_line("x", 1.0)]}
     id, title = "goodput-limits", "Goodput by limits"
