@@ -128,7 +128,7 @@ def fit_run(
     settings: Settings,
 ) -> None:
     """Fit constants of the machine to the first part of a real run; the rest judges them."""
-    from kvsim.workload.formats.columns import join_measured
+    from kvsim.workload.formats.table import join_measured
 
     loaded = settings.load(config)
     trace = form.open(run)
