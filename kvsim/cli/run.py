@@ -19,7 +19,7 @@ from kvsim.cli.options import (
     TracePath,
     takes_bundles,
 )
-from kvsim.cli.settings import FleetOptions, only
+from kvsim.cli.settings import FleetOptions
 from kvsim.core.collector import collect_after
 from kvsim.errors import ConfigError
 from kvsim.report import make_console
@@ -72,7 +72,9 @@ def run(
             )
         from kvsim.fleet import contender, simulate_contender
 
-        several = contender(configs, *only(fleets))
+        if fleets[1:]:
+            raise ConfigError("--router: a run has one router; `kvsim compare` takes several")
+        several = contender(configs, *fleets[0])
         result = simulate_shown(
             simulate_contender, form.requests(trace, configs[0]), several, "simulating"
         )

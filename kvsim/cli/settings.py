@@ -374,13 +374,6 @@ class Fleet(NamedTuple):
     args: dict[str, Any]
 
 
-def only(fleets: list[Fleet]) -> Fleet:
-    """Returns the fleet of a run. Raises `ConfigError` if there are several."""
-    if fleets[1:]:
-        raise ConfigError("--router: a run has one router; `kvsim compare` takes several")
-    return fleets[0]
-
-
 def _with_ranks(said: dict[str, Any], ranks: int) -> dict[str, Any]:
     """What is said of a fleet, where data-parallel ranks are replicas of it. Raises
     `ConfigError`."""
