@@ -231,7 +231,7 @@ def _heat(axis: TimeAxis, x: Points, mean: np.ndarray, names: Sequence[str]) -> 
         "showscale": False,  # A bar beside it would part its axis from those of the others.
         "hovertemplate": "%{z:.3~g} in flight<extra>%{y}</extra>",
     }
-    note = f"Requests in flight on each replica, from none to {count(mean.max())} (darkest)."
+    note = f"Requests in flight on each replica: the strongest colour is {count(mean.max())}."
     height = 80 + min(14 * len(names), 320) + 26 * (len(names) < 8)
     id, title = "heat", "Replicas over time"
     # Roles behind the numbers say as much, and take the room of a title.
