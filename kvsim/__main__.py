@@ -12,8 +12,7 @@ def run() -> None:
         collect_seldom()
         # Arrow's own pool of memory keeps 12 MB more.
         os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-        from kvsim.cli import main
-        from kvsim.cli.stopping import all_is_done
+        from kvsim.cli import all_is_done, main
 
         try:
             main()

@@ -149,7 +149,7 @@ def figures(case: Case, weka: str | None) -> dict[str, Any]:
     """Runs one, and keeps what the page shows."""
     from wrong_hints import changed
 
-    from kvsim.fleet.contender import contender, simulate_contender
+    from kvsim.fleet import contender, simulate_contender
     from kvsim.run.simulation import simulate
     from kvsim.settings.config import make_config
 

@@ -44,6 +44,11 @@ COMMANDS = (
     " --out cliff",
     "cache curve chat --out curve.html",
     "run chat --num-prompts 400 --replicas 6 --router session-affinity --out fleet",
+    "run chat --num-prompts 300 --replicas 3 --router sglang-cache_aware --out three",
+    "run chat --engine vllm-v1 --out v1 --no-report",
+    "run chat --engine sglang --out sglang --no-report",
+    "diff v1 sglang --out engines",
+    "run chat --engine sglang --num-prompts 300 --num-gpu-blocks-override 20000 --out radix",
     'run chat --num-prompts 300 --speculative-config \'{"method": "eagle3",'
     ' "num_speculative_tokens": 3, "synthetic_acceptance_length": 2.4}\' --out drafts',
 )
@@ -58,6 +63,9 @@ PICTURES = (
     Picture("curve", "curve.html", "hits"),
     Picture("heat", "fleet/report.html", "heat"),
     Picture("drafts", "drafts/report.html", "drafts"),
+    Picture("found", "three/report.html", "found"),
+    Picture("engines", "engines/diff.html", "fall-mean-e2el"),
+    Picture("radix", "radix/report.html", "gpu-blocks"),
 )
 
 

@@ -22,8 +22,8 @@ sys.path.insert(0, str(ROOT))
 import msgspec  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from kvsim.cli.catalogue import catalogue  # noqa: E402
 from kvsim.cli.deferred import COMMANDS, load  # noqa: E402
+from kvsim.cli.policies import catalogue  # noqa: E402
 from kvsim.cost.profile import Profile  # noqa: E402
 from kvsim.engines import ENGINES  # noqa: E402
 from kvsim.engines.vllm_v1.releases import NEWEST, OLDEST, RULES  # noqa: E402

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvsim.fleet.fleet import FleetResult, simulate_fleet
+from kvsim.fleet import FleetResult, simulate_fleet
 from kvsim.workload.trace import Row, SegmentContent, Trace
 
 PAGE = Path(__file__).resolve().parents[1] / "results" / "routers.md"

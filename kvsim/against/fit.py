@@ -37,7 +37,7 @@ from kvsim.against.matched import Latencies, errors_percent, in_both, observed, 
 from kvsim.cost.profile import Curve, ExpertGrid, Fit, Profile, Tail, to_json
 from kvsim.cost.table import multiplied
 from kvsim.errors import ConfigError
-from kvsim.fleet.ranks import simulate_engine
+from kvsim.fleet import simulate_engine
 from kvsim.machine.hardware import AllReduce
 from kvsim.results.phases import Floats
 from kvsim.run.assembly import assemble

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import ConfigError
-from kvsim.fleet.ranks import EngineResult
+from kvsim.fleet import EngineResult
 from kvsim.results.phases import Floats, completed, durations_ns
 from kvsim.workload.source import shown
 from kvsim.workload.trace import Row, Trace

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,8 +11,8 @@ from typer import Option
 
 import kvsim
 from kvsim.cli.console import watched
-from kvsim.cli.options import AsJson
-from kvsim.report.screen import make_console, make_table
+from kvsim.cli.options import AsJson, Bundle, takes_bundles
+from kvsim.report import make_console, make_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,29 +51,37 @@ Stored = Annotated[
     str | None,
     Option("--compare", metavar="FILE", help="Show the ratio to an earlier output of --json."),
 ]
-PeerName = Annotated[
-    str | None,
-    Option(
-        "--peer",
-        metavar="aisimulate",
-        help="Run another simulator in turns, on the same requests with its prefix cache on.",
-    ),
-]
-PeerPython = Annotated[str, Option("--peer-python", metavar="PATH", help="The Python that has it.")]
-
 _WIDTH = 120
 """Columns of the widest table; a narrow terminal folds its lines."""
 
 
+@dataclass(frozen=True)
+class Peer(Bundle):
+    """Another simulator to measure beside."""
+
+    name: Annotated[
+        str | None,
+        Option(
+            "--peer",
+            metavar="aisimulate",
+            help="Run another simulator in turns, on the same requests with its prefix cache on.",
+        ),
+    ] = None
+    python: Annotated[
+        str, Option("--peer-python", metavar="PATH", help="The Python that has it.")
+    ] = "python3"
+
+
+@takes_bundles
 def bench(
+    *,
     names: Names = None,
     engines: Engines = None,
     repeats: Annotated[int, Option(min=1, metavar="N", help="Runs of each.")] = 3,
     trace: TraceFile = None,
     as_json: AsJson = False,
     stored: Stored = None,
-    peer: PeerName = None,
-    peer_python: PeerPython = "python3",
+    peer: Peer,
     around: Annotated[
         bool, Option("--around", help="Measure what a run costs besides the simulation.")
     ] = False,
@@ -95,12 +104,11 @@ def bench(
     if around:
         _show_parts(cases, trace)
         return
-    if peer is not None:
-        check_peer(peer, peer_python)
+    if peer.name is not None:
+        check_peer(peer.name, peer.python)
     then = None if stored is None else repeat.load(stored)
-    measured = repeat.run(
-        cases, repeats, trace, _note, None if peer is None else (peer, peer_python)
-    )
+    beside = None if peer.name is None else (peer.name, peer.python)
+    measured = repeat.run(cases, repeats, trace, _note, beside)
     if as_json:
         print(repeat.to_json(measured), end="")
     else:

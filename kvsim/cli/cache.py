@@ -13,7 +13,7 @@ from kvsim.cli.console import progress_bar
 from kvsim.cli.deferred import group_of
 from kvsim.cli.options import AsJson, Bundle, RunDir, TraceForm, takes_bundles
 from kvsim.errors import ConfigError
-from kvsim.report.screen import make_console, make_table
+from kvsim.report import make_console, make_table
 from kvsim.settings.versions import DEFAULT_BLOCK_SIZE
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ def _audited(
 def _recorded(directory: str) -> tuple[Recorded, Trace]:
     """What a run folder holds, and the trace that the run replayed. Raises `ConfigError`."""
     from kvsim.explain.cachelab.audit import Recorded
-    from kvsim.report.files import read_results, read_transitions
+    from kvsim.report import read_results, read_transitions
     from kvsim.workload.keys import streams
 
     summary, requests, steps = read_results(directory)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from kvsim.cli.console import command_line, progress_bar, simulate_shown, tell_written
-from kvsim.cli.fleet import Fleet, FleetOptions
 from kvsim.cli.kinds import Kind, Named, of_engines, of_fleets
 from kvsim.cli.options import (
     AsJson,
+    Bundle,
     Jobs,
     OutDir,
     TraceForm,
@@ -19,10 +20,10 @@ from kvsim.cli.options import (
     note_arrivals,
     takes_bundles,
 )
-from kvsim.cli.server import ServerOptions, SettingOptions
+from kvsim.cli.settings import Fleet, FleetOptions
 from kvsim.errors import ConfigError
 from kvsim.explain.certainty import MARGIN
-from kvsim.report.screen import make_console
+from kvsim.report import make_console
 from kvsim.settings.config import RunConfig
 
 if TYPE_CHECKING:
@@ -31,35 +32,51 @@ if TYPE_CHECKING:
     from kvsim.explain.certainty.verdicts import Comparison
     from kvsim.search.replicates import Load
     from kvsim.search.upgrades import Upgrade
-    from kvsim.settings.server import ServerWord
     from kvsim.workload.trace import Trace
 
 PAGE = "comparison.html"
 Configs = list[tuple[str, RunConfig]]
 Results = list[Named]
 
-Seeds = Annotated[
-    int | None,
-    Option(
-        min=2,
-        metavar="N",
-        help="Up to N seeds, the same for all; stops when every verdict is settled.",
-    ),
-]
-Confidence = Annotated[
-    float, Option(min=0.5, max=0.9999, help="Confidence of all verdicts together, with --seeds.")
-]
-Margin = Annotated[
-    float,
-    Option(min=0, help="Share of a value below which differences are none, with --seeds."),
-]
-CostUncertainty = Annotated[
-    bool,
-    Option(
-        "--cost-uncertainty",
-        help="Draw kernel times for each seed, within the errors of the profile.",
-    ),
-]
+
+@dataclass(frozen=True)
+class Certainty(Bundle):
+    """How sure differences have to be; without seeds, each configuration is run once."""
+
+    seeds: Annotated[
+        int | None,
+        Option(
+            min=2,
+            metavar="N",
+            help="Up to N seeds, the same for all; stops when every verdict is settled.",
+        ),
+    ] = None
+    confidence: Annotated[
+        float,
+        Option(min=0.5, max=0.9999, help="Confidence of all verdicts together, with --seeds."),
+    ] = 0.95
+    margin: Annotated[
+        float,
+        Option(min=0, help="Share of a value below which differences are none, with --seeds."),
+    ] = MARGIN
+    cost_uncertainty: Annotated[
+        bool,
+        Option(
+            "--cost-uncertainty",
+            help="Draw kernel times for each seed, within the errors of the profile.",
+        ),
+    ] = False
+    jobs: Jobs = None
+
+    def check(self) -> None:
+        """Raises `ConfigError` if an option needs seeds, and there are none."""
+        of_seeds = {
+            "--cost-uncertainty": self.cost_uncertainty,
+            "--margin": self.margin != MARGIN,
+        }
+        if self.seeds is None and any(of_seeds.values()):
+            flag = next(flag for flag, given in of_seeds.items() if given)
+            raise ConfigError(f"{flag}: needs --seeds N")
 
 
 @takes_bundles
@@ -72,15 +89,9 @@ def compare(
     trace: TracePath = None,
     form: TraceForm,
     out: OutDir = None,
-    seeds: Seeds = None,
-    confidence: Confidence = 0.95,
-    margin: Margin = MARGIN,
-    cost_uncertainty: CostUncertainty = False,
-    jobs: Jobs = None,
+    certainty: Certainty,
     as_json: AsJson = False,
     fleet: FleetOptions,
-    server: ServerOptions,
-    settings: SettingOptions,
 ) -> None:
     """Run each configuration on the same requests and show what differs.
 
@@ -91,15 +102,9 @@ def compare(
     """
     if trace is None:
         configs, trace = _trace_among(configs or [])
-    loaded, kind = _contenders(configs or [], fleet, settings, server.word())
-    of_seeds = {
-        "--cost-uncertainty": cost_uncertainty,
-        "--margin": margin != MARGIN,
-    }
-    if seeds is None and any(of_seeds.values()):
-        flag = next(flag for flag, given in of_seeds.items() if given)
-        raise ConfigError(f"{flag}: needs --seeds N")
-    if cost_uncertainty:
+    loaded, kind = _contenders(configs or [], fleet)
+    certainty.check()
+    if certainty.cost_uncertainty:
         from kvsim.cost.table import uncertain
 
         loaded = [(name, uncertain(config)) for name, config in loaded]
@@ -110,17 +115,15 @@ def compare(
     load = load_of(None if trace is None else form.open(trace), loaded)
     opened, comparison = load.of(loaded[0][1].seed), None
     note_arrivals(opened, (config for _, config in loaded))
-    if seeds is None:
+    if certainty.seeds is None:
         results = [
             (name, simulate_shown(kind.simulate, opened, config, name)) for name, config in loaded
         ]
     else:
-        comparison, results = _compare_seeds(
-            load, loaded, kind, seeds, 1 - confidence, margin, jobs
-        )
+        comparison, results = _compare_seeds(load, loaded, kind, certainty, certainty.seeds)
     _show(results, kind, out, comparison, as_json=as_json)
     for upgrade in () if as_json else found:
-        _show_upgrade(upgrade, dict(results), opened, jobs)
+        _show_upgrade(upgrade, dict(results), opened, certainty.jobs)
 
 
 def _trace_among(given: list[str]) -> tuple[list[str], str | None]:
@@ -138,9 +141,7 @@ def _trace_among(given: list[str]) -> tuple[list[str], str | None]:
     return [each for each in given if each != found[0]], found[0]
 
 
-def _contenders(
-    configs: list[str], fleet: FleetOptions, settings: SettingOptions, word: ServerWord
-) -> tuple[Configs, Kind]:
+def _contenders(configs: list[str], fleet: FleetOptions) -> tuple[Configs, Kind]:
     """What is compared, by name, and how. Raises `ConfigError` where there is but one."""
     from kvsim.search.upgrades import of_releases
 
@@ -148,9 +149,7 @@ def _contenders(
     stems = [Path(config).name.removesuffix(".toml") for config in configs]
     same = [stems[:place].count(stem) for place, stem in enumerate(stems)]
     names = [f"{s}-{n + 1}" if n else s for s, n in zip(stems, same, strict=True)] or [""]
-    loaded = [
-        (name, *fleet.load(path, settings, word)) for name, path in zip(names, paths, strict=True)
-    ]
+    loaded = [(name, *fleet.load(path)) for name, path in zip(names, paths, strict=True)]
     several = any(fleets for _, fleets, _ in loaded)
     alone = (
         []
@@ -165,7 +164,7 @@ def _contenders(
         )
     if not several:
         return alone, of_engines()
-    from kvsim.fleet.contender import contender
+    from kvsim.fleet import contender
 
     found: Configs = [
         (
@@ -179,13 +178,7 @@ def _contenders(
 
 
 def _compare_seeds(
-    load: Load,
-    configs: Configs,
-    kind: Kind,
-    seeds: int,
-    level: float,
-    margin: float,
-    jobs: int | None,
+    load: Load, configs: Configs, kind: Kind, certainty: Certainty, seeds: int
 ) -> tuple[Comparison, Results]:
     """Replicates if something is random; otherwise one replay, whose requests are resampled."""
     from kvsim.explain.replayed import compare_replay
@@ -193,29 +186,32 @@ def _compare_seeds(
 
     names = [name for name, _ in configs]
     random = bool(redrawn(load, configs))
-    how: dict[str, Any] = {"simulate": kind.simulate, "jobs": jobs, "command": command_line()}
+    sure: dict[str, Any] = {"level": 1 - certainty.confidence, "margin": certainty.margin}
+    how: dict[str, Any] = {
+        "simulate": kind.simulate,
+        "jobs": certainty.jobs,
+        "command": command_line(),
+    }
     total = len(configs) * (seeds if random else 1)
     with progress_bar("comparing", total) as progress:
         if random:
             comparison, results = compare_seeds(
-                load, configs, seeds, level=level, margin=margin, progress=progress, **how
+                load, configs, seeds, progress=progress, **sure, **how
             )
             return comparison, list(zip(names, results, strict=True))
         runs = [config for _, config in configs]
         [results] = replicate(load, runs, [runs[0].seed], _whole, progress=progress, **how)
     named = list(zip(names, results, strict=True))
     tables = [(name, result.summary, result.requests) for name, result in named]
-    return compare_replay(tables, level=level, margin=margin), named
+    return compare_replay(tables, **sure), named
 
 
 def _show(
     results: Results, kind: Kind, out: str | None, comparison: Comparison | None, *, as_json: bool
 ) -> None:
     """Print figures and reasons; write the results of every run, then the page."""
-    from kvsim.report.certainty import comparison_record
-    from kvsim.report.compare import table_record
-    from kvsim.report.sessions import quote
-    from kvsim.report.terminal import render_comparison
+    from kvsim.report import render_comparison
+    from kvsim.report.compare import comparison_record, session_words, table_record
     from kvsim.writing import json_text, write_together
 
     summaries = [(name, each.summary) for name, each in results]
@@ -227,7 +223,7 @@ def _show(
         render_comparison(summaries, console, comparison)
         title = f"Why, on seed {first['meta']['seed']}" if comparison else "Why"
         _render_why(results, kind, title, console)
-        for place, sentence in enumerate(quote(summaries, comparison)):
+        for place, sentence in enumerate(session_words(summaries, comparison)):
             console.print(f"{'' if place else chr(10)}{sentence}")
     if out is not None:
         page = kind.comparison_page(results, comparison)

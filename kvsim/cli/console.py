@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from kvsim.report.screen import make_console
+from kvsim.report import make_console
 
 if TYPE_CHECKING:
     from kvsim.settings.config import RunConfig

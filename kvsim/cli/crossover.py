@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from kvsim.cli.options import AsJson
+from kvsim.cli.options import AsJson, Bundle, takes_bundles
 from kvsim.errors import check_choice
-from kvsim.report.screen import make_console, make_table
+from kvsim.report import make_console, make_table
 from kvsim.settings.versions import DEFAULT_HARDWARE, DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -20,70 +21,85 @@ SHORTEST, STEPS_PER_DOUBLING = 16, 4
 """Lengths of the curves: the shortest, and the number per doubling."""
 
 
-Models = Annotated[
-    list[str] | None, Option(metavar="NAME", help=f"May be repeated; default: {DEFAULT_MODEL}.")
-]
-Gpu = Annotated[str, Option(metavar="NAME", help="GPU and its link.")]
-Lengths = Annotated[
-    list[int] | None, Option(min=1, metavar="N", help="Length to list; may be repeated.")
-]
-Layout = Annotated[
-    str | None,
-    Option(
-        metavar="layer|cross",
-        help="How a block is copied: layer by layer, keys and values apart (2 x layers copies), or"
-        " all layers in one; default: both.",
-    ),
-]
-Bandwidth = Annotated[
-    float | None, Option(metavar="X", help="Link, one direction; default: hardware's.")
-]
-Overhead = Annotated[
-    float | None, Option(metavar="X", help="Least time of a copy; default: hardware's.")
-]
-BlockSize = Annotated[int, Option(min=1, metavar="N", help="Tokens per block.")]
-Gpus = Annotated[int, Option(min=1, metavar="N", help="GPUs that share each layer.")]
-CostModel = Annotated[
-    str | None,
-    Option(
-        metavar="NAME",
-        help="table, roofline or constant; default: a shipped profile, else the roofline.",
-    ),
-]
-PricedBy = Annotated[str | None, Option(metavar="PROFILE", help="Profile that prices recompute.")]
-Out = Annotated[str | None, Option("--out", metavar="FILE", help="Also a page, HTML.")]
+@dataclass(frozen=True)
+class Priced(Bundle):
+    """What is compared, and what prices it."""
+
+    model: Annotated[
+        list[str] | None,
+        Option(metavar="NAME", help=f"May be repeated; default: {DEFAULT_MODEL}."),
+    ] = None
+    hardware: Annotated[str, Option(metavar="NAME", help="GPU and its link.")] = DEFAULT_HARDWARE
+    tokens: Annotated[
+        list[int] | None, Option(min=1, metavar="N", help="Length to list; may be repeated.")
+    ] = None
+    layout: Annotated[
+        str | None,
+        Option(
+            metavar="layer|cross",
+            help="How a block is copied: layer by layer, keys and values apart (2 x layers"
+            " copies), or all layers in one; default: both.",
+        ),
+    ] = None
+    bandwidth_gb_s: Annotated[
+        float | None, Option(metavar="X", help="Link, one direction; default: hardware's.")
+    ] = None
+    copy_overhead_us: Annotated[
+        float | None, Option(metavar="X", help="Least time of a copy; default: hardware's.")
+    ] = None
+    block_size: Annotated[int, Option(min=1, metavar="N", help="Tokens per block.")] = 16
+    tensor_parallel_size: Annotated[
+        int, Option(min=1, metavar="N", help="GPUs that share each layer.")
+    ] = 1
+    cost_model: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="table, roofline or constant; default: a shipped profile, else the roofline.",
+        ),
+    ] = None
+    profile: Annotated[
+        str | None, Option(metavar="PROFILE", help="Profile that prices recompute.")
+    ] = None
+
+    def crossings(self, lengths: list[int]) -> list[ModelCrossings]:
+        """The prices of requests of these lengths, for each model. Raises `ConfigError`."""
+        from kvsim.cost.crossover import LAYOUTS, crossings
+        from kvsim.machine.hardware import load_hardware
+        from kvsim.machine.models import load_model
+        from kvsim.settings.config import make_config
+
+        link = _given(bandwidth_gb_s=self.bandwidth_gb_s, copy_overhead_us=self.copy_overhead_us)
+        settings = {
+            "hardware": self.hardware,
+            "block_size": self.block_size,
+            "tensor_parallel_size": self.tensor_parallel_size,
+            "cost": {**_given(model=self.cost_model, profile=self.profile), "link": link},
+        }
+        config = make_config(settings)
+        hardware = load_hardware(config.hardware_name)
+        layouts = [self.layout] if self.layout else list(LAYOUTS)
+        return [
+            crossings(load_model(name), hardware, config, lengths, layouts)
+            for name in self.model or [DEFAULT_MODEL]
+        ]
 
 
+@takes_bundles
 def crossover(
-    model: Models = None,
-    hardware: Gpu = DEFAULT_HARDWARE,
-    tokens: Lengths = None,
-    layout: Layout = None,
-    bandwidth_gb_s: Bandwidth = None,
-    copy_overhead_us: Overhead = None,
-    block_size: BlockSize = 16,
-    tensor_parallel_size: Gpus = 1,
-    cost_model: CostModel = None,
-    profile: PricedBy = None,
-    out: Out = None,
+    *,
+    priced: Priced,
+    out: Annotated[str | None, Option(metavar="FILE", help="Also a page, HTML.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare swapping a request out and in with computing it again, by length and link."""
     from kvsim.cost.crossover import LAYOUTS
     from kvsim.writing import json_text, write_text
 
-    if layout is not None:
-        check_choice("--layout", layout, LAYOUTS)
-    link = _given(bandwidth_gb_s=bandwidth_gb_s, copy_overhead_us=copy_overhead_us)
-    settings = {
-        "hardware": hardware,
-        "block_size": block_size,
-        "tensor_parallel_size": tensor_parallel_size,
-        "cost": {**_given(model=cost_model, profile=profile), "link": link},
-    }
-    lengths = sorted(set(tokens or TOKENS))
-    names, layouts = model or [DEFAULT_MODEL], [layout] if layout else list(LAYOUTS)
-    found = _crossings(names, settings, lengths, layouts)
+    if priced.layout is not None:
+        check_choice("--layout", priced.layout, LAYOUTS)
+    lengths = sorted(set(priced.tokens or TOKENS))
+    found = priced.crossings(lengths)
     if as_json:
         record = [{**m._asdict(), "crossings": [c._asdict() for c in m.crossings]} for m in found]
         print(json_text(record), end="")
@@ -92,8 +108,8 @@ def crossover(
     if out is not None:
         from kvsim.report.pages.crossover import build_crossover
 
-        drawn = _crossings(names, settings, sorted({*_curve(lengths[-1]), *lengths}), layouts)
-        write_text(out, build_crossover(drawn, hardware, lengths))
+        drawn = priced.crossings(sorted({*_curve(lengths[-1]), *lengths}))
+        write_text(out, build_crossover(drawn, priced.hardware, lengths))
         if not as_json:
             print(f"written to {out}")
 
@@ -101,19 +117,6 @@ def crossover(
 def _given(**settings: Any) -> dict[str, Any]:
     """The settings that have a value."""
     return {key: value for key, value in settings.items() if value is not None}
-
-
-def _crossings(
-    names: list[str], settings: dict[str, Any], lengths: list[int], layouts: list[str]
-) -> list[ModelCrossings]:
-    from kvsim.cost.crossover import crossings
-    from kvsim.machine.hardware import load_hardware
-    from kvsim.machine.models import load_model
-    from kvsim.settings.config import make_config
-
-    config = make_config(settings)
-    hardware = load_hardware(config.hardware_name)
-    return [crossings(load_model(name), hardware, config, lengths, layouts) for name in names]
 
 
 def _curve(longest: int) -> list[int]:

@@ -38,10 +38,16 @@ COMMANDS = {
     "cache": "Hit rate of a trace by cache size; audit of a run's cache.",
     "profile": "Make a profile from measured kernel times, look at it, compare two.",
 }
-"""Name → the first line of its help. Its module has its name, or is `commands`."""
+"""Name → the first line of its help. Its module has its name, if `_MODULES` names no other."""
 
-_TOGETHER, _GROUPS = ("run", "report", "policies"), ("trace", "cache", "profile")
-"""Commands in `kvsim.cli.commands`, and those that are groups of commands."""
+_MODULES = {
+    **dict.fromkeys(("diff", "why", "timeline", "report"), "folders"),
+    **dict.fromkeys(("sweep", "size", "advise"), "search"),
+    **dict.fromkeys(("check", "validate", "conform"), "against"),
+    "calibrate": "profile",
+}
+_GROUPS = ("trace", "cache", "profile")
+"""Commands that are groups of commands."""
 
 _NAME, _NO_BREAK = re.compile(r"--[\w-]+"), "\u2011"
 """An option in a text, and a hyphen at which no line ends."""
@@ -133,7 +139,7 @@ def load(name: str) -> Any:
     if name not in _WITH_TORCH:
         # kvsim multiplies no matrices: the threads that numpy's BLAS starts would only spin.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    module = import_module(f"kvsim.cli.{'commands' if name in _TOGETHER else name}")
+    module = import_module(f"kvsim.cli.{_MODULES.get(name, name)}")
     if name in _GROUPS:
         group = get_group(module.app)
         group.name = name

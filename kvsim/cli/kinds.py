@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from kvsim.explain.certainty.verdicts import Comparison
-    from kvsim.fleet.folder import FleetRun, Replica
-    from kvsim.report.explanation import Explanation, Run
+    from kvsim.fleet import FleetRun
+    from kvsim.fleet.folder import Replica
+    from kvsim.report import Explanation, Run
     from kvsim.report.files import Results
     from kvsim.results.blockmap import BlockMap
     from kvsim.run.result import Result
@@ -45,7 +46,7 @@ def write_run(
     page: bool = False,
 ) -> None:
     """Write the folder of one engine."""
-    from kvsim.report.files import write_results
+    from kvsim.report import write_results
 
     html, tables = None, (run.summary, run.requests, run.steps)
     if page:
@@ -60,8 +61,8 @@ def write_replicas(
     run: FleetRun, out: str | Path, *, csv: bool = False, page: bool = True, pages: bool = False
 ) -> None:
     """Write the folder of each replica, with its page if `pages`, then what they have in common."""
+    from kvsim.fleet import build_fleet
     from kvsim.fleet.folder import write_fleet
-    from kvsim.fleet.page import build_fleet
 
     def write(number: int, folder: str) -> None:
         write_run(run.replicas[number], folder, csv=csv, page=pages)
@@ -71,8 +72,7 @@ def write_replicas(
 
 def of_engines() -> Kind:
     """One engine each."""
-    from kvsim.report.explanation import explain
-    from kvsim.report.files import read_results
+    from kvsim.report import explain, read_results
     from kvsim.run.simulation import simulate
 
     def tables(named: tuple[str, Result | Results]) -> Run:
@@ -101,9 +101,7 @@ def of_engines() -> Kind:
 
 def of_fleets() -> Kind:
     """Several replicas each, behind a router."""
-    from kvsim.fleet.contender import simulate_contender
-    from kvsim.fleet.difference import explain_fleets
-    from kvsim.fleet.folder import read_fleet
+    from kvsim.fleet import explain_fleets, read_fleet, simulate_contender
     from kvsim.fleet.page import build_fleet_comparison, build_fleet_diff
 
     return Kind(

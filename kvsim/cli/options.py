@@ -4,7 +4,7 @@ A command takes a `Bundle` as one parameter, and Typer sees an option for each o
 
 ```
 @takes_bundles
-def run(*, trace: TracePath = None, server: ServerOptions) -> None: ...
+def run(*, trace: TracePath = None, form: TraceForm) -> None: ...
 ```
 """
 

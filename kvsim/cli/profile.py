@@ -1,34 +1,30 @@
-"""`profile`: make a hardware profile from published kernel times, look at it, compare two."""
+"""`profile` and `calibrate`: make a profile from kernel times or a run, look at it, compare two."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Argument, Option
 
-from kvsim.cli.console import run_module
+from kvsim.cli.console import progress_bar, run_module
 from kvsim.cli.deferred import group_of
-from kvsim.cli.fitting import FIRST, fit_profile, show_fit
-from kvsim.cli.options import ConfigFile, MeasuredFile, ProfileOut, TraceForm, takes_bundles
-from kvsim.cli.server import ServerOptions, SettingOptions
+from kvsim.cli.options import Bundle, ConfigFile, MeasuredFile, ProfileOut, TraceForm, takes_bundles
+from kvsim.cli.settings import Settings
 from kvsim.errors import ConfigError
-from kvsim.report.screen import make_console, make_table
+from kvsim.report import make_console, make_table
 
-Measured = Annotated[
-    str | None,
-    Option(
-        metavar="NAME",
-        help="GPU that was measured; LLMServingSim's tables name it, but not its links.",
-    ),
-]
-Surface = Annotated[
-    bool,
-    Option(
-        help="LLMServingSim: fit surfaces, so that the profile holds none of the rows;"
-        " AIConfigurator's tables always become surfaces."
-    ),
-]
+if TYPE_CHECKING:
+    from kvsim.settings.config import RunConfig
+    from kvsim.workload.trace import Trace
+
+
+FIRST = 100
+"""Requests that constants are fitted to, unless another number is given."""
+KERNELS = "kvsim_kernels.calibrate"
+"""What times kernels, in a process of its own, which has torch and nothing of kvsim: what a process
+is started with decides its times, above all the allocator's settings."""
 
 app = group_of("profile")
 
@@ -50,7 +46,13 @@ def import_(
         str | None,
         Option(metavar="NAME", help="Model to price; LLMServingSim's tables name theirs."),
     ] = None,
-    hardware: Measured = None,
+    hardware: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="GPU that was measured; LLMServingSim's tables name it, but not its links.",
+        ),
+    ] = None,
     tensor_parallel_size: Annotated[
         int, Option(min=1, metavar="N", help="GPUs that share each layer.")
     ] = 1,
@@ -60,7 +62,13 @@ def import_(
     note: Annotated[
         str, Option(metavar="TEXT", help="With what AIConfigurator's tables were made.")
     ] = "",
-    surface: Surface = False,
+    surface: Annotated[
+        bool,
+        Option(
+            help="LLMServingSim: fit surfaces, so that the profile holds none of the rows;"
+            " AIConfigurator's tables always become surfaces."
+        ),
+    ] = False,
 ) -> None:
     """Turn a folder of kernel times into a profile for --cost-model table."""
     from kvsim.cost.calibrate import aiconfigurator, llmservingsim
@@ -101,8 +109,6 @@ def fit(
     out: ProfileOut,
 ) -> None:
     """Fit the rows of `kvsim calibrate` again; equal rows make an equal file."""
-    from kvsim.cli.calibrate import KERNELS
-
     run_module(KERNELS, ["--fit", *rows, "--out", out])
 
 
@@ -119,13 +125,12 @@ def fit_run(
     measured: MeasuredFile = None,
     config: ConfigFile = None,
     form: TraceForm,
-    server: ServerOptions,
-    settings: SettingOptions,
+    settings: Settings,
 ) -> None:
     """Fit constants of the machine to the first part of a real run; the rest judges them."""
     from kvsim.workload.formats.table import join_measured
 
-    loaded = settings.load(config, server.word())
+    loaded = settings.load(config)
     trace = form.open(run)
     if measured is not None:
         trace = join_measured(trace, measured)
@@ -201,3 +206,133 @@ def _words(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {_words(each)}" for key, each in value.items())
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+class Table(NamedTuple):
+    """A table to print."""
+
+    head: tuple[str, ...]
+    rows: list[list[str]]
+
+
+def fit_profile(name: str, trace: Trace, config: RunConfig, first: int, out: str) -> list[Table]:
+    """Fits the profile of that name and writes it to `out`. Returns its constants and errors."""
+    from kvsim.against.fit import fit_run
+    from kvsim.cost.profile import load_profile, to_json
+    from kvsim.writing import write_text
+
+    with progress_bar("fitting") as done:
+        profile = fit_run(load_profile(name), trace, config, first, done)
+    write_text(out, to_json(profile))
+    found = profile.fitted
+    spread, before = found["standard_errors"], found["error_percent_before"]
+    taken = [[k, f"{x:g}", f"{spread[k]:g}", ""] for k, x in found["constants"].items()]
+    if late_s := found["start_s"]:
+        taken.append(["start of this run, s", f"{late_s:g}", "-", "the profile does not keep it"])
+    refused = [[key, "-", "-", reason] for key, reason in found["refused"].items()]
+    errors = [[k, f"{before[k]:+.2f}", f"{x:+.2f}"] for k, x in found["error_percent"].items()]
+    return [
+        Table(("constant", "value", "standard error", "refused"), taken + refused),
+        Table(("error on the other requests, %", "before", "after"), errors),
+    ]
+
+
+def show_fit(tables: list[Table]) -> None:
+    """Prints what `fit_profile` returns."""
+    for head, rows in tables:
+        make_console().print(make_table(*head, rows=rows))
+
+
+def with_fitted(
+    trace: Trace, config: RunConfig, first: int, out: str
+) -> tuple[RunConfig, list[Table]]:
+    """(`config` with a profile fitted to `trace` and written to `out`, tables of the fit).
+
+    The profile is the run's own, or the shipped one that would price it.
+    """
+    from msgspec.structs import replace
+
+    from kvsim.cost.table import profile_for
+    from kvsim.machine.hardware import load_hardware
+    from kvsim.machine.models import model_of
+
+    name = config.cost.get("profile")
+    if name is None and config.cost.get("model") in (None, "table"):
+        hardware = load_hardware(config.hardware_name)
+        name = profile_for(model_of(config), hardware, config)
+    if name is None:
+        raise ConfigError(
+            "--fit: constants are fitted to a profile, and none prices this run; give one with"
+            " --set cost.profile=FILE"
+        )
+    tables = fit_profile(name, trace, config, first, out)
+    kept = {key: each for key, each in config.cost.items() if key == "link"}
+    return replace(config, cost={**kept, "model": "table", "profile": out}), tables
+
+
+Count = Annotated[int | None, Option(min=1, metavar="N")]
+
+
+@dataclass(frozen=True)
+class Measured(Bundle):
+    """What `kvsim_kernels.calibrate` is to time; its arguments have these names."""
+
+    device: Annotated[str, Option(metavar="cuda|cpu", help="The device to time.")] = "cuda"
+    block_size: Annotated[
+        list[int] | None,
+        Option(min=1, metavar="TOKENS", help="Tokens per block; repeat it for several."),
+    ] = None
+    dtype: Annotated[str, Option(metavar="TYPE", help="auto, float32, float16 or bfloat16.")] = (
+        "auto"
+    )
+    kv_cache_dtype: Annotated[str, Option(metavar="TYPE", help="auto or fp8.")] = "auto"
+    kv_layout: Annotated[
+        str, Option(metavar="layer|cross", help="Layout of blocks in the pool.")
+    ] = "cross"
+    decode_kernel: Annotated[
+        str, Option(metavar="v1|v2", help="The kernel that whole steps use.")
+    ] = "v2"
+    all_reduce_gpus: Annotated[
+        int | None, Option(min=1, metavar="N", help="GPUs between which all-reduces are timed.")
+    ] = None
+    max_num_seqs: Count = None
+    max_num_batched_tokens: Count = None
+    max_model_len: Count = None
+    limit_s: Annotated[
+        float | None,
+        Option(min=1, metavar="S", help="Stop measuring then; the same command continues."),
+    ] = None
+
+    def words(self) -> list[str]:
+        """These options, as they are given on a command line."""
+        given = {f"--{key.replace('_', '-')}": value for key, value in vars(self).items() if value}
+        listed = (
+            (flag, *map(str, value if isinstance(value, list) else [value]))
+            for flag, value in given.items()
+        )
+        return [word for words in listed for word in words]
+
+
+@takes_bundles
+def calibrate(
+    *,
+    out: ProfileOut,
+    model: Annotated[
+        str, Option(metavar="NAME", help="A name in configs/models, or a TOML file.")
+    ] = "llama-3-8b",
+    measured: Measured,
+) -> None:
+    """Time the kernels here and write a profile with its own held-out error.
+
+    Rows are kept beside the profile, so the same command continues after an interruption. Exit code
+    1: the profile does not pass its own checks, or --limit-s came first.
+    """
+    from kvsim.cost.profile import refuse_special
+    from kvsim.machine.models import load_model
+    from kvsim.settings.library import find
+
+    path = find("models", model)
+    if path.suffix != ".toml":
+        raise ConfigError(f"{model}: calibrate takes a TOML as in configs/models, not a JSON file")
+    refuse_special(load_model(str(path)), ("experts",))
+    run_module(KERNELS, ["--model", str(path), *measured.words(), "--out", out])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import Annotated
 
 from typer import Argument, Option
 
 from kvsim.cli.console import note
 from kvsim.cli.deferred import group_of
-from kvsim.cli.options import AsJson, TraceForm, takes_bundles
+from kvsim.cli.options import AsJson, Bundle, TraceForm, takes_bundles
 from kvsim.errors import TraceError
 
 app = group_of("trace")
@@ -64,25 +65,34 @@ def convert(
     note(*write(opened, target, to, block_size))
 
 
-@app.command()
-def synth(
-    kind: Annotated[str, Argument(metavar="KIND", help="chat, api, agents, agentx or random.")],
-    out: Annotated[str, Option(metavar="FILE", help="Native format.")],
-    seed: Annotated[int, Option(min=0)] = 0,
-    requests: Annotated[int | None, Option(min=1, help="How many.")] = None,
-    rate: Annotated[float | None, Option(help="Mean requests (api) or sessions per s.")] = None,
-    input_len: Annotated[int, Option(help="random: tokens of a prompt.")] = 1024,
-    output_len: Annotated[int, Option(help="random: tokens of an output.")] = 128,
+@dataclass(frozen=True)
+class Made(Bundle):
+    """How many requests are made, and how long they are."""
+
+    requests: Annotated[int | None, Option(min=1, help="How many.")] = None
+    rate: Annotated[float | None, Option(help="Mean requests (api) or sessions per s.")] = None
+    input_len: Annotated[int, Option(help="random: tokens of a prompt.")] = 1024
+    output_len: Annotated[int, Option(help="random: tokens of an output.")] = 128
     range_ratio: Annotated[
         float, Option(help="random: lengths are uniform in LEN × (1 ± this).")
-    ] = 0.0,
+    ] = 0.0
     long_inputs: Annotated[
         str, Option(metavar="SHARE:FACTOR", help="random: this share is FACTOR times longer.")
-    ] = "0:1",
+    ] = "0:1"
     long_outputs: Annotated[
         str,
         Option(metavar="SHARE:FACTOR", help="random: the same for outputs, chosen independently."),
-    ] = "0:1",
+    ] = "0:1"
+
+
+@app.command()
+@takes_bundles
+def synth(
+    *,
+    kind: Annotated[str, Argument(metavar="KIND", help="chat, api, agents, agentx or random.")],
+    out: Annotated[str, Option(metavar="FILE", help="Native format.")],
+    seed: Annotated[int, Option(min=0)] = 0,
+    made: Made,
 ) -> None:
     """Make a trace from a seed, with lengths and arrivals like published ones.
 
@@ -91,7 +101,4 @@ def synth(
     from kvsim.workload.native import write
     from kvsim.workload.spec import Workload, make_trace
 
-    load = Workload(
-        kind, requests, rate, input_len, output_len, range_ratio, long_inputs, long_outputs
-    )
-    write(make_trace(load, seed), out)
+    write(make_trace(Workload(kind, **vars(made)), seed), out)

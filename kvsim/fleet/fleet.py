@@ -1,4 +1,8 @@
-"""Runs a trace through several replicas behind a router."""
+"""Runs a trace through several replicas behind a router.
+
+They may be the data-parallel ranks of one engine, or one of several fleets that are compared on the
+same requests.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +12,34 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from kvsim.core.collector import collector_paused
 from kvsim.errors import ConfigError
-from kvsim.fleet.apart import Load, clients_wait, heeds_replicas, routed, serve_apart
-from kvsim.fleet.news import News, looks
+from kvsim.fleet.dispatch import News, looks
+from kvsim.fleet.figures import find_bounds, summarise_fleet
+from kvsim.fleet.folder import FleetRun, fleet_run
 from kvsim.fleet.proxy import Split, split_roles
-from kvsim.fleet.replicas import Replicas, Sent
+from kvsim.fleet.replicas import (
+    Load,
+    Replicas,
+    Sent,
+    clients_wait,
+    heeds_replicas,
+    routed,
+    serve_apart,
+)
 from kvsim.fleet.result import FleetResult
 from kvsim.fleet.routers import make_router
 from kvsim.fleet.routers.router import Router
-from kvsim.fleet.settings import load_settings
+from kvsim.fleet.settings import RANKS_ROUTER, load_settings
 from kvsim.run.assembly import Parts, assemble
 from kvsim.run.attempt import show_future
 from kvsim.run.blame import blaming
 from kvsim.run.replica.events import Clock
-from kvsim.run.simulation import Settings, assembled, opened, read_config
-from kvsim.settings.config import RunConfig
+from kvsim.run.result import Result
+from kvsim.run.simulation import Settings, assembled, opened, read_config, simulate
+from kvsim.settings.config import RunConfig, to_table
 from kvsim.workload.clients import Clients, release_times
 from kvsim.workload.trace import Trace, column
 
@@ -142,3 +157,60 @@ def _together(
     fleet = Replicas(env, load, sent, parts, router, progress)
     everyone.append(fleet.dispatch.news)
     return fleet
+
+
+EngineResult = Result | FleetResult
+"""What one engine did."""
+
+
+def simulate_engine(
+    trace: Trace, config: RunConfig, *, command: str = "", parts_of: PartsOf = assemble
+) -> EngineResult:
+    """Replays a trace through an engine. If it has several ranks, they are behind vLLM's balancer,
+    and step together if the model has experts. Raises `ConfigError`."""
+    ranks = config.data_parallel_size
+    if ranks == 1:
+        return simulate(trace, config, command=command, parts_of=parts_of)
+    return simulate_fleet(trace, [config] * ranks, RANKS_ROUTER, command=command, parts_of=parts_of)
+
+
+def figures_of(result: EngineResult) -> Mapping[str, Any]:
+    """The figures of all ranks together, with their provenance under `meta`."""
+    return result.summary if isinstance(result, Result) else summarise_fleet(result)
+
+
+class Contender(RunConfig, frozen=True, kw_only=True):
+    """Replicas behind a router; the settings are those of the first replica, which say how clients
+    send."""
+
+    each: tuple[RunConfig, ...]
+    """The settings of every replica."""
+    router: str
+    router_args: Mapping[str, Any]
+
+
+def contender(configs: Sequence[RunConfig], router: str, args: Mapping[str, Any]) -> Contender:
+    """Returns these replicas behind this router."""
+    first = to_table(configs[0])
+    return Contender(**first, each=tuple(configs), router=router, router_args=dict(args))
+
+
+def simulate_contender(
+    trace: Trace,
+    fleet: Contender,
+    *,
+    progress: Callable[[int], None] | None = None,
+    command: str = "",
+) -> FleetRun:
+    """Replays a trace through a fleet. Seeds of replicas differ from its own as they were given."""
+    later = fleet.seed - fleet.each[0].seed
+    result = simulate_fleet(
+        trace,
+        [replace(config, seed=config.seed + later) for config in fleet.each],
+        fleet.router,
+        fleet.router_args,
+        explain=True,
+        progress=progress,
+        command=command,
+    )
+    return fleet_run(result, summarise_fleet(result, find_bounds(trace, result)))

@@ -24,14 +24,12 @@ from kvsim.errors import OutputError
 from kvsim.explain.story import find_request
 from kvsim.fleet.figures import fleet_figures
 from kvsim.fleet.result import FleetResult, sides_of, together
-from kvsim.report.checked import problem_of_summary
+from kvsim.report import PAGE, read_results, read_transitions
 from kvsim.report.files import (
     FLEET,
-    PAGE,
-    read_results,
+    problem_of_summary,
     read_summary,
     read_table,
-    read_transitions,
     refuse,
     write_table,
 )

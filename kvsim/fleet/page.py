@@ -1,27 +1,21 @@
-"""Writes the report of several replicas: a lane for each, decisions, and what they cost."""
+"""Writes the report of several replicas, and says why two such runs differ."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from kvsim.core.schema import CAUSES, LEG_LABELS, LEGS
 from kvsim.explain.certainty.verdicts import Comparison
-from kvsim.fleet.difference import (
-    REPLICA_DIFF_HEAD,
-    NamedFleet,
-    explain_fleets,
-    replica_differences,
-)
+from kvsim.fleet.figures import in_flight, of_admitted, sent_to
 from kvsim.fleet.folder import FleetRun
-from kvsim.fleet.routing import in_flight, of_admitted, sent_to
-from kvsim.report import binning, wording
+from kvsim.report import Explanation, wording
+from kvsim.report.explanation import explain_requests
 from kvsim.report.pages.compare import comparison_page
 from kvsim.report.pages.diff import diff_page
-from kvsim.report.pages.distribution import distribution_figures
-from kvsim.report.pages.document import document, placed
 from kvsim.report.pages.figures import (
     Figure,
     Points,
@@ -40,33 +34,37 @@ from kvsim.report.pages.html import (
     Html,
     card,
     cards,
+    document,
     element,
     id_of,
     join,
     key_of,
     lead,
     panel,
+    placed,
     shares,
     table,
 )
+from kvsim.report.pages.latencies import distribution_figures
 from kvsim.report.pages.over_time import one_axis
-from kvsim.report.pages.provenance import provenance_panels
-from kvsim.report.pages.run import figure_cards, labels
-from kvsim.report.pages.view import RATES, View, look_at
+from kvsim.report.pages.run import figure_cards, labels, provenance_panels
+from kvsim.report.pages.view import RATES, View, bin_states, lined, look_at, sums_of
 from kvsim.report.routing import (
     CAUSE_WORDS,
     HITS,
     REGRET_HEAD,
     REGRETS,
+    REPLICA_HEAD,
     REPLICAS,
     TRIP,
     fleet_title,
     fleet_verdict,
     regret_rows,
     replica_names,
+    replica_rows,
     routing_tables,
 )
-from kvsim.results.numerals import count, milliseconds, number, plural, seconds, show
+from kvsim.results.numerals import MISSING, count, milliseconds, number, plural, seconds, show
 
 MOST_LANES = 16
 """Lanes that are drawn; of more replicas, those with the most prompt tokens."""
@@ -201,7 +199,7 @@ def _load(run: FleetRun, axis: TimeAxis) -> Iterator[Figure]:
     """Requests in flight of the busiest, the mean and the idlest replica; and of each."""
     replicas = len(run.replicas)
     instants, counts = in_flight(sent_to([each.requests for each in run.replicas]), replicas)
-    bins = binning.bin_states(
+    bins = bin_states(
         np.append(0, instants[:-1]),
         int(instants[-1]),
         [str(replica) for replica in range(replicas)],
@@ -215,7 +213,7 @@ def _load(run: FleetRun, axis: TimeAxis) -> Iterator[Figure]:
         (mean.min(axis=0), "run-0", "idlest"),
     ]
     x = axis.of(bins.edges_ns)
-    data = [step_line(x, held(y), colour, name) for y, colour, name in lines]
+    data = lined(x, ((held(y), colour, name) for y, colour, name in lines))
     note = "Requests in flight on the busiest and the idlest replica, and on average."
     yield time_chart(axis, "load", "Load of the replicas", note, data, titled("requests"))
     yield _heat(axis, x, mean, replica_names(run.summary))
@@ -233,17 +231,19 @@ def _heat(axis: TimeAxis, x: Points, mean: np.ndarray, names: Sequence[str]) -> 
         "showscale": False,  # A bar beside it would part its axis from those of the others.
         "hovertemplate": "%{z:.3~g} in flight<extra>%{y}</extra>",
     }
-    note = f"Requests in flight on each replica, from none to {count(mean.max())} (darkest)."
+    note = f"Requests in flight on each replica: the strongest colour is {count(mean.max())}."
     height = 80 + min(14 * len(names), 320) + 26 * (len(names) < 8)
     id, title = "heat", "Replicas over time"
-    return time_chart(axis, id, title, note, [data], rows_axis(names), keyed=False, height=height)
+    # Roles behind the numbers say as much, and take the room of a title.
+    y = rows_axis(names) if " " in names[0] else titled("replica", **rows_axis(names))
+    return time_chart(axis, id, title, note, [data], y, keyed=False, height=height)
 
 
 def _found(run: FleetRun, axis: TimeAxis, end_ns: int) -> Figure:
     """Of the prompt tokens sent at a time: cached where they went, and lost by cause."""
     noted = of_admitted(run.decisions, run.requests)
-    edges = binning.even_edges(end_ns, RATES)
-    whole = binning.bin_events(noted["time_ns"], noted["input_length"], edges)
+    bins = sums_of(axis, end_ns, noted["time_ns"], RATES)
+    whole = bins.of(noted["input_length"])
     lost = noted["best_tokens"] - noted["cached_tokens"]
     parts: list[tuple[np.ndarray, str, str]] = [
         (noted["cached_tokens"], "cached", "Cached where it was sent")
@@ -252,20 +252,14 @@ def _found(run: FleetRun, axis: TimeAxis, end_ns: int) -> Figure:
         those = np.where(noted["cause"] == code, lost, 0)
         if those.any():
             parts.append((those, CAUSE_COLOURS[cause], f"Lost: {CAUSE_WORDS[cause][0]}"))
-    data = [
-        area(step_line(axis.of(edges), _of_whole(amounts, noted, whole, edges), colour, name))
+    shares = (
+        (held(np.nan_to_num(100 * ratios(bins.of(amounts), whole))), colour, name)
         for amounts, colour, name in parts
-    ]
+    )
     note = "Of the prompt tokens of requests sent at this time; the rest was in no cache."
     y = titled("prompt tokens (%)", range=[0, 101])
+    data = lined(bins.x, shares, "one")
     return time_chart(axis, "found", "What decisions found", note, data, y, height=220)
-
-
-def _of_whole(
-    amounts: np.ndarray, noted: dict[str, np.ndarray], whole: np.ndarray, edges: np.ndarray
-) -> Points:
-    sums = binning.bin_events(noted["time_ns"], amounts, edges)
-    return held(np.nan_to_num(100 * ratios(sums, whole)))
 
 
 def _lanes(run: FleetRun, views: Sequence[View], axis: TimeAxis) -> Iterator[Figure]:
@@ -341,3 +335,64 @@ def build_fleet_comparison(
         comparison,
         {"Decisions and replicas": join(parts)},
     )
+
+
+NamedFleet = tuple[str, FleetRun]
+
+
+def explain_fleets(first: NamedFleet, other: NamedFleet) -> Explanation:
+    """Compare the second run with the first, request by request; the first divergent decision is
+    that of a router."""
+    explanation = explain_requests(
+        (first[0], first[1].summary, first[1].requests),
+        (other[0], other[1].summary, other[1].requests),
+    )
+    if not explanation.waterfalls:
+        return explanation
+    return explanation._replace(divergence_words=_divergence_words(first, other))
+
+
+def _divergence_words(first: NamedFleet, other: NamedFleet) -> list[str]:
+    """Which request was the first one to go elsewhere, and how many did."""
+    if first[1].handovers is not None or other[1].handovers is not None:
+        return ["A prefill/decode split makes two decisions about each request; none is compared."]
+    chosen = [run.requests["replica"] for _, run in (first, other)]
+    # Both have the requests of one trace, one of them perhaps more.
+    number = min(map(len, chosen))
+    (elsewhere,) = np.nonzero(np.asarray(chosen[0][:number]) != np.asarray(chosen[1][:number]))
+    if not len(elsewhere):
+        return ["Both routers sent every request to the same replica."]
+    times_ns = np.asarray(first[1].decisions["time_ns"])[elsewhere]
+    place = int(elsewhere[np.argmin(times_ns)])
+    return [
+        f"{count(len(elsewhere))} of {plural(number, 'request')} went to another replica."
+        f" Request {first[1].requests['id'][place]} was the first of them.",
+        *(f"{name}: {_decision_words(run, place)}" for name, run in (first, other)),
+    ]
+
+
+def _decision_words(run: FleetRun, place: int) -> str:
+    """Where a request was sent, when, and what was known there."""
+    noted: dict[str, Any] = {name: int(column[place]) for name, column in run.decisions.items()}
+    if noted["replica"] < 0:
+        return "it was sent to nobody."
+    return (
+        f"at {seconds(noted['time_ns'] / 1e9)} to replica {noted['replica']} with"
+        f" {plural(noted['in_flight'], 'request')} in flight (idlest replica:"
+        f" {noted['least_in_flight']}) and {plural(noted['cached_tokens'], 'token')} of its"
+        f" prompt cached (most: replica {noted['best_replica']}, {count(noted['best_tokens'])})."
+    )
+
+
+REPLICA_DIFF_HEAD = ("replica", *REPLICA_HEAD)
+
+
+def replica_differences(first: FleetRun, other: FleetRun) -> list[list[str]]:
+    """A row for each replica of either run, with the columns `REPLICA_DIFF_HEAD`: the figure in
+    both runs, once where they are equal."""
+    nothing = [MISSING] * len(REPLICA_HEAD)
+    pairs = zip_longest(replica_rows(first.summary), replica_rows(other.summary), fillvalue=nothing)
+    return [
+        [str(i), *(a if a == b else f"{a} → {b}" for a, b in zip(*pair, strict=True))]
+        for i, pair in enumerate(pairs)
+    ]

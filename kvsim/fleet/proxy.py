@@ -23,10 +23,8 @@ import simpy
 from kvsim.core.request import DECODE, PREFILL, Request
 from kvsim.engines.vllm_v1.scheduler import VllmV1
 from kvsim.errors import ConfigError
-from kvsim.fleet.apart import Load
-from kvsim.fleet.dispatch import Dispatch
-from kvsim.fleet.news import News, looks
-from kvsim.fleet.replicas import Replicas, Sent
+from kvsim.fleet.dispatch import Dispatch, News, looks
+from kvsim.fleet.replicas import Load, Replicas, Sent
 from kvsim.fleet.result import FleetResult, Ways
 from kvsim.fleet.routers.router import Router
 from kvsim.run.assembly import Parts

@@ -1,15 +1,34 @@
-"""Says in which figures runs differ, by how much, and for better or worse."""
+"""Says in which figures runs differ, by how much, for better or worse, and how sure that is.
+
+Only runs that differ significantly are ranked. What policies do to sessions is said in sentences to
+quote where these policies are discussed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from statistics import mean, stdev
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from kvsim.explain.certainty import MARGIN, matters
-from kvsim.explain.certainty.verdicts import Verdict
+from kvsim.explain.certainty.estimates import paired
+from kvsim.explain.certainty.stretches import FEWEST
+from kvsim.explain.certainty.verdicts import Comparison, Pair, Values, Verdict, judge
 from kvsim.report import wording
-from kvsim.results.metrics import METRICS, Metric, value
-from kvsim.results.numerals import interval, percent, show, signed, signed_percent
+from kvsim.results.metrics import HEADLINES, METRICS, NAMED, Metric, value
+from kvsim.results.numerals import (
+    interval,
+    number,
+    percent,
+    plural,
+    seconds,
+    show,
+    signed,
+    signed_percent,
+)
 from kvsim.results.plain import flat
 from kvsim.results.statistics import ratio
 
@@ -214,3 +233,228 @@ def _settings(meta: Mapping[str, Any]) -> dict[str, Any]:
         "seed": meta.get("seed"),
         "kvsim version": meta.get("kvsim_version"),
     }
+
+
+_FEW = 5
+"""Seeds below which intervals say little."""
+
+
+def few_seeds(planned: int) -> list[str]:
+    """A warning, if no more seeds than that were asked for."""
+    return [f"Fewer than {_FEW} seeds: intervals are wide; give more."] * (planned < _FEW)
+
+
+def certain_table(comparison: Comparison) -> list[Row]:
+    """Means over the seeds, their deviations and the verdicts, figure by figure."""
+    return [
+        Row(
+            NAMED[key],
+            tuple(map(_mean, series)),
+            tuple(map(_deviation, series)),
+            tuple(comparison.verdicts.get(Pair(key, 0, i)) for i in range(1, len(series))),
+        )
+        for key, series in comparison.values.items()
+    ]
+
+
+def method_words(comparison: Comparison) -> list[str]:
+    """How the intervals were computed, and what they mean."""
+    sure = percent(1 - comparison.level)
+    together = f"All intervals and verdicts hold together with {sure} confidence (Holm)."
+    if comparison.method == "stretches":
+        return [
+            "Nothing in these runs is random: the trace is replayed as it is, so every"
+            " seed gives the same figures. Their differences are exact for this trace.",
+            "Intervals say what other stretches of the same traffic would give: requests are drawn"
+            " again in long stretches, the same ones in every run. Figures of the run as a whole,"
+            f" and those correlated over more than 1/{FEWEST} of the trace, have none.",
+            together,
+        ]
+    drawn = " and ".join(comparison.redrawn)
+    number = plural(len(comparison.seeds), "seed")
+    words = [f"{number}, the same for every run. Seeds differ in {drawn}."]
+    words += few_seeds(comparison.planned)
+    if len(comparison.seeds) < comparison.planned:
+        words.append(
+            f"Stopped before the planned {comparison.planned}: no further seed was needed to settle"
+            " the headline figures."
+        )
+    for name, seed, outcome in comparison.unfinished:
+        words.append(f"{name} did not finish seed {seed}: {outcome.replace('-', ' ')}.")
+    words.append(f"{together} ± is the standard deviation over seeds.")
+    if any("kernel times" in each for each in comparison.redrawn):
+        words.append(
+            "The error of a profile does not average out, so intervals are those of one machine"
+            " drawn from it, not of the mean."
+        )
+    return words
+
+
+def finding_words(comparison: Comparison, pair: Pair, verdict: Verdict) -> str:
+    """`B is better than A by 1.90 s (−2.41 s … −1.44 s)`, or that no difference is significant."""
+    metric = NAMED[pair.key]
+    first, other = comparison.names[pair.first], comparison.names[pair.other]
+    ends = interval(verdict.low, verdict.high, metric.unit)
+    if verdict.finding == "same":
+        return NO_DIFFERENCE
+    if verdict.finding == "equal":
+        return f"{NO_DIFFERENCE} of more than {percent(comparison.margin)} ({ends})"
+    if verdict.finding == "insignificant":
+        return f"{INSIGNIFICANT} ({ends})"
+    size = signed(abs(verdict.difference), metric.unit).removeprefix("+")
+    return f"{other} is {_comparative(metric, verdict)} than {first} by {size} ({ends})"
+
+
+def ranking_words(comparison: Comparison, key: str) -> str:
+    """`C, B ≈ A`: best first; `≈` between runs without a significant difference.
+
+    Empty for a figure that is no headline, has no better direction, or is undefined in a run.
+    """
+    means = [_mean(values) for values in comparison.values[key]]
+    if key not in HEADLINES or not NAMED[key].better or None in means:
+        return ""
+    downwards = NAMED[key].better == "higher"
+    order = sorted(range(len(means)), key=lambda i: means[i] or 0.0, reverse=downwards)
+    text = comparison.names[order[0]]
+    for before, after in pairwise(order):
+        verdict = comparison.verdicts.get(Pair(key, min(before, after), max(before, after)))
+        significant = verdict is not None and verdict.finding == "significant"
+        text += f"{', ' if significant else ' ≈ '}{comparison.names[after]}"
+    return text
+
+
+def comparison_record(comparison: Comparison) -> dict[str, Any]:
+    """Everything as plain values, for a JSON file."""
+    names = comparison.names
+    figures: dict[str, Any] = {}
+    for key, series in comparison.values.items():
+        found = [(pair, v) for pair, v in comparison.verdicts.items() if pair.key == key]
+        figures[key] = {
+            **metric_record(NAMED[key]),
+            "runs": {
+                name: {"mean": _mean(v), "std": _deviation(v), "values": list(v)}
+                for name, v in zip(names, series, strict=True)
+            },
+            "differences": [
+                {
+                    "first": names[pair.first],
+                    "other": names[pair.other],
+                    **verdict._asdict(),
+                    "words": finding_words(comparison, pair, verdict),
+                }
+                for pair, verdict in found
+            ],
+        }
+    return {
+        "runs": list(names),
+        "method": comparison.method,
+        "redrawn": list(comparison.redrawn),
+        "seeds": list(comparison.seeds),
+        "planned_seeds": comparison.planned,
+        "confidence": 1 - comparison.level,
+        "margin": comparison.margin,
+        "settled": comparison.settled,
+        "unfinished": [list(each) for each in comparison.unfinished],
+        "figures": figures,
+    }
+
+
+def _comparative(metric: Metric, verdict: Verdict) -> str:
+    if not metric.better:
+        return "lower" if verdict.difference < 0 else "higher"
+    return "better" if (verdict.difference < 0) == (metric.better == "lower") else "worse"
+
+
+def _mean(values: Values) -> float | None:
+    there = [value for value in values if value is not None]
+    return mean(there) if len(there) == len(values) else None
+
+
+def _deviation(values: Values) -> float | None:
+    there = [value for value in values if value is not None]
+    return stdev(there) if len(there) == len(values) > 1 else None
+
+
+_MEAN, _SLOWEST = "sessions.mean_s", "sessions.slowest_tenth_served_s"
+_COUNTS = {
+    "sessions.lost_in_pauses_tokens": "lost hits on {} tokens in pauses",
+    "sessions.lost_between_sessions_tokens": "on {} between sessions",
+    "sessions.computed_tokens": "computed {} prompt tokens",
+}
+"""Figures in millions."""
+
+
+def session_words(
+    runs: Sequence[tuple[str, Mapping[str, Any]]], comparison: Comparison | None = None
+) -> Iterator[str]:
+    """What every run does to sessions, beside the first one; those that see the future come last.
+    Nothing where a run has no whole session."""
+    figures: dict[str, Sequence[Values]] = {
+        key: [(value(summary, key),) for _, summary in runs] for key in (_MEAN, _SLOWEST, *_COUNTS)
+    }
+    if any(None in series for series in figures[_MEAN]):
+        return
+    if comparison is not None and len(comparison.seeds) < 2:
+        comparison = None
+    if comparison:
+        figures = {key: comparison.values[key] for key in figures if key in comparison.values}
+    means = {key: [_mean_of_known(series) for series in figures.get(key, ())] for key in figures}
+    (first, summary), base = runs[0], means[_MEAN][0]
+    over = f", {len(comparison.seeds)} seeds" if comparison else ""
+    yield (
+        f"Sessions ({wording.subject(summary['meta'])}{over}): with {first}, the mean of"
+        f" {plural(summary['sessions']['num'], 'session')} takes {seconds(base)}, pauses included;"
+        f" it {_counts(means, 0)}."
+    )
+    verdicts = _verdicts(figures[_MEAN], comparison) if comparison else []
+    alike = []
+    order = sorted(range(1, len(runs)), key=lambda i: bool(runs[i][1]["meta"].get("oracles")))
+    for i in order:
+        change, ends = means[_MEAN][i] / base - 1, ""
+        verdict = verdicts[i - 1] if verdicts else None
+        if verdict.finding in ("same", "equal") if verdict else not matters(change, 1.0):
+            alike.append(runs[i][0])
+            continue
+        if verdict:
+            sure = "" if verdict.finding == "significant" else "not significant: "
+            low, high = (signed_percent(end / base) for end in (verdict.low, verdict.high))
+            ends = f" ({sure}{low} … {high})"
+        oracle = ", which sees the future," if runs[i][1]["meta"].get("oracles") else ""
+        slowest = means[_SLOWEST][i] / means[_SLOWEST][0] - 1
+        yield (
+            f"{runs[i][0]}{oracle} ends the mean session {_sooner(change)}{ends}, the slowest tenth"
+            f" {_sooner(slowest)}; it {_counts(means, i)}."
+        )
+    if alike:
+        margin = percent(comparison.margin if comparison else MARGIN)
+        yield f"No difference of more than {margin} to {first}: {', '.join(alike)}."
+    for name, summary in runs:
+        for note in summary["meta"].get("notes", ()):
+            if note.startswith("hints: "):
+                yield f"Hints given to {name}: {note.removeprefix('hints: ')}."
+
+
+def _mean_of_known(series: Values) -> float:
+    return float(np.mean([each for each in series if each is not None] or [0.0]))
+
+
+def _sooner(change: float) -> str:
+    return f"{percent(abs(change))} {'later' if change > 0 else 'sooner'}"
+
+
+def _counts(means: Mapping[str, Sequence[float]], i: int) -> str:
+    """What was lost and computed, of the figures that some run has."""
+    found = [
+        words.format(f"{number(means[key][i] / 1e6)} M")
+        for key, words in _COUNTS.items()
+        if any(means.get(key, ()))
+    ]
+    return " and ".join([", ".join(found[:-1]), found[-1]] if found[1:] else found)
+
+
+def _verdicts(figures: Sequence[Values], comparison: Comparison) -> list[Any]:
+    """How sure the differences in the mean session are, all of them together."""
+    first, *others = (np.array(series, dtype=float) for series in figures)
+    margins = [comparison.margin * float(first.mean())] * len(others)
+    estimates = [paired(first, other, whole=False, percentile=False) for other in others]
+    return judge(estimates, margins, comparison.level)

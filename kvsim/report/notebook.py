@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvsim.errors import ConfigError, check_choice
 from kvsim.report.compare import change_words, compare_table
 from kvsim.report.explanation import Run, explain
-from kvsim.report.pages.distribution import distribution_figures
 from kvsim.report.pages.figures import Figure, coloured
 from kvsim.report.pages.html import Html, element, join, table
+from kvsim.report.pages.latencies import distribution_figures
 from kvsim.report.pages.over_time import time_figures
 from kvsim.report.pages.view import look_at
 from kvsim.report.screen import make_console

@@ -37,7 +37,7 @@ BOUND_WORDS = {
     "pooled_optimum_tokens": "pooled cache, optimal eviction",
     "unlimited_tokens": "unlimited cache",
 }
-"""Figure of `kvsim.fleet.routing` → what it is."""
+"""Figure of `kvsim.fleet.figures` → what it is."""
 
 REPLICA_HEAD = ("sent", "prompt tokens", "hits", "preempted", "KV mean", "TTFT p99", "ended")
 REGRET_HEAD = ("regret", "decisions", "tokens", "of prompt")

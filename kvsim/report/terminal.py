@@ -85,8 +85,14 @@ def render_comparison(
     With a `comparison`, figures are its means, and differences have verdicts. Runs that are all
     configured alike have no differences to print.
     """
-    from kvsim.report.certainty import certain_table, method_words
-    from kvsim.report.compare import MEANING, NO_DIFFERENCE, compare_table, same_configurations
+    from kvsim.report.compare import (
+        MEANING,
+        NO_DIFFERENCE,
+        certain_table,
+        compare_table,
+        method_words,
+        same_configurations,
+    )
     from kvsim.results.metrics import HEADLINES
 
     _render_subjects(runs, console, 1 if comparison is None else len(comparison.seeds))
@@ -139,7 +145,7 @@ def _render_subjects(runs: Summaries, console: Console, seeds: int) -> None:
 def _render_verdicts(comparison: Comparison, rows: Sequence[Row], console: Console) -> None:
     """Print the findings on headline figures against the first run, then the rankings."""
     from kvsim.explain.certainty.verdicts import Pair
-    from kvsim.report.certainty import finding_words, ranking_words
+    from kvsim.report.compare import finding_words, ranking_words
     from kvsim.results.metrics import HEADLINES
 
     first, *others = comparison.names

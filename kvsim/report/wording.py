@@ -61,8 +61,8 @@ REMEDIES = {
     "not-served": "see the rejections of the engine that computes prompts",
 }
 """Why a request was rejected → what to do about it."""
-_MOST, _SOME = 0.5, 0.1
-"""The share of the time that is most of it, and one that is worth a word."""
+_MOST, _SOME, _LITTLE = 0.5, 0.1, 0.01
+"""The share that is most of it, one that is worth a word, and one that alarms nobody."""
 
 
 class Remark(NamedTuple):
@@ -146,9 +146,12 @@ def diagnosis(summary: Mapping[str, Any]) -> list[Remark]:
         said.append(f"on average, {number(ran)} of {number(there)} requests ran")
         worst = max(shares, key=lambda name: shares[name])
         said.append(BOUNDS[worst].lever if shares[worst] > _SOME else _COMPUTE)
+    elif state != "rejecting" and (pressed := _pressed(summary)):
+        said.append(f"{percent(pressed)} of the requests were preempted")
+        said.append(BOUNDS["memory-bound"].lever)
     if cure := _cure(summary):
         said.append(cure)
-    tone = TONES.get(state, "warning" if found else "plain")
+    tone = TONES.get(state, "warning" if found or _pressed(summary) else "plain")
     first = Remark(f"{outcome_title(summary)}: {'; '.join(said)}.", tone)
     return [first, Remark(f"{_capital(load)}.", tone)] if found else [first]
 
@@ -178,6 +181,12 @@ def _refused(summary: Mapping[str, Any]) -> dict[str, float]:
         name: added(blocked_s[cause] for cause in bound.causes) / whole_s
         for name, bound in BOUNDS.items()
     }
+
+
+def _pressed(summary: Mapping[str, Any]) -> float:
+    """The share of the requests that were preempted; 0 if it is not worth a word."""
+    share = (summary.get("preempted_requests") or 0) / summary["num_requests"]
+    return share if share > _SOME else 0.0
 
 
 def _bounds(summary: Mapping[str, Any]) -> list[tuple[str, float]]:
@@ -328,14 +337,13 @@ def _preemption(summary: Mapping[str, Any]) -> Remark:
 
 
 def _extrapolation(cost: Mapping[str, Any]) -> list[Remark]:
-    """A warning where the cost model priced steps that its profile does not cover."""
+    """How much the cost model priced that its profile does not cover; a warning if it matters."""
     outside = cost.get("extrapolated_ns")
     if not outside:
         return []
-    share = percent(outside / cost["priced_ns"])
-    return [
-        Remark(f"{share} of the step time is extrapolated beyond measured kernel times.", "warning")
-    ]
+    share = outside / cost["priced_ns"]
+    text = f"{percent(share)} of the step time is extrapolated beyond measured kernel times."
+    return [Remark(text, "warning" if share > _LITTLE else "plain")]
 
 
 def _sentence(text: Any) -> str:

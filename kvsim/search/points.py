@@ -9,9 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from kvsim.errors import ConfigError, PolicyError
-from kvsim.fleet.figures import summarise_fleet
-from kvsim.fleet.fleet import simulate_fleet
-from kvsim.fleet.settings import FleetConfig
+from kvsim.fleet import FleetConfig, simulate_fleet, summarise_fleet
 from kvsim.results.metrics import METRICS
 from kvsim.results.plain import flat, plain
 from kvsim.run.simulation import simulate

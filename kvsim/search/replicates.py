@@ -152,7 +152,7 @@ def compare_seeds(
 ) -> tuple[Comparison, list[Any]]:
     """Run at most `seeds` seeds; stop earlier if all headline figures are settled.
 
-    `simulate` makes the results; fleets have one of their own (`kvsim.fleet.contender`).
+    `simulate` makes the results; fleets have one of their own (`kvsim.fleet.fleet`).
 
     Returns the comparison and every configuration's result on the first seed. Looks before the last
     one spend a part of `level` (`kvsim.explain.certainty.verdicts`): with `level` 0.05, the chance

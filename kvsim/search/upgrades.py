@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.engines.vllm_v1.releases import IDLE, RULES
 from kvsim.errors import ConfigError
-from kvsim.report.compare import Row, change_words, compare_table, value_words
+from kvsim.report import Row, change_words, compare_table, value_words
 from kvsim.report.wording import setting_words
 from kvsim.results.metrics import NAMED
 from kvsim.run.assembly import assemble

@@ -7,7 +7,7 @@ import pytest
 from worlds import config, trace
 
 import kvsim
-from kvsim.report.wording import verdict
+from kvsim.report import verdict
 
 LOAD = trace((0, 8, 3), (0, 8, 20), (0, 8, 4))
 SMALL = {"num_gpu_blocks_override": 9, "max_model_len": 32}

@@ -9,9 +9,7 @@ from fuzz.draw import draw_settings, draw_trace
 from fuzz.equal import LIMIT_S, difference, imbalance, limited, quick_livelocks
 
 from kvsim.errors import ConfigError
-from kvsim.fleet.figures import summarise_fleet
-from kvsim.fleet.fleet import FleetResult, simulate_fleet
-from kvsim.fleet.routers import ROUTERS
+from kvsim.fleet import ROUTERS, FleetResult, simulate_fleet, summarise_fleet
 from kvsim.fleet.settings import load_settings
 from kvsim.run.simulation import simulate
 from kvsim.workload.trace import Trace

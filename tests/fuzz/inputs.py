@@ -28,7 +28,7 @@ from startup_logs import v0_log, v1_log
 
 from kvsim.errors import KvsimError
 from kvsim.machine.models import load_model
-from kvsim.report.files import read_results
+from kvsim.report import read_results
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import SIZES, RunConfig, load_config, to_table
 from kvsim.settings.parsing import human_readable_int

@@ -14,7 +14,7 @@ from fuzz.equal import LIMIT_S, columns_differ, imbalance, limited, quick_livelo
 
 from kvsim.engines import ENGINES
 from kvsim.errors import ConfigError
-from kvsim.report.files import read_results, write_results
+from kvsim.report import read_results, write_results
 from kvsim.run.result import Result
 from kvsim.run.simulation import simulate
 from kvsim.settings.versions import release

@@ -13,7 +13,7 @@ from marks import mostly_long
 from places import ROOT
 
 from kvsim.errors import OutputError
-from kvsim.report.files import read_block_map, read_results, read_transitions
+from kvsim.report import read_block_map, read_results, read_transitions
 from kvsim.search.store import Store
 from kvsim.search.sweep.sweep import read_plan
 

@@ -120,11 +120,11 @@ def test_an_interrupt_that_python_drops_comes_again(busy_s: float) -> None:
     """Also on a machine so busy that the hook is still running when the interrupt comes again."""
     code = (
         "import signal, threading, time, weakref\n"
-        "from kvsim.cli import stopping\n"
+        "from kvsim import cli\n"
         "class Timer(threading.Timer):\n"
         f"    def start(self): super().start(); time.sleep({busy_s})\n"
         "threading.Timer = Timer\n"
-        "stopping.heed_signals()\n"
+        "cli.heed_signals()\n"
         "class Thing: pass\n"
         "thing = Thing()\n"
         "mark = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGTERM))\n"
@@ -132,7 +132,7 @@ def test_an_interrupt_that_python_drops_comes_again(busy_s: float) -> None:
         "    del thing\n"
         "    time.sleep(20)\n"
         "except KeyboardInterrupt:\n"
-        "    raise SystemExit(stopping.exit_code()) from None\n"
+        "    raise SystemExit(cli.exit_code()) from None\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(

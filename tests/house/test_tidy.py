@@ -14,7 +14,7 @@ PACKAGE = ROOT / "kvsim"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
-    {"core.compiled", "errors", "version"},
+    {"core.compiled", "errors", "face", "version"},
     {"writing"},
     {"settings"},
     {"machine"},

@@ -14,7 +14,7 @@ from small_engines import engine, make_trace
 import kvsim
 from kvsim.core.schema import BLOCK_MAP
 from kvsim.errors import OutputError
-from kvsim.report.files import read_block_map, write_results
+from kvsim.report import read_block_map, write_results
 from kvsim.report.pages import block_map as block_map_panel
 from kvsim.report.pages.block_map import paint
 from kvsim.report.pages.run import build_page

@@ -10,9 +10,9 @@ from kvsim.explain.cachelab.sentences import PARTS
 from kvsim.fleet.page import CAUSE_COLOURS
 from kvsim.report.pages.cache import PART_COLOURS
 from kvsim.report.pages.compare import COLOURS, run_colour
+from kvsim.report.pages.diff import STANDING_COLOURS
 from kvsim.report.pages.figures import coloured
-from kvsim.report.pages.provenance import MEMORY
-from kvsim.report.pages.story import COLOURS as STANDINGS
+from kvsim.report.pages.run import MEMORY
 from kvsim.results.ledger import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
 from kvsim.results.ledger_summary import bare
 
@@ -26,7 +26,7 @@ DRAWN = {
     "an audit": [PART_COLOURS[part] for part in PARTS],
     "regrets": [CAUSE_COLOURS[cause] for cause in CAUSES[1:]],
     "compared runs": [run_colour(i) for i in range(COLOURS)],
-    "standings": list(STANDINGS.values()),
+    "standings": list(STANDING_COLOURS.values()),
 }
 
 

@@ -5,11 +5,8 @@ from typing import Any
 from browsers import eventually
 from places import ROOT
 
-from kvsim.fleet.figures import summarise_fleet
-from kvsim.fleet.fleet import simulate_fleet
-from kvsim.fleet.folder import fleet_run
-from kvsim.fleet.page import MOST_LANES, build_fleet
-from kvsim.fleet.routing import find_bounds
+from kvsim.fleet import build_fleet, find_bounds, fleet_run, simulate_fleet, summarise_fleet
+from kvsim.fleet.page import MOST_LANES
 from kvsim.workload import open_trace
 
 CHAT = str(ROOT / "traces" / "chat.jsonl")

@@ -1,8 +1,7 @@
 import re
 
-from kvsim.report.pages.document import placed
 from kvsim.report.pages.figures import chart, line
-from kvsim.report.pages.html import Html, element, facts, join, table
+from kvsim.report.pages.html import Html, element, facts, join, placed, table
 
 
 def test_text_is_escaped_and_html_is_not():

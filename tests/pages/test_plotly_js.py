@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import kvsim
-from kvsim.report.pages.document import packed_plotly
+from kvsim.report.pages.html import packed_plotly
 from kvsim.report.pages.run import build_page
 
 PACKAGE = Path(kvsim.__file__).parent

@@ -18,7 +18,7 @@ from worlds import MS, config, trace
 
 import kvsim
 from kvsim.report.pages import requests as request_table
-from kvsim.report.pages.causes import turns_of
+from kvsim.report.pages.latencies import turns_of
 from kvsim.report.pages.run import build_page
 from kvsim.report.pages.work import passages
 from kvsim.results.numerals import SPACE
@@ -372,7 +372,7 @@ PROGRAM = """
 import hashlib, sys
 sys.path[:0] = {tests!r}
 from runs import result
-from kvsim.report.pages.causes import turns_of
+from kvsim.report.pages.latencies import turns_of
 from kvsim.report.pages.run import build_page
 from kvsim.report.pages.work import passages
 run = result(30)

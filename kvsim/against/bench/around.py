@@ -39,7 +39,7 @@ def _run(settings: dict[str, object], path: str, folder: str) -> Parts:
     laps.lap("simulate")
     summary = result.summary
     laps.lap("summary")
-    from kvsim.report.files import write_results
+    from kvsim.report import write_results
 
     write_results(Path(folder) / "out", summary, result.requests, result.steps)
     laps.lap("files")

@@ -63,7 +63,7 @@ def measure(case: Case, path: str) -> Measurement:
 def _runner(workload: Workload) -> Callable[[str, dict[str, Any]], Sequence[Result]]:
     """Returns what runs a workload."""
     if workload.router:
-        from kvsim.fleet.fleet import simulate_fleet
+        from kvsim.fleet import simulate_fleet
 
         def run_fleet(path: str, settings: dict[str, Any]) -> Sequence[Result]:
             configs = [settings] * workload.replicas

@@ -14,7 +14,7 @@ from kvsim.against.check.signs import Signs
 from kvsim.against.check.suspects import Bench
 from kvsim.against.matched import KINDS, STATISTICS, Matched, require_measured
 from kvsim.errors import ConfigError
-from kvsim.fleet.ranks import EngineResult, simulate_engine
+from kvsim.fleet import EngineResult, simulate_engine
 from kvsim.results.phases import Floats
 from kvsim.results.plain import plain
 from kvsim.results.statistics import describe, describe_counts, ratio

@@ -7,10 +7,9 @@ from typing import Any
 
 from kvsim.against.check.remarks import correction_rows, figure_rows, part_rows
 from kvsim.report import wording
-from kvsim.report.pages.document import document, placed
 from kvsim.report.pages.figures import Figure, chart, compact, line, points, titled
-from kvsim.report.pages.html import Html, join, lead, panel, table
-from kvsim.report.pages.provenance import provenance_panels
+from kvsim.report.pages.html import Html, document, join, lead, panel, placed, table
+from kvsim.report.pages.run import provenance_panels
 from kvsim.results.metrics import LATENCIES
 from kvsim.results.numerals import plural, show
 

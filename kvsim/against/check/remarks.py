@@ -7,7 +7,8 @@ from typing import Any
 
 from kvsim.against.check.corrections import EXPLAINED
 from kvsim.core.sums import added
-from kvsim.report.wording import Remark, assumed, finished, measured, outcome_title, time_source
+from kvsim.report import Remark, finished, measured, outcome_title, time_source
+from kvsim.report.wording import assumed
 from kvsim.results.metrics import LATENCIES
 from kvsim.results.numerals import SPACE, count, milliseconds, percent, plural, show, signed
 
@@ -79,11 +80,11 @@ def verdict(record: Record, tokens_missing: float) -> list[Remark]:
     """All remarks on a check. `tokens_missing`: share of the gaps that the client did not see."""
     return [
         *_ending(record),
+        *_correction(record),
         _farthest(record),
         *_judged(record),
         *_cause(record),
         *_seen(record),
-        *_correction(record),
         *_guessed(record),
         *_merged(tokens_missing),
     ]

@@ -15,7 +15,7 @@ import msgspec
 from kvsim.against.check.signs import Signs, signs
 from kvsim.against.check.slowed import Change, with_change
 from kvsim.against.matched import Matched, matched
-from kvsim.fleet.ranks import EngineResult, figures_of, simulate_engine
+from kvsim.fleet import EngineResult, figures_of, simulate_engine
 from kvsim.results.numerals import milliseconds, percent
 from kvsim.settings.config import RunConfig
 from kvsim.workload.spec import assume_hit_rate

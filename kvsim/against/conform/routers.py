@@ -16,12 +16,12 @@ import xxhash
 from kvsim.against.conform.cases import RouterRun
 from kvsim.against.conform.step_log import Record
 from kvsim.errors import TraceError
+from kvsim.fleet import ROUTERS
+from kvsim.fleet.routers import router as textbook
 from kvsim.fleet.routers.dynamo import DynamoKv
-from kvsim.fleet.routers.production_stack import PrefixAware, RoundRobin, Session
 from kvsim.fleet.routers.router import Asked, Choice, Router
-from kvsim.fleet.routers.sglang import CacheAware, PowerOfTwo, Uniform
-from kvsim.fleet.routers.sglang import RoundRobin as SglangRoundRobin
-from kvsim.fleet.routers.vllm_dp import DataParallel
+from kvsim.fleet.routers.sglang import CacheAware
+from kvsim.fleet.routers.vllm import DataParallel, PrefixAware, RoundRobin, Session
 
 R = TypeVar("R", bound=Router)
 
@@ -163,7 +163,7 @@ class _Dynamo(_Replay[DynamoKv]):
 _SILENT = ("track_output_blocks", "track_active_blocks")
 
 
-class _Sglang(_Replay[CacheAware | SglangRoundRobin | Uniform | PowerOfTwo]):
+class _Sglang(_Replay[CacheAware | textbook.RoundRobin | textbook.Uniform]):
     def __init__(self, header: Record) -> None:
         settings = dict(header["config"])
         policy = _SGLANG[settings.pop("policy")]
@@ -206,10 +206,8 @@ class _Sglang(_Replay[CacheAware | SglangRoundRobin | Uniform | PowerOfTwo]):
 
 
 _SGLANG: Mapping[str, Any] = {
-    "cache_aware": CacheAware,
-    "round_robin": SglangRoundRobin,
-    "random": Uniform,
-    "power_of_two": PowerOfTwo,
+    policy: ROUTERS[f"sglang-{policy}"]
+    for policy in ("cache_aware", "round_robin", "random", "power_of_two")
 }
 
 

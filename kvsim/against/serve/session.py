@@ -21,7 +21,7 @@ from kvsim.against.serve.watch import Entry, Step, Steps
 from kvsim.against.serve.words import filler
 from kvsim.core.request import Request
 from kvsim.errors import ConfigError, EngineStopped
-from kvsim.fleet.news import Mailbox
+from kvsim.fleet.dispatch import Mailbox
 from kvsim.run.assembly import Parts
 from kvsim.run.features.offload import role_of
 from kvsim.run.replica.events import Clock

@@ -22,8 +22,6 @@ from kvsim.against.validate.errors import (
     signed_share,
 )
 from kvsim.cost.profile import distrust
-from kvsim.report.pages.distribution import curve, distribution_figures
-from kvsim.report.pages.document import document, placed
 from kvsim.report.pages.figures import (
     Figure,
     Trace,
@@ -38,15 +36,18 @@ from kvsim.report.pages.figures import (
 from kvsim.report.pages.html import (
     Html,
     columns,
+    document,
     element,
     facts,
     join,
     key_of,
     lead,
     panel,
+    placed,
     table,
     tags,
 )
+from kvsim.report.pages.latencies import curve, distribution_figures
 from kvsim.results.numerals import count, plural, seconds
 from kvsim.results.plain import flat
 

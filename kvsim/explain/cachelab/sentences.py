@@ -68,8 +68,9 @@ def sentences(study: Study) -> list[str]:
     point = max(study.points, key=lambda each: each.left or 0)
     if point.left is None:
         return [f"A cache without limit finds {percent(study.share(study.ceiling))}."]
-    told = "The size at which the choice of policy matters most:"
-    return [told, _now(study, point), *_more(study, point)]
+    now = _now(study, point)
+    first = f"Where the choice of policy matters most: {now[:1].lower()}{now[1:]}"
+    return [first, *_more(study, point)]
 
 
 def _now(study: Study, point: Point) -> str:

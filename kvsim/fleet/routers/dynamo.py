@@ -10,7 +10,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
-from kvsim.fleet.routers.router import Asked, Choice, Router, delay_ns
+from kvsim.fleet.routers.router import Asked, Choice, Keys, Router, delay_ns
 
 TIERS = ("device", "host", "disk")
 
@@ -28,7 +28,7 @@ class Tier:
     def __len__(self) -> int:
         return len(self._parents)
 
-    def stored(self, parent: Hashable | None, keys: Sequence[Hashable]) -> None:
+    def stored(self, parent: Hashable | None, keys: Keys) -> None:
         """Adds blocks behind a known one; behind an unknown one they are dropped. A block that is
         there already stays as it is, and is not counted twice."""
         if parent is not None and parent not in self._parents:
@@ -40,7 +40,7 @@ class Tier:
                     self._behind.setdefault(parent, set()).add(key)
             parent = key
 
-    def removed(self, keys: Sequence[Hashable]) -> None:
+    def removed(self, keys: Keys) -> None:
         """Removes known blocks, and all that follow them."""
         going = [key for key in keys if key in self._parents]
         for key in going:
@@ -52,7 +52,7 @@ class Tier:
                 del self._parents[key]
                 going += self._behind.pop(key, ())
 
-    def run(self, keys: Sequence[Hashable], start: int = 0) -> int:
+    def run(self, keys: Keys, start: int = 0) -> int:
         """Returns how many blocks of a prompt, from `start` on, are here without a gap."""
         # A block is here only with all before it in this tier, so halving finds the last one.
         low, high = start, len(keys)
@@ -70,7 +70,7 @@ class Reservation:
 
     __slots__ = ("keys", "new_tokens", "output_weights", "worker")
 
-    def __init__(self, worker: int, keys: Sequence[Hashable], new_tokens: int) -> None:
+    def __init__(self, worker: int, keys: Keys, new_tokens: int) -> None:
         self.worker = worker
         self.keys = keys
         self.new_tokens = new_tokens
@@ -97,7 +97,7 @@ class Books:
         """Distinct prompt blocks and output blocks by weight, rounded to nearest, halves up."""
         return math.floor(self._blocks + 0.5)
 
-    def new_blocks(self, keys: Sequence[Hashable]) -> int:
+    def new_blocks(self, keys: Keys) -> int:
         """Returns how many blocks of a prompt no reservation has."""
         return sum(key not in self._holders for key in keys)
 
@@ -216,9 +216,7 @@ class DynamoKv(Router):
         idlest = min(self.books[worker].prefill_tokens for worker in alive)
         return [self._standing(asked, keys, worker, idlest) for worker in alive]
 
-    def _standing(
-        self, asked: Asked, keys: Sequence[Hashable], worker: int, idlest_tokens: int
-    ) -> Standing:
+    def _standing(self, asked: Asked, keys: Keys, worker: int, idlest_tokens: int) -> Standing:
         books = self.books[worker]
         overlap = self._overlap(worker, keys)
         new_tokens = self._new_tokens(asked.input_length, overlap) if self._tracks else 0
@@ -239,7 +237,7 @@ class DynamoKv(Router):
         keys, size = asked.content.keys(self.block_size), self.block_size
         return {worker: size * sum(self._overlap(worker, keys)) for worker in alive}
 
-    def _overlap(self, worker: int, keys: Sequence[Hashable]) -> tuple[int, int, int]:
+    def _overlap(self, worker: int, keys: Keys) -> tuple[int, int, int]:
         device, host, disk = self.caches[worker]
         on_device = device.run(keys)
         on_host = host.run(keys, on_device)
@@ -304,15 +302,11 @@ class DynamoKv(Router):
             self.books[reservation.worker].free(reservation)
 
     def stored(
-        self,
-        worker: int,
-        parent: Hashable | None,
-        keys: Sequence[Hashable],
-        tier: str = "device",
+        self, worker: int, parent: Hashable | None, keys: Keys, tier: str = "device"
     ) -> None:
         self.caches[worker][TIERS.index(tier)].stored(parent, keys)
 
-    def removed(self, worker: int, keys: Sequence[Hashable], tier: str = "device") -> None:
+    def removed(self, worker: int, keys: Keys, tier: str = "device") -> None:
         self.caches[worker][TIERS.index(tier)].removed(keys)
 
     def cleared(self, worker: int) -> None:

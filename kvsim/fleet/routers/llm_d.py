@@ -19,11 +19,11 @@ from kvsim.fleet.routers.router import (
     Asked,
     Choice,
     InFlight,
+    Keys,
+    Loads,
     delay_ns,
     interval_ns,
 )
-
-_Loads = Sequence[tuple[int, int, float]]
 
 
 class Weights(NamedTuple):
@@ -71,7 +71,7 @@ class _Scored(InFlight):
         self._weights = self.profile._replace(**given)
         self.scrape_ns = interval_ns(refresh_metrics_interval_ms)
         self.scrape_delay_ns = delay_ns(metrics_delay_ms)
-        self._loads: _Loads = [(0, 0, 0.0)] * len(self.workers)
+        self._loads: Loads = [(0, 0, 0.0)] * len(self.workers)
 
     def choose(self, asked: Asked, alive: Sequence[int], now_ns: int) -> Choice:
         weights, known = self._weights, self.known(asked, alive) if self._weights.prefix else {}
@@ -99,7 +99,7 @@ class _Scored(InFlight):
         shares = self.known(asked, alive)
         return {worker: round(share * most) for worker, share in shares.items()}
 
-    def snapshot(self, loads: _Loads) -> None:
+    def snapshot(self, loads: Loads) -> None:
         self._loads = list(loads)
 
 
@@ -193,16 +193,12 @@ class Precise(_Scored):
         return {worker: self._caches[worker].run(keys) / max(len(keys), 1) for worker in alive}
 
     def stored(
-        self,
-        worker: int,
-        parent: Hashable | None,
-        keys: Sequence[Hashable],
-        tier: str = "device",
+        self, worker: int, parent: Hashable | None, keys: Keys, tier: str = "device"
     ) -> None:
         if tier == "device":
             self._caches[worker].stored(parent, keys)
 
-    def removed(self, worker: int, keys: Sequence[Hashable], tier: str = "device") -> None:
+    def removed(self, worker: int, keys: Keys, tier: str = "device") -> None:
         if tier == "device":
             self._caches[worker].removed(keys)
 

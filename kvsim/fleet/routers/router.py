@@ -1,17 +1,21 @@
 """What a router is: a request is shown, a worker is named, and the books follow what was sent.
 
 A router knows what a real one knows: what it sent itself, what workers report, and when. It sees
-nothing inside an engine. Workers are numbered from 0.
+nothing inside an engine. Workers are numbered from 0. At the end are routers of the textbook, to
+compare the real ones with.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
 from random import Random
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import xxhash
 
 from kvsim.errors import ConfigError
 from kvsim.workload.keys import SpanStream, TokenStream
@@ -22,6 +26,12 @@ TOKEN_CHARACTERS = 4
 (`pkg/epp`, commit 520af47)."""
 
 
+Keys = Sequence[Hashable]
+"""What blocks are known by, one after another."""
+Loads = Sequence[tuple[int, int, float]]
+"""Waiting and running requests and the share of the KV cache in use, for each worker."""
+
+
 class Content(Protocol):
     """What a prompt says, as far as routers look at it."""
 
@@ -29,7 +39,7 @@ class Content(Protocol):
     def text(self) -> str:
         """The prompt as characters."""
 
-    def keys(self, block_size: int) -> Sequence[Hashable]:
+    def keys(self, block_size: int) -> Keys:
         """A key for each full block of so many tokens, made of it and all before it."""
 
 
@@ -119,24 +129,19 @@ class Router:
         """A request is over."""
 
     def stored(
-        self,
-        worker: int,
-        parent: Hashable | None,
-        keys: Sequence[Hashable],
-        tier: str = "device",
+        self, worker: int, parent: Hashable | None, keys: Keys, tier: str = "device"
     ) -> None:
         """A worker reports that these blocks, behind `parent`, are in its cache; None: they begin a
         prompt. `tier` is `device`, `host` or `disk`."""
 
-    def removed(self, worker: int, keys: Sequence[Hashable], tier: str = "device") -> None:
+    def removed(self, worker: int, keys: Keys, tier: str = "device") -> None:
         """A worker reports that these blocks are gone."""
 
     def cleared(self, worker: int) -> None:
         """A worker reports that its caches are empty."""
 
-    def snapshot(self, loads: Sequence[tuple[int, int, float]]) -> None:
-        """What was last measured: waiting and running requests and the share of the KV cache in
-        use, for each worker."""
+    def snapshot(self, loads: Loads) -> None:
+        """What was last measured."""
 
     scrape_ns: int | None = None
     """How often the workers are measured (`snapshot`); None: never."""
@@ -217,10 +222,94 @@ class StreamContent:
         codes = _FIRST + codes % _NUMBER
         return str(codes.repeat(TOKEN_CHARACTERS).data, "utf-32-le")
 
-    def keys(self, block_size: int) -> Sequence[Hashable]:
+    def keys(self, block_size: int) -> Keys:
         return self._stream.keys(0, self._length // block_size, block_size)
 
 
 def asked_of(row: Row, stream: SpanStream | TokenStream) -> Asked:
     """A request as a router is shown it; `stream`: what its row says."""
     return Asked(row.id, row.input_length, StreamContent(stream, row.input_length), row.session)
+
+
+class Uniform(Router):
+    """Any worker, with equal chances."""
+
+    def choose(self, asked: Asked, alive: Sequence[int], now_ns: int) -> Choice:
+        return Choice(alive)
+
+
+class RoundRobin(Router):
+    """The workers in turn."""
+
+    def __init__(self, workers: Sequence[str], seed: int = 0) -> None:
+        super().__init__(workers, seed)
+        self._turn = 0
+
+    def choose(self, asked: Asked, alive: Sequence[int], now_ns: int) -> Choice:
+        return Choice([alive[self._turn % len(alive)]])
+
+    def sent(self, asked: Asked, worker: int, now_ns: int) -> None:
+        self._turn += 1
+
+
+class LeastLoaded(InFlight):
+    """The worker with the fewest requests in flight; the first of equals."""
+
+    def choose(self, asked: Asked, alive: Sequence[int], now_ns: int) -> Choice:
+        return Choice([min(alive, key=self.load.__getitem__)])
+
+
+class PowerOfTwo(InFlight):
+    """The less loaded of two that are drawn (Mitzenmacher, "The Power of Two Choices in Randomized
+    Load Balancing", 2001); the first drawn of equals."""
+
+    def choose(self, asked: Asked, alive: Sequence[int], now_ns: int) -> Choice:
+        load, most = self.load, len(alive) - 1
+        # A worker wins its pairs with busier ones, and half of those with its equals.
+        weights = [
+            sum(load[other] > load[one] for other in alive)
+            + (sum(load[other] == load[one] for other in alive) - 1) / 2
+            for one in alive
+        ]
+        return Choice(alive, weights if most else None)
+
+
+class SessionAffinity(Router):
+    """All requests of a session to one worker, by the hash of its name; a request without a session
+    by the hash of its own."""
+
+    def choose(self, asked: Asked, alive: Sequence[int], now_ns: int) -> Choice:
+        return Choice([alive[_hash(asked.session or asked.id) % len(alive)]])
+
+
+class BoundedHash(InFlight):
+    """Consistent hashing with bounded loads: from the session's place on a ring on, the first
+    worker with fewer than `bound` times the mean number of requests, this one counted (Mirrokni,
+    Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2018)."""
+
+    POINTS = 100
+    """Places of each worker on the ring."""
+
+    def __init__(self, workers: Sequence[str], seed: int = 0, bound: float = 1.25) -> None:
+        super().__init__(workers, seed)
+        if bound < 1:
+            raise ValueError(f"bound is {bound}; give a factor of at least 1")
+        self._bound = bound
+        self._ring = sorted(
+            (_hash(f"{name}-{point}"), worker)
+            for worker, name in enumerate(self.workers)
+            for point in range(self.POINTS)
+        )
+
+    def choose(self, asked: Asked, alive: Sequence[int], now_ns: int) -> Choice:
+        limit = math.ceil(self._bound * (sum(self.load[one] for one in alive) + 1) / len(alive))
+        free = {one for one in alive if self.load[one] < limit}
+        start = bisect(self._ring, (_hash(asked.session or asked.id), len(self.workers)))
+        for _, worker in (*self._ring[start:], *self._ring[:start]):
+            if worker in free:
+                return Choice([worker])
+        raise AssertionError("the mean of the loads is below the limit, so some worker is, too")
+
+
+def _hash(name: str) -> int:
+    return xxhash.xxh3_64_intdigest(name.encode())

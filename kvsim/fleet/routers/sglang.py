@@ -7,21 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 
-from kvsim.fleet.routers import plain
 from kvsim.fleet.routers.router import Asked, Choice, InFlight, interval_ns
-
-
-class RoundRobin(plain.RoundRobin):
-    """`round_robin`: the workers in turn."""
-
-
-class Uniform(plain.Uniform):
-    """`random`: any worker."""
-
-
-class PowerOfTwo(plain.Uniform):
-    """`power_of_two`: any worker. It is meant to be the less loaded of two; but without token loads
-    from a monitor, this version counts the requests of no worker, and all are equal."""
 
 
 class CacheAware(InFlight):

@@ -16,7 +16,6 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from kvsim.report.pages.document import embedded, placed, text_of
 from kvsim.report.pages.figures import (
     Figure,
     TimeAxis,
@@ -27,7 +26,7 @@ from kvsim.report.pages.figures import (
     time_chart,
     titled,
 )
-from kvsim.report.pages.html import Html, element, join, key_of, lead
+from kvsim.report.pages.html import Html, element, embedded, join, key_of, lead, placed, text_of
 from kvsim.report.pages.view import View
 from kvsim.results.blockmap import (
     CACHED,

@@ -18,9 +18,8 @@ from kvsim.explain.cachelab.sentences import (
     sentences,
 )
 from kvsim.explain.cachelab.study import WHO, Study
-from kvsim.report.pages.document import document, placed
 from kvsim.report.pages.figures import Figure, Trace, chart, compact, line, log_ticks, rule, titled
-from kvsim.report.pages.html import Html, join, key_of, lead, panel, strip, table
+from kvsim.report.pages.html import Html, document, join, key_of, lead, panel, placed, strip, table
 from kvsim.results.numerals import count
 
 MOST_GROUPS = 12

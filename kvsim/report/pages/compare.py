@@ -10,24 +10,25 @@ import numpy as np
 from kvsim.explain.attribution import Pairs, pair
 from kvsim.explain.certainty.verdicts import Comparison, Pair, Verdict
 from kvsim.report import wording
-from kvsim.report.certainty import certain_table, finding_words, method_words, ranking_words
 from kvsim.report.compare import (
     INSIGNIFICANT,
     MEANING,
     NO_DIFFERENCE,
     Row,
     cautions,
+    certain_table,
     change_words,
     compare_table,
     config_differences,
     difference_words,
+    finding_words,
     interval_words,
+    method_words,
+    ranking_words,
     value_words,
 )
 from kvsim.report.explanation import Explanation, Run, explain
 from kvsim.report.pages.diff import run_lines, settings_panel, why
-from kvsim.report.pages.distribution import distribution_figures
-from kvsim.report.pages.document import document, placed
 from kvsim.report.pages.figures import (
     Figure,
     Trace,
@@ -46,7 +47,20 @@ from kvsim.report.pages.figures import (
     time_unit,
     titled,
 )
-from kvsim.report.pages.html import Html, card, cards, element, join, key_of, lead, panel, table
+from kvsim.report.pages.html import (
+    Html,
+    card,
+    cards,
+    document,
+    element,
+    join,
+    key_of,
+    lead,
+    panel,
+    placed,
+    table,
+)
+from kvsim.report.pages.latencies import distribution_figures
 from kvsim.report.pages.view import View, look_at
 from kvsim.report.routing import fleet_verdict
 from kvsim.results.metrics import HEADLINES, LATENCIES

@@ -8,9 +8,8 @@ from itertools import chain, groupby
 from typing import Any
 
 from kvsim.cost.crossover import Crossing, ModelCrossings
-from kvsim.report.pages.document import document, placed
 from kvsim.report.pages.figures import Figure, chart, compact, line, log_axes, rule
-from kvsim.report.pages.html import id_of, join, lead, panel, table
+from kvsim.report.pages.html import document, id_of, join, lead, panel, placed, table
 from kvsim.report.wording import time_source
 
 DASHES = {"layer": "solid", "cross": "dash"}

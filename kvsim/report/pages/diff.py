@@ -1,4 +1,4 @@
-"""Writes why two runs differ: waterfalls, the first divergence, requests and blocks."""
+"""Writes why two runs differ: parts, decisions, requests, blocks; and the story of one request."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 from kvsim.core.schema import BLOCKED
 from kvsim.explain.attribution import BLOCKS, LABELS, LISTED, Waterfall
 from kvsim.explain.divergence import DECISIONS, STATES
+from kvsim.explain.story import Story, ledger_rows
 from kvsim.report import wording
 from kvsim.report.compare import cautions
 from kvsim.report.explanation import Explanation, Run, explain, title_of
-from kvsim.report.pages.document import document, placed
 from kvsim.report.pages.figures import (
     Axis,
     Figure,
@@ -27,8 +27,24 @@ from kvsim.report.pages.figures import (
     titled,
     told,
 )
-from kvsim.report.pages.html import Html, element, id_of, join, lead, panel, table, tags
+from kvsim.report.pages.html import (
+    Html,
+    document,
+    element,
+    id_of,
+    join,
+    key_of,
+    lead,
+    panel,
+    placed,
+    shares,
+    strip,
+    table,
+    tags,
+)
 from kvsim.report.pages.run import ended_label, source_label
+from kvsim.results.ledger import PROMPT_LABELS, TIME_LABELS, standings
+from kvsim.results.ledger_summary import bare
 from kvsim.results.metrics import BLOCKED_BY
 from kvsim.results.numerals import count, number, percent, plural, seconds, signed
 
@@ -260,3 +276,54 @@ def _three(first: Fraction | int, other: Fraction | int) -> list[str]:
     """Times in both runs, and their difference."""
     change = signed(float(other - first) / 1e9, "s") if first != other else "no difference"
     return [seconds(float(first) / 1e9), seconds(float(other) / 1e9), change]
+
+
+MOST_SPELLS = 200
+"""Most spells that are drawn one by one; with more, each standing is drawn once."""
+
+_PARTS = (
+    *("waiting_blocks", "own_prefill", "own_decode", "recompute", "preempted_waiting"),
+    *("swapped_waiting", "waiting_tier", "waiting_load", "reload", "deferred_free"),
+)
+STANDING_COLOURS = {
+    name: f"part-{part}" for name, part in zip(standings.NAMES, _PARTS, strict=True)
+}
+"""Standing → the colour of the part of the ledger that most of it becomes."""
+
+
+def build_story(story: Story, tail: Sequence[str] = ()) -> str:
+    """The whole file; equal stories give equal bytes. `tail`: why its like are slow."""
+    sections = {
+        "Time line": _time_line(story),
+        "Where its time went": _ledger(story.times_ns, TIME_LABELS, "part", "Time"),
+        "Its prompt tokens": _ledger(story.tokens, PROMPT_LABELS, "prompt", "Tokens"),
+    }
+    remarks = [(said, "plain") for said in (story.verdict, *tail) if said]
+    title = f"Request {story.id}"
+    return document("kvsim why", title, sections, subject=story.about, remarks=remarks)
+
+
+def _time_line(story: Story) -> Html:
+    lengths = [(spell.standing, spell.end_ns - spell.begin_ns) for spell in story.spells]
+    seen = {standing for standing, _ in lengths}
+    if len(lengths) > MOST_SPELLS:
+        lengths = [(each, sum(ns for s, ns in lengths if s == each)) for each in sorted(seen)]
+    whole = sum(ns for _, ns in lengths)
+    bar = strip(
+        (STANDING_COLOURS[standing], ns / whole, f"{standing}: {seconds(ns / 1e9)}")
+        for standing, ns in lengths
+    )
+    key = key_of((colour, name) for name, colour in STANDING_COLOURS.items() if name in seen)
+    rows = [
+        (text, f"{time_ns / 1e9:,.6f} s", seconds((time_ns - story.arrival_ns) / 1e9))
+        for time_ns, text in story.moments
+    ]
+    return panel(None, bar, key, table(["What happened", "At", "After its arrival"], rows))
+
+
+def _ledger(values: Mapping[str, int], labels: Mapping[str, str], family: str, unit: str) -> Html:
+    if not values:
+        return Html()
+    parts = ((f"{family}-{bare(name)}", n, labels[name]) for name, n in values.items())
+    rows = ledger_rows(values, labels)
+    return panel(None, shares(parts), table(["", unit, "Share"], rows))

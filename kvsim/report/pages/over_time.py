@@ -9,7 +9,6 @@ import numpy as np
 
 from kvsim.core.schema import BLOCKED
 from kvsim.core.sums import added
-from kvsim.report.pages.adapters import waiting_by_adapter
 from kvsim.report.pages.figures import (
     Axis,
     Figure,
@@ -29,6 +28,7 @@ from kvsim.report.pages.figures import (
     time_unit,
     titled,
 )
+from kvsim.report.pages.latencies import waiting_by_adapter
 from kvsim.report.pages.view import (
     BARS,
     DOTS,

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kvsim.cost.profile import Curve, Fit, Grid, MixedGrid, Profile, distrust
-from kvsim.report.pages.document import document, placed
 from kvsim.report.pages.figures import Figure, chart, compact, line, log_axes, thinned
-from kvsim.report.pages.html import Html, facts, join, panel, table
+from kvsim.report.pages.html import Html, document, facts, join, panel, placed, table
 from kvsim.results.numerals import MISSING, plural
 from kvsim.results.plain import flat
 

@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.report.pages.document import embedded, text_of
 from kvsim.report.pages.figures import (
     Axis,
     Figure,
@@ -22,7 +21,7 @@ from kvsim.report.pages.figures import (
     time_unit,
     titled,
 )
-from kvsim.report.pages.html import Html, element, join, lead
+from kvsim.report.pages.html import Html, element, embedded, join, lead, text_of
 from kvsim.report.pages.view import View
 from kvsim.results.ledger import TIME_LABELS, TIME_PARTS
 from kvsim.results.ledger_summary import bare

@@ -12,7 +12,6 @@ from kvsim.cost.bounds import Bounds
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware
 from kvsim.machine.models import model_of
-from kvsim.report.binning import Ints
 from kvsim.report.pages.figures import (
     Figure,
     chart,
@@ -32,6 +31,7 @@ from kvsim.report.pages.view import (
     DOTS,
     LEAST_SHARE,
     RATES,
+    Ints,
     View,
     lined,
     mean_and_longest,

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvsim.report import Remark
 from kvsim.report.pages.compare import interval_figure
-from kvsim.report.pages.document import document, placed
-from kvsim.report.pages.html import Html, card, cards, element, join, lead, panel, table, tags
-from kvsim.report.wording import Remark
+from kvsim.report.pages.html import (
+    Html,
+    card,
+    cards,
+    document,
+    element,
+    join,
+    lead,
+    panel,
+    placed,
+    table,
+    tags,
+)
 from kvsim.results.numerals import count, plural, show
 from kvsim.results.plain import plain
 from kvsim.run.assembly import assemble

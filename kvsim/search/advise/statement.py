@@ -10,8 +10,8 @@ from kvsim.explain.cachelab.sentences import sentences as study_sentences
 from kvsim.explain.cachelab.study import Asked, study_trace
 from kvsim.explain.certainty import MARGIN
 from kvsim.machine.memory import block_bytes
+from kvsim.report import Remark, diagnosis_of, measured, time_source
 from kvsim.report.compare import NO_DIFFERENCE
-from kvsim.report.wording import Remark, diagnosis_of, measured, time_source
 from kvsim.results.numerals import interval, percent, plural, show, signed
 from kvsim.run.assembly import assemble
 from kvsim.search.advise.search import Advice, Tried

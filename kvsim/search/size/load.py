@@ -6,7 +6,7 @@ from __future__ import annotations
 import msgspec
 
 from kvsim.errors import ConfigError
-from kvsim.fleet.settings import FleetConfig
+from kvsim.fleet import FleetConfig
 from kvsim.run.assembly import assemble
 from kvsim.search.replicates import Load, redrawn
 from kvsim.search.size.knobs import open_arrivals

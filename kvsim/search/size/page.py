@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import log10
 
-from kvsim.report.pages.document import document, placed
 from kvsim.report.pages.figures import (
     Axis,
     Figure,
@@ -19,7 +18,7 @@ from kvsim.report.pages.figures import (
     titled,
     told,
 )
-from kvsim.report.pages.html import Html, element, join, lead, panel, table
+from kvsim.report.pages.html import Html, document, element, join, lead, panel, placed, table
 from kvsim.results.metrics import Metric
 from kvsim.results.numerals import count, plural, show, signed_percent
 from kvsim.results.plain import plain

@@ -7,8 +7,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvsim.fleet.settings import FleetConfig
-from kvsim.report.wording import Remark, diagnosis_of
+from kvsim.fleet import FleetConfig
+from kvsim.report import Remark, diagnosis_of
 from kvsim.results.load import rates_words
 from kvsim.results.metrics import Metric
 from kvsim.results.numerals import MISSING, count, percent, plural, show

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from kvsim.explain.certainty import MARGIN, matters
-from kvsim.report.wording import Remark, time_source
+from kvsim.report import Remark, time_source
 from kvsim.results.load import OVERLOADED, rates_words, state_of
 from kvsim.results.metrics import NAMED, Metric
 from kvsim.results.numerals import count, plural, show

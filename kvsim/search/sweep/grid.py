@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, get_type_hints
 import msgspec
 
 from kvsim.errors import ConfigError
-from kvsim.fleet.settings import FleetConfig, make_settings
+from kvsim.fleet import FleetConfig, make_settings
 from kvsim.settings.config import RunConfig, nearest
 from kvsim.settings.parsing import parse_json, parse_toml, typed
 

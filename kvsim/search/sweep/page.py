@@ -7,9 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from kvsim.report.pages.document import document, placed
 from kvsim.report.pages.figures import WIDE
-from kvsim.report.pages.html import Html, columns, element, facts, join, lead, panel, strip, table
+from kvsim.report.pages.html import (
+    Html,
+    columns,
+    document,
+    element,
+    facts,
+    join,
+    lead,
+    panel,
+    placed,
+    strip,
+    table,
+)
 from kvsim.report.pages.html import tags as tags_of
 from kvsim.results.metrics import Metric
 from kvsim.results.numerals import MISSING, SPACE, count, percent, plural, show

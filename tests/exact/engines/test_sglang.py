@@ -19,11 +19,10 @@ from kvsim.engines.sglang.node import Node, Text
 from kvsim.engines.sglang.scheduler import Sglang, SglangOverlap
 from kvsim.engines.sglang.server import MIB, mem_fraction_static
 from kvsim.machine.models import load_model
-from kvsim.report.files import read_results, write_results
+from kvsim.report import read_results, write_results
 from kvsim.report.pages.over_time import time_figures
 from kvsim.report.pages.view import look_at
-from kvsim.report.tracks.engine import counter_events
-from kvsim.report.tracks.export import run_window
+from kvsim.report.tracks import counter_events, run_window
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config
 from kvsim.workload.trace import Row, Trace

@@ -14,9 +14,8 @@ from marks import examples, long
 from places import ROOT
 
 from kvsim.errors import ConfigError
-from kvsim.fleet.figures import summarise_fleet
-from kvsim.fleet.fleet import FleetResult, simulate_fleet
-from kvsim.fleet.routers import ROUTERS, plain
+from kvsim.fleet import ROUTERS, FleetResult, simulate_fleet, summarise_fleet
+from kvsim.fleet.routers.router import Uniform
 from kvsim.results.ledger import PROMPT_PARTS, TIME_PARTS
 from kvsim.workload.trace import Trace
 
@@ -25,7 +24,7 @@ LIMIT_S = 20.0
 CHAT = str(ROOT / "traces" / "chat.jsonl")
 
 
-class Listening(plain.Uniform):
+class Listening(Uniform):
     """Heeds what it hears as little as the original, which does not say so."""
 
     def ended(self, id: str) -> None:

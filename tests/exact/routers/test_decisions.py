@@ -14,11 +14,9 @@ from places import ROOT
 
 from kvsim.core.schema import CAUSES
 from kvsim.errors import ConfigError
-from kvsim.fleet.figures import summarise_fleet
-from kvsim.fleet.fleet import FleetResult, simulate_fleet
-from kvsim.fleet.routers import ROUTERS
+from kvsim.fleet import ROUTERS, FleetResult, find_bounds, simulate_fleet, summarise_fleet
+from kvsim.fleet.figures import in_flight, load_imbalance
 from kvsim.fleet.routers.router import Asked, Choice, Router
-from kvsim.fleet.routing import find_bounds, in_flight, load_imbalance
 from kvsim.workload import open_trace
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import ceiling_tokens

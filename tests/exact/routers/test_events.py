@@ -9,7 +9,7 @@ from places import ROOT
 
 from kvsim.core.blocks import CacheEvents, Stored
 from kvsim.core.pool import Pool
-from kvsim.fleet.fleet import simulate_fleet
+from kvsim.fleet import simulate_fleet
 from kvsim.fleet.routers.router import Asked, Choice, Router
 from kvsim.run.assembly import Parts, assemble
 from kvsim.run.simulation import simulate

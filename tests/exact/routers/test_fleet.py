@@ -16,10 +16,7 @@ from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
 from kvsim.engines.vllm_v1.scheduler import VllmV1Async
 from kvsim.errors import ConfigError, EngineStopped
-from kvsim.fleet.figures import summarise_fleet
-from kvsim.fleet.fleet import FleetResult, simulate_fleet
-from kvsim.fleet.folder import read_fleet
-from kvsim.fleet.routers import ROUTERS
+from kvsim.fleet import ROUTERS, FleetResult, read_fleet, simulate_fleet, summarise_fleet
 from kvsim.fleet.routers.router import TOKEN_CHARACTERS, Asked, Choice, Router, StreamContent
 from kvsim.results.ledger import TIME_PARTS
 from kvsim.results.plain import flat

@@ -12,12 +12,17 @@ from marks import long
 from msgspec.structs import replace
 from places import ROOT
 
-from kvsim.fleet.contender import contender, simulate_contender
-from kvsim.fleet.difference import explain_fleets
-from kvsim.fleet.figures import summarise_fleet
-from kvsim.fleet.fleet import simulate_fleet
-from kvsim.fleet.folder import FleetRun, fleet_run, read_fleet
-from kvsim.fleet.routing import find_bounds
+from kvsim.fleet import (
+    FleetRun,
+    contender,
+    explain_fleets,
+    find_bounds,
+    fleet_run,
+    read_fleet,
+    simulate_contender,
+    simulate_fleet,
+    summarise_fleet,
+)
 from kvsim.settings.config import make_config
 from kvsim.workload import open_trace
 

@@ -22,13 +22,19 @@ from worlds import MS, trace
 from kvsim.core.request import DECODE, PREFILL
 from kvsim.core.schema import LEGS
 from kvsim.errors import ConfigError
-from kvsim.fleet.difference import explain_fleets
-from kvsim.fleet.figures import summarise_fleet
-from kvsim.fleet.fleet import FleetResult, simulate_fleet
-from kvsim.fleet.folder import fleet_run, read_fleet, write_fleet
-from kvsim.fleet.page import build_fleet, build_fleet_comparison
-from kvsim.fleet.routers import ROUTERS
-from kvsim.report.files import write_results
+from kvsim.fleet import (
+    ROUTERS,
+    FleetResult,
+    build_fleet,
+    explain_fleets,
+    fleet_run,
+    read_fleet,
+    simulate_fleet,
+    summarise_fleet,
+)
+from kvsim.fleet.folder import write_fleet
+from kvsim.fleet.page import build_fleet_comparison
+from kvsim.report import write_results
 from kvsim.results.ledger import TIME_PARTS
 from kvsim.run.simulation import simulate
 from kvsim.workload.trace import Trace
@@ -357,7 +363,7 @@ def test_dynamo_splits_without_kv_events() -> None:
 
 def test_time_that_passes_without_progress_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A handshake of 10 s is more than a thousand looks, or a hundred."""
-    monkeypatch.setattr("kvsim.fleet.news.PATIENCE_LOOKS", 1000)
+    monkeypatch.setattr("kvsim.fleet.dispatch.PATIENCE_LOOKS", 1000)
     kinds = [side(role, {"handshake_ms": 10_000.0}) for role in ("kv_producer", "kv_consumer")]
     every_ms = "min_stats_update_interval_ms"
     result = simulate_fleet(TWO, kinds, "vllm-dp", {every_ms: 100})

@@ -17,8 +17,7 @@ from kvsim.core.plan import Plan
 from kvsim.cost.constant import ConstantCost
 from kvsim.engines.vllm_v1.scheduler import VllmV1
 from kvsim.errors import ConfigError, EngineStopped
-from kvsim.fleet.figures import summarise_fleet
-from kvsim.fleet.fleet import FleetResult, simulate_fleet
+from kvsim.fleet import FleetResult, simulate_fleet, summarise_fleet
 from kvsim.results.ledger import KERNELS, TIME_PARTS
 from kvsim.run.simulation import simulate
 from kvsim.workload.trace import Row, Trace

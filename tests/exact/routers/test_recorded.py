@@ -15,7 +15,7 @@ from kvsim.against.conform.step_log import first_divergence
 from kvsim.errors import TraceError
 from kvsim.fleet.routers.dynamo import Tier
 from kvsim.fleet.routers.sglang import Tree
-from kvsim.fleet.routers.vllm_dp import DataParallel
+from kvsim.fleet.routers.vllm import DataParallel
 
 RECORDED = SHARED / "conformance" / "routers"
 DECISIONS = {"dynamo": 10_006, "sglang": 11_323, "production-stack": 7_200, "vllm-dp": 5_375}

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from kvsim.against.conform.routers import Written
 from kvsim.errors import ConfigError
-from kvsim.fleet.routers import ROUTERS, make_router
+from kvsim.fleet import ROUTERS
+from kvsim.fleet.routers import make_router
 from kvsim.fleet.routers.dynamo import DynamoKv, Tier
 from kvsim.fleet.routers.llm_d import Default, Precise
-from kvsim.fleet.routers.plain import BoundedHash, PowerOfTwo, SessionAffinity
-from kvsim.fleet.routers.router import Asked
+from kvsim.fleet.routers.router import Asked, BoundedHash, PowerOfTwo, SessionAffinity
 from kvsim.fleet.routers.sglang import Tree
 
 FOUR = ("a", "b", "c", "d")
@@ -51,7 +51,7 @@ def test_every_router_chooses_who_is_alive_and_repeats_itself(name: str) -> None
 
 def test_an_outsider_names_a_class_and_gives_it_arguments() -> None:
     router = make_router(
-        "kvsim.fleet.routers.plain:BoundedHash", {"bound": 2.0}, FOUR, block_size=16
+        "kvsim.fleet.routers.router:BoundedHash", {"bound": 2.0}, FOUR, block_size=16
     )
     assert isinstance(router, BoundedHash)
     with pytest.raises(ConfigError, match="bound is"):

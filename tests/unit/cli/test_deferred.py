@@ -47,9 +47,7 @@ def modules_after(*arguments: str) -> tuple[set[str], str]:
 def test_help_imports_no_command_and_nothing_heavy() -> None:
     loaded, out = modules_after("--help")
     heavy = {"numpy", "simpy", "msgspec", "pyarrow", "pandas", "plotly"}
-    assert not loaded & (
-        heavy | {"kvsim.settings.config", "kvsim.cli.commands", "kvsim.run.simulation"}
-    )
+    assert not loaded & (heavy | {"kvsim.settings.config", "kvsim.cli.run", "kvsim.run.simulation"})
     for name in COMMANDS:
         assert name in out
 
@@ -82,9 +80,8 @@ def test_a_run_with_a_page_imports_no_other_page(tmp_path: Path) -> None:
         for name in loaded
         if name.startswith("kvsim.report.pages.")
     }
-    shared = {"adapters", "block_map", "causes", "distribution", "document", "figures", "html"}
-    shared |= {"over_time", "view", "work"}
-    assert drawn == {"run", "requests", "provenance", *shared}
+    shared = {"block_map", "figures", "html", "latencies", "over_time", "view", "work"}
+    assert drawn == {"run", "requests", *shared}
 
 
 def test_without_a_command_five_lines_greet_and_name_three_commands(

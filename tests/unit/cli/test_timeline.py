@@ -11,7 +11,7 @@ from command import run_here
 from marks import long
 from places import ROOT
 
-from kvsim.report.tracks.engine import STEPS
+from kvsim.report.tracks import STEP_TRACK
 
 SHORT = ["--trace", str(ROOT / "traces" / "chat.jsonl"), "--num-prompts", "120"]
 SHORT += ["--num-gpu-blocks-override", "700", "--engine", "vllm-v1"]
@@ -38,7 +38,7 @@ def test_a_run_becomes_a_trace_plain_or_packed(run: Path, tmp_path: Path) -> Non
     assert gzip.decompress((tmp_path / "all.json.gz").read_bytes()) == plain
     steps = pq.read_metadata(run / "steps.parquet").num_rows
     listed = json.loads(plain)["traceEvents"]
-    assert sum(e["ph"] == "X" and (e["pid"], e["tid"]) == STEPS for e in listed) == steps
+    assert sum(e["ph"] == "X" and (e["pid"], e["tid"]) == STEP_TRACK for e in listed) == steps
     part = tmp_path / "part.json"
     window = ["--from", "5", "--to", "6.5", "--request", "57", "--request", "58"]
     assert kvsim("timeline", str(run), "--out", str(part), *window).returncode == 0

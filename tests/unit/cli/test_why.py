@@ -8,7 +8,7 @@ from command import run_here
 from places import ROOT
 
 from kvsim.explain.tail import tail_words
-from kvsim.report.files import read_results
+from kvsim.report import read_results
 from kvsim.results.phases import durations_ns
 
 

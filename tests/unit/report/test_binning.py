@@ -3,8 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.report import binning
-from kvsim.report.binning import bin_events, bin_states, even_edges
+from kvsim.report.pages import view as binning
+from kvsim.report.pages.figures import time_axis
+from kvsim.report.pages.view import bin_states, even_edges, sums_of
 
 
 @st.composite
@@ -72,7 +73,7 @@ def test_events_are_neither_lost_nor_counted_twice(end, limit, events):
     edges = even_edges(end, limit)
     assert (edges[0], edges[-1]) == (0, end)
     assert len(edges) <= limit + 1
-    sums = bin_events(instants, amounts, edges)
+    sums = sums_of(time_axis(end), end, instants, limit).of(amounts)
     assert sums.sum() == amounts.sum()
     last = len(edges) - 2
     for i in range(last + 1):
@@ -83,4 +84,3 @@ def test_events_are_neither_lost_nor_counted_twice(end, limit, events):
 def test_no_time_has_no_bins():
     bins = binned(np.array([0, 0]), 0, np.array([1, 2]), 5)
     assert len(bins.mean["x"]) == len(bins.low["x"]) == 0
-    assert len(bin_events(np.array([0]), np.array([3]), even_edges(0, 5))) == 0

@@ -8,17 +8,16 @@ import pytest
 from runs import real_run
 
 from kvsim.explain.certainty.verdicts import Comparison, Pair, Verdict
-from kvsim.report.certainty import (
+from kvsim.report import make_console, render_comparison, value_words
+from kvsim.report.compare import (
     certain_table,
     comparison_record,
     finding_words,
+    interval_words,
     method_words,
     ranking_words,
 )
-from kvsim.report.compare import interval_words, value_words
 from kvsim.report.pages.compare import build_comparison
-from kvsim.report.screen import make_console
-from kvsim.report.terminal import render_comparison
 from kvsim.results.numerals import SPACE
 from kvsim.results.summary import summarise
 

@@ -8,16 +8,9 @@ from runs import real_run
 from tiny import MS, no_run, tiny_run
 
 from kvsim.explain.attribution import pair
-from kvsim.report.compare import (
-    cautions,
-    change_words,
-    compare_table,
-    config_differences,
-    difference_words,
-)
+from kvsim.report import change_words, compare_table, make_console, render_comparison
+from kvsim.report.compare import cautions, config_differences, difference_words
 from kvsim.report.pages.compare import build_comparison
-from kvsim.report.screen import make_console
-from kvsim.report.terminal import render_comparison
 from kvsim.results.numerals import SPACE, show
 from kvsim.results.summary import summarise
 

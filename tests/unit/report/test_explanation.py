@@ -11,7 +11,8 @@ from tiny import no_run
 
 from kvsim.cost.calibrate.llmservingsim import import_profile
 from kvsim.cost.profile import to_json
-from kvsim.report.explanation import explain, explanation_record
+from kvsim.report import explain
+from kvsim.report.explanation import explanation_record
 from kvsim.report.pages.diff import build_diff
 from kvsim.results.numerals import SPACE
 from kvsim.results.summary import summarise

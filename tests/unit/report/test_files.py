@@ -8,7 +8,7 @@ from full_disk import full_disk
 from tiny import MS, no_run, tiny_run
 
 from kvsim.errors import OutputError
-from kvsim.report.files import read_results, write_results
+from kvsim.report import read_results, write_results
 from kvsim.results.summary import summarise
 
 

@@ -12,11 +12,9 @@ from worlds import MS, config, hashed, trace
 import kvsim
 from kvsim.errors import OutputError
 from kvsim.explain.story import find_request, tell
-from kvsim.report.files import read_results, read_transitions, write_results
+from kvsim.report import make_console, read_results, read_transitions, render, write_results
+from kvsim.report.pages.diff import build_story
 from kvsim.report.pages.run import build_page
-from kvsim.report.pages.story import build_story
-from kvsim.report.screen import make_console
-from kvsim.report.terminal import render
 from kvsim.results.ledger import KERNELS, PROMPT_PARTS, TIME_PARTS
 from kvsim.results.ledger_summary import request_at
 from kvsim.results.numerals import SPACE

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import kvsim
-from kvsim.report.wording import verdict
+from kvsim.report import verdict
 from kvsim.results.load import load_words, state_of
 from kvsim.run.simulation import simulate
 from kvsim.workload.spec import Lengths, synthesise_lengths

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvsim.explain.certainty.verdicts import Comparison
-from kvsim.report.sessions import quote
+from kvsim.report.compare import session_words
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config
 from kvsim.workload.synthetic import synthesise
@@ -39,7 +39,7 @@ def compared(means: list[tuple[float, ...]]) -> Comparison:
 
 
 def test_one_run_each(runs: list[tuple[str, Any]]) -> None:
-    first, *others = quote(runs)
+    first, *others = session_words(runs)
     assert f"{runs[0][1]['sessions']['num']}\u00a0sessions" in first
     lost = [summary["sessions"]["lost_in_pauses_tokens"] / 1e6 for _, summary in runs]
     assert lost[1] < lost[0] and f"{lost[0]:.3f}"[:5] in first
@@ -54,7 +54,7 @@ def test_seeds_give_intervals(runs: list[tuple[str, Any]]) -> None:
     """−10 % on each of four seeds is sure, −10 % in the mean of ±40 % is not, 0.1 % is none."""
     sure, unsure = (90.0, 89.0, 91.0, 90.0), (60.0, 140.0, 50.0, 110.0)
     means = [(100.0,) * 4, sure, unsure, (100.1, 100.1, 100.0, 100.1)]
-    text = [sentence.replace("\u00a0", " ") for sentence in quote(runs, compared(means))]
+    text = [sentence.replace("\u00a0", " ") for sentence in session_words(runs, compared(means))]
     assert "4 seeds" in text[0] and "takes 100 s" in text[0]
     assert "fifo ends the mean session 10.0 % sooner (not significant: −" in text[1]
     assert "clairvoyant, which sees the future, ends the mean session 10.0 % sooner (−1" in text[2]
@@ -63,4 +63,4 @@ def test_seeds_give_intervals(runs: list[tuple[str, Any]]) -> None:
 
 def test_without_sessions_nothing_is_said(runs: list[tuple[str, Any]]) -> None:
     bare = [(name, {**summary, "sessions": {}}) for name, summary in runs]
-    assert list(quote(bare)) == []
+    assert list(session_words(bare)) == []

@@ -4,8 +4,7 @@ import pytest
 from runs import real_run
 from tiny import no_run, tiny_run
 
-from kvsim.report.screen import make_console, make_table
-from kvsim.report.terminal import render
+from kvsim.report import make_console, make_table, render
 from kvsim.results.numerals import SPACE
 from kvsim.results.summary import summarise
 

@@ -7,8 +7,7 @@ from worlds import config, trace
 
 import kvsim
 from kvsim.core.schema import BLOCKED
-from kvsim.fleet.figures import summarise_fleet
-from kvsim.fleet.fleet import simulate_fleet
+from kvsim.fleet import simulate_fleet, summarise_fleet
 from kvsim.report import wording
 from kvsim.report.pages.run import labels
 from kvsim.report.routing import fleet_verdict
@@ -39,6 +38,15 @@ def test_a_run_without_trouble_says_so():
     assert sentences(run)[0].startswith("Steady: offered ")
     assert sentences(run)[1].endswith("none rejected.")
     assert sentences(run)[2:] == ["No preemptions."]
+
+
+def test_a_steady_run_that_preempts_many_says_so_and_what_would_help():
+    summary = summarise(*real_run(4, rate=0.1))
+    summary["preempted_requests"] = summary["num_requests"] // 2
+    first = wording.verdict(summary)[0]
+    assert first.text.startswith("Steady: offered ") and first.tone == "warning"
+    pressed = f"50.0{SPACE}% of the requests were preempted; more blocks would help."
+    assert first.text.endswith(pressed)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from kvsim.core.batch import Batch
 from kvsim.engines.vllm_v1.scheduler import VllmV1
 from kvsim.errors import ConfigError, TraceError
 from kvsim.explain.story import tell
-from kvsim.fleet.fleet import simulate_fleet
+from kvsim.fleet import simulate_fleet
 from kvsim.results.ledger import TIME_PARTS
 from kvsim.run.assembly import assemble
 from kvsim.run.result import Result

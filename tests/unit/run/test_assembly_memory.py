@@ -9,7 +9,7 @@ from shared import SHARED, needs_shared
 
 import kvsim
 from kvsim.errors import ConfigError
-from kvsim.report.pages.provenance import memory_panel, provenance_panels
+from kvsim.report.pages.run import memory_panel, provenance_panels
 from kvsim.run.assembly import Parts, assemble
 from kvsim.settings.config import make_config
 

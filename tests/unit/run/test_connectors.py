@@ -15,7 +15,7 @@ from tiered import AGAIN, SMALL, check, prompts, random_run, run, ttft_ms
 from kvsim.engines.vllm_v1.offloading import Offloading
 from kvsim.engines.vllm_v1.simple import SimpleOffload
 from kvsim.errors import ConfigError
-from kvsim.report.files import read_results
+from kvsim.report import read_results
 from kvsim.run.assembly import assemble
 from kvsim.run.features.connectors import Offload
 from kvsim.settings.config import make_config

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.cli.flags import settings
+from kvsim.cli.settings import typed_settings
 from kvsim.errors import ConfigError
 from kvsim.settings.config import load_config, make_config
 from kvsim.settings.parsing import human_readable_int
@@ -57,7 +57,7 @@ def test_flags_files_and_assignments_agree(key: str, tmp_path: Path) -> None:
     file.write_text(f'{key} = "32K"')
     for config in (
         load_config(str(file)),
-        load_config(flags=settings({key: "32K"})),
+        load_config(flags=typed_settings({key: "32K"})),
         load_config(assignments=[f"{key}=32K"]),
         make_config({key: 32_768}),
     ):
@@ -67,7 +67,7 @@ def test_flags_files_and_assignments_agree(key: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [-1, "-1", "auto", "AUTO"])
 def test_the_longest_that_fits(value: int | str) -> None:
     assert make_config({"max_model_len": value}).max_model_len == "auto"
-    assert settings({"max_model_len": str(value)}) == {"max_model_len": "auto"}
+    assert typed_settings({"max_model_len": str(value)}) == {"max_model_len": "auto"}
 
 
 @pytest.mark.parametrize("value", ["1.5K", "many", 0, "0", -2, 1.5, True])
@@ -77,7 +77,7 @@ def test_bad_numbers_name_file_and_key(key: str, value: object) -> None:
         make_config({key: value}, "here.toml")
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match=f"^--{key.replace('_', '-')}: "):
-        settings({key: str(value)})
+        typed_settings({key: str(value)})
 
 
 def test_only_max_model_len_may_be_automatic() -> None:

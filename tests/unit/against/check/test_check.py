@@ -17,7 +17,7 @@ from kvsim.against.matched import matched
 from kvsim.cost.calibrate.llmservingsim import import_profile
 from kvsim.cost.profile import to_json
 from kvsim.errors import ConfigError, TraceError
-from kvsim.report.files import write_results
+from kvsim.report import write_results
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config
 from kvsim.workload import open_trace

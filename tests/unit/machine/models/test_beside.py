@@ -7,7 +7,7 @@ import pytest
 
 from kvsim.machine import Budget, load_model
 from kvsim.machine.memory import Drafter, adapter_bytes, drafter_of
-from kvsim.report.pages.provenance import memory_panel
+from kvsim.report.pages.run import memory_panel
 from kvsim.run.assembly import assemble
 from kvsim.settings.config import make_config
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from command import run_here
 
-from kvsim.fleet.settings import FleetConfig, make_settings
+from kvsim.fleet import FleetConfig, make_settings
 from kvsim.results.load import state_of
 from kvsim.search.points import Task, run_point
 from kvsim.search.size.knobs import Bounds, make_knob

@@ -12,10 +12,20 @@ from small_engines import ENGINES, engine, make_trace
 
 import kvsim
 from kvsim.errors import OutputError
-from kvsim.report.tracks.engine import COUNTERS, ENGINE, LINK, STEPS
-from kvsim.report.tracks.events import Window
-from kvsim.report.tracks.export import events, run_window, write_tracks
-from kvsim.report.tracks.requests import INSIDE, OUTSIDE, request_events, stays_of
+from kvsim.report.tracks import (
+    COUNTERS,
+    ENGINE,
+    INSIDE,
+    LINK,
+    OUTSIDE,
+    STEP_TRACK,
+    Window,
+    events,
+    request_events,
+    run_window,
+    stays_of,
+    write_tracks,
+)
 from kvsim.results.ledger import standings
 from kvsim.results.timeline import run_end_ns
 
@@ -81,7 +91,7 @@ def test_slices_of_a_track_nest_and_never_overlap(name):
 def test_steps_and_copies_take_as_long_as_in_the_run(name):
     result = run(name)
     tracks = slices(exported(result))
-    steps = tracks[STEPS]
+    steps = tracks[STEP_TRACK]
     assert [begin for begin, *_ in steps] == result.steps["start_ns"].tolist()
     assert [end for _, end, *_ in steps] == result.steps["end_ns"].tolist()
     copies = sum(end - begin for begin, end, *_ in tracks[LINK])
@@ -212,10 +222,10 @@ def test_a_window_shows_its_part_and_no_more():
     full, part = slices(exported(result)), slices(listed)
     clipped = [
         (max(b, begin), min(e, end), what)
-        for b, e, what, _ in full[STEPS]
+        for b, e, what, _ in full[STEP_TRACK]
         if max(b, begin) < min(e, end)
     ]
-    assert [told[:3] for told in part[STEPS]] == clipped
+    assert [told[:3] for told in part[STEP_TRACK]] == clipped
     counters = [event for event in listed if event["ph"] == "C" and event["name"] == "requests"]
     assert counters[0]["ts"] == begin
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.report.tracks.requests import pack
+from kvsim.report.tracks import pack
 
 intervals = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 12))).map(
     lambda drawn: [(begin, begin + length) for begin, length in sorted(drawn)]

@@ -1,12 +1,14 @@
-"""The tables of `kvsim policies`."""
+"""`policies`: every engine, block manager, cost model and rule, with its parameters."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.table import Table
 
+from kvsim.cli.options import AsJson
 from kvsim.cost import COSTS
 from kvsim.engines import BLOCK_MANAGERS, ENGINES
 from kvsim.policies.eviction import EVICTIONS
@@ -15,7 +17,7 @@ from kvsim.policies.order import IDLE_ORDERS
 from kvsim.policies.requeue import REQUEUE
 from kvsim.policies.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
 from kvsim.policies.victims import VICTIMS
-from kvsim.report.screen import make_table
+from kvsim.report import make_console, make_table
 from kvsim.settings.config import RunConfig
 from kvsim.settings.signatures import docstring, signature
 
@@ -76,6 +78,24 @@ RULES: dict[str, Mapping[str, Any]] = {
     "scheduler_args.requeue": REQUEUE,
 }
 """Rules in which engines differ; each engine has its own default, shown in the parameters above."""
+
+
+def policies(as_json: AsJson = False) -> None:
+    """List every engine, block manager and cost model, with its parameters."""
+    if as_json:
+        found = {}
+        for table in catalogue():
+            names, columns = zip(
+                *((each.header, each.cells) for each in table.columns), strict=True
+            )
+            found[str(table.title)] = [
+                dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)
+            ]
+        print(json.dumps(found, indent=1))
+        return
+    console = make_console()
+    for table in catalogue():
+        console.print(table)
 
 
 def catalogue() -> Iterator[Table]:

@@ -1,0 +1,305 @@
+"""`report`, `why`, `timeline` and `diff`: what the folders of runs have to say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
+
+from kvsim.cli.console import tell_written
+from kvsim.cli.kinds import of_engines, of_fleets
+from kvsim.cli.options import AsJson, Bundle, OutDir, RunDir, takes_bundles
+from kvsim.errors import ConfigError, OutputError, check_choice
+from kvsim.report import make_console, make_table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from kvsim.explain.attribution import Carrier, Waterfall
+    from kvsim.explain.story import Story
+    from kvsim.fleet import FleetRun
+    from kvsim.report import Explanation
+
+
+def report(directory: RunDir) -> None:
+    """Rebuild report.html from the results in a folder."""
+    from kvsim.report import PAGE, is_fleet, read_block_map, read_results
+    from kvsim.report.pages.run import build_page
+    from kvsim.writing import write_text
+
+    if is_fleet(directory):
+        from kvsim.fleet import build_fleet, read_fleet
+
+        print(write_text(Path(directory) / PAGE, build_fleet(read_fleet(directory))))
+        return
+    summary, requests, steps = read_results(directory)
+    block_map = read_block_map(directory, summary)
+    print(write_text(Path(directory) / PAGE, build_page(summary, requests, steps, block_map)))
+
+
+_REMEDY = "Give two runs of the same trace."
+
+
+def diff(
+    first: Annotated[str, Argument(metavar="RUN_A", help="Folder written by `kvsim run --out`.")],
+    other: Annotated[str, Argument(metavar="RUN_B", help="The run to compare with it.")],
+    out: OutDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say why two runs of the same requests differ: which decision, which time, which requests."""
+    from kvsim.report import is_fleet
+    from kvsim.report.explanation import explanation_record
+    from kvsim.writing import json_text, write_together
+
+    fleets = is_fleet(first) and is_fleet(other)
+    kind = of_fleets() if fleets else of_engines()
+    runs = kind.read(first), kind.read(other)
+    one, two = zip(_names(first, other), runs, strict=True)
+    explanation = kind.explain(one, two)
+    if explanation.pairs is None:
+        raise OutputError(f"{other}: {explanation.headline[0]} {_REMEDY}")
+    traces = [(run.summary["meta"].get("trace") or {}).get("sha256") for run in runs]
+    if traces[0] != traces[1]:
+        raise OutputError(f"{other}: its trace has not the content of that of {first}. {_REMEDY}")
+    record = json_text(explanation_record(explanation))
+    if as_json:
+        print(record, end="")
+    else:
+        _render_difference(explanation, make_console(), _replicas(*runs) if fleets else None)
+    if out is None:
+        return
+    write_together(out, {"diff.json": record, "diff.html": kind.diff_page(one, two)})
+    tell_written(out, "diff.html")
+
+
+def _names(first: str, other: str) -> tuple[str, str]:
+    """The names of both folders, or their whole paths if the names are equal."""
+    names = Path(first).resolve().name, Path(other).resolve().name
+    return names if names[0] != names[1] else (first, other if other != first else f"{other} again")
+
+
+def _render_difference(explanation: Explanation, console: Console, replicas: Table | None) -> None:
+    from kvsim.results.numerals import count, plural
+
+    for sentence in explanation.headline:
+        console.print(sentence)
+    for key, texts in explanation.settings:
+        console.print(f"{key}: {' → '.join(texts)}", style="dim")
+    console.print("First divergent decision", style="bold")
+    for sentence in explanation.divergence_words:
+        console.print(f"  {sentence}")
+    if replicas is not None:
+        console.print(replicas)
+    share = explanation.share
+    if share is None:
+        return
+    console.print(_parts(explanation.waterfalls))
+    if share.changed:
+        half, total = count(share.half), plural(share.total, "request")
+        text = f"{half} of {total} account for half of the change in E2EL:"
+        console.print(text, style="bold")
+        for each in explanation.carriers[:5]:
+            console.print(f"  {_carried(each)}")
+
+
+def _replicas(first: FleetRun, other: FleetRun) -> Table:
+    from kvsim.fleet.page import REPLICA_DIFF_HEAD, replica_differences
+
+    return make_table(*REPLICA_DIFF_HEAD, rows=replica_differences(first, other))
+
+
+def _parts(falls: Sequence[Waterfall]) -> Table:
+    """By how much each part of the latencies changed, and their sums."""
+    from kvsim.explain.attribution import LABELS
+    from kvsim.report.explanation import title_of
+    from kvsim.results.numerals import signed
+
+    table = make_table("difference", *map(title_of, falls))
+    changed = [dict(fall.changes()) for fall in falls]
+    for part, label in LABELS.items():
+        if any(part in changes for changes in changed):
+            cells = (signed(float(c[part]) / 1e9, "s") if part in c else "" for c in changed)
+            table.add_row(label, *cells)
+    table.add_section()
+    table.add_row("together", *(signed(float(fall.difference) / 1e9, "s") for fall in falls))
+    return table
+
+
+def _carried(each: Carrier) -> str:
+    from kvsim.explain.attribution import LABELS
+    from kvsim.results.numerals import signed
+
+    change = signed((each.e2el_ns[1] - each.e2el_ns[0]) / 1e9, "s")
+    return f"{each.id}: {change}, {signed(each.part_ns / 1e9, 's')} {LABELS[each.part]}"
+
+
+TAILS = "ttft, tpot, e2el, queue"
+
+
+def why(
+    directory: RunDir,
+    request: Annotated[str | None, Option(metavar="ID", help="Id of the request.")] = None,
+    p99: Annotated[
+        str | None, Option("--p99", metavar="LATENCY", help=f"Why its tail is slow: {TAILS}.")
+    ] = None,
+    html: Annotated[str | None, Option(metavar="FILE", help="Write it as a page, too.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell one request's story: what it waited for, what delayed it, where its time went.
+
+    With --p99 ttft: why the slowest requests are slow, then the story of the first of them.
+    """
+    from kvsim.explain.story import find_request, tell
+    from kvsim.explain.tail import tail_words
+    from kvsim.report import is_fleet, read_results, read_transitions
+    from kvsim.writing import json_text, write_text
+
+    console, said, fleet = make_console(), list[str](), None
+    if is_fleet(directory):
+        from kvsim.fleet import read_fleet
+        from kvsim.fleet.folder import replica_of
+
+        fleet = read_fleet(directory)
+    if p99 is not None:
+        check_choice("--p99", p99, TAILS.split(", "))
+        everyone = read_results(directory)[1] if fleet is None else fleet.requests
+        request, said = tail_words(everyone, p99)
+    if request is None:
+        raise ConfigError("why: give --request ID, or --p99 ttft")
+    if fleet is not None:
+        directory = replica_of(directory, fleet, request)
+    summary, requests, steps = read_results(directory)
+    index = find_request(requests, request)
+    story = tell(summary, requests, steps, read_transitions(directory, summary), index)
+    if as_json:
+        moments = [moment._asdict() for moment in story.moments]
+        record = {**story._asdict(), "moments": moments, "tail": said}
+        print(json_text({**record, "spells": [spell._asdict() for spell in story.spells]}), end="")
+        return
+    for sentence in said:
+        console.print(sentence)
+    _render_story(story, console)
+    if html is not None:
+        from kvsim.report.pages.diff import build_story
+
+        console.print(f"\nwritten to {write_text(html, build_story(story, said))}")
+
+
+def _render_story(story: Story, console: Console) -> None:
+    from kvsim.explain.story import ledger_rows
+    from kvsim.results.ledger import PROMPT_LABELS, TIME_LABELS
+    from kvsim.results.numerals import seconds
+
+    console.print(f"request {story.id}: {story.about}", style="bold")
+    moments = make_table("at", "after", "what happened", pad_edge=False)
+    moments.columns[0].justify, moments.columns[2].justify = "right", "left"
+    for time_ns, text in story.moments:
+        since = seconds((time_ns - story.arrival_ns) / 1e9)
+        moments.add_row(f"{time_ns / 1e9:,.6f} s", since, text)
+    console.print(moments)
+    for title, values, labels in (
+        ("where its time went", story.times_ns, TIME_LABELS),
+        ("its prompt tokens", story.tokens, PROMPT_LABELS),
+    ):
+        if values:
+            rows = ledger_rows(values, labels)
+            ledger = make_table(title, "", "", rows=rows, pad_edge=False)
+            console.print(ledger)
+
+
+@dataclass(frozen=True)
+class Shown(Bundle):
+    """The part of a run that its tracks show."""
+
+    begin_s: Annotated[
+        float | None, Option("--from", metavar="S", help="Begin at this simulated second.")
+    ] = None
+    end_s: Annotated[
+        float | None, Option("--to", metavar="S", help="End at this simulated second.")
+    ] = None
+    request: Annotated[
+        list[str] | None, Option(metavar="ID", help="Only this request; may be repeated.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class Served(Bundle):
+    """What the server would have said of itself during a run."""
+
+    kv_events: Annotated[
+        str | None,
+        Option(metavar="FILE", help="KV events as vLLM publishes them: .jsonl, or msgpack."),
+    ] = None
+    openmetrics: Annotated[
+        str | None, Option(metavar="FILE", help="vLLM's metrics, as OpenMetrics text.")
+    ] = None
+    interval: Annotated[
+        float, Option(metavar="S", help="Seconds from one scrape of metrics to the next.")
+    ] = 15.0
+    start: Annotated[
+        float, Option(metavar="UNIX", help="Time of the begin of the run in metrics.")
+    ] = 0.0
+    trust: Annotated[
+        list[str] | None,
+        Option(metavar="NAME", help="Code of your own that the run had; may be repeated."),
+    ] = None
+
+    def write(self, meta: Mapping[str, Any]) -> None:
+        """Play a run again, and write what is asked for. Raises `ConfigError`."""
+        if self.kv_events is self.openmetrics is None:
+            return
+        import msgspec
+
+        from kvsim.writing import write_bytes, write_text
+
+        try:
+            from kvsim.against.serve.again import replayed
+        except ImportError as error:
+            raise ConfigError(f"timeline: {error}; pip install 'kvsim[serve]'") from None
+        again = replayed(meta, self.interval, self.start, self.trust or ())
+        if self.kv_events is not None:
+            if again.batches is None:
+                raise ConfigError(
+                    "--kv-events: the engine of this run publishes none; it needs vllm-v1 or sglang"
+                    " with prefix caching, all layers in one group and no offloading"
+                )
+            if Path(self.kv_events).suffix == ".jsonl":
+                lines = [msgspec.json.encode(batch) + b"\n" for batch in again.batches]
+            else:
+                lines = [msgspec.msgpack.encode(batch) for batch in again.batches]
+            print(write_bytes(self.kv_events, b"".join(lines)))
+        if self.openmetrics is not None:
+            print(write_text(self.openmetrics, again.openmetrics))
+
+
+@takes_bundles
+def timeline(
+    *,
+    directory: RunDir,
+    out: Annotated[
+        str | None, Option(metavar="FILE", help="The trace: .json, or .json.gz.")
+    ] = None,
+    shown: Shown,
+    served: Served,
+) -> None:
+    """Write a run as a Chrome trace: open it in ui.perfetto.dev or chrome://tracing."""
+    from kvsim.explain.story import find_request
+    from kvsim.report import read_results, read_transitions
+    from kvsim.report.tracks import events, run_window, write_tracks
+
+    if out is served.kv_events is served.openmetrics is None:
+        raise ConfigError("timeline: nothing to write; give --out, --kv-events or --openmetrics")
+    summary, requests, steps = read_results(directory)
+    if out is not None:
+        chosen = {find_request(requests, each) for each in shown.request or ()} or None
+        window = run_window(steps, requests, shown.begin_s, shown.end_s)
+        moves = read_transitions(directory, summary)
+        listed = events(summary, requests, steps, moves, window, chosen)
+        print(write_tracks(out, summary["meta"], listed))
+    served.write(summary["meta"])

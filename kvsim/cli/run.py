@@ -1,0 +1,126 @@
+"""`run`: one engine, or several replicas."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from kvsim.cli.console import note, simulate_shown, tell_written
+from kvsim.cli.kinds import write_replicas, write_run
+from kvsim.cli.options import (
+    AsJson,
+    Bundle,
+    ConfigFile,
+    OutDir,
+    TraceForm,
+    TracePath,
+    takes_bundles,
+)
+from kvsim.cli.settings import FleetOptions
+from kvsim.core.collector import collect_after
+from kvsim.errors import ConfigError
+from kvsim.report import make_console
+
+if TYPE_CHECKING:
+    from kvsim.fleet import FleetRun
+    from kvsim.results.blockmap.watch import BlockMapWatcher
+    from kvsim.run.result import Result
+    from kvsim.settings.config import RunConfig
+    from kvsim.workload.trace import Trace
+
+
+@dataclass(frozen=True)
+class Further(Bundle):
+    """What is noted and written besides tables and figures."""
+
+    csv: Annotated[bool, Option("--csv", help="Also write CSV tables.")] = False
+    page: Annotated[bool, Option("--report/--no-report", help="Write report.html.")] = True
+    step_log: Annotated[str | None, Option(metavar="FILE", help="Write every decision here.")] = (
+        None
+    )
+    block_map: Annotated[
+        bool, Option("--block-map", help="Also show which request held which block; takes longer.")
+    ] = False
+
+
+@takes_bundles
+def run(
+    *,
+    trace: TracePath = None,
+    config: ConfigFile = None,
+    form: TraceForm,
+    out: OutDir = None,
+    further: Further,
+    as_json: AsJson = False,
+    fleet: FleetOptions,
+) -> None:
+    """Replay a trace through an engine and see where memory and time went."""
+    from kvsim.report import PAGE, render, render_fleet
+    from kvsim.report.files import FLEET, SUMMARY
+
+    fleets, configs = fleet.load(config)
+    csv, page, block_map = further.csv, further.page, further.block_map
+    result: FleetRun | Result
+    # The trace has no name here, so that its memory is free when the run is over.
+    if fleets:
+        if block_map or further.step_log is not None:
+            raise ConfigError(
+                "--block-map and --step-log show one engine, of several; leave them out"
+            )
+        from kvsim.fleet import contender, simulate_contender
+
+        if fleets[1:]:
+            raise ConfigError("--router: a run has one router; `kvsim compare` takes several")
+        several = contender(configs, *fleets[0])
+        result = simulate_shown(
+            simulate_contender, form.requests(trace, configs[0]), several, "simulating"
+        )
+        if out is not None:
+            write_replicas(result, out, csv=csv, page=page, pages=page)
+    else:
+        watcher = seen = None
+        if block_map:
+            from kvsim.results.blockmap.watch import BlockMapWatcher
+
+            if out is None:
+                raise ConfigError("--block-map: needs --out DIR, the folder for the map")
+            watcher = BlockMapWatcher()
+        result = _run_engine(
+            form.requests(trace, configs[0]), configs[0], further.step_log, watcher
+        )
+        collect_after(result.meta["trace"]["requests"])
+        if sources := fleet.settings.word.sources:
+            result.meta["server"] = dict(sources)
+        note(*result.meta["notes"])
+        if watcher is not None:
+            seen = watcher.block_map()
+            result.meta["block_map"] = {"samples": len(seen.time_ns)}
+        if out is not None:
+            write_run(result, out, seen, csv=csv, page=page)
+    if as_json:
+        print(json.dumps(result.summary, indent=1))
+        return
+    (render_fleet if fleets else render)(result.summary, make_console())
+    if out is not None:
+        tell_written(out, PAGE if page else FLEET if fleets else SUMMARY)
+
+
+def _run_engine(
+    trace: Trace, config: RunConfig, step_log: str | None, watcher: BlockMapWatcher | None
+) -> Result:
+    """Run one engine before the eyes of a watcher; its decisions are written to `step_log`."""
+    from kvsim.run.simulation import simulate
+
+    if step_log is None:
+        return simulate_shown(simulate, trace, config, "simulating", watcher=watcher)
+    from kvsim.against.conform.step_log import StepLog
+    from kvsim.run.watchers import Watchers
+
+    with StepLog(step_log) as log:
+        both = Watchers([log, watcher] if watcher else [log])
+        result = simulate_shown(simulate, trace, config, "simulating", watcher=both)
+        log.stopped(result.meta["outcome"])
+        return result

@@ -1,0 +1,433 @@
+"""`sweep`, `size` and `advise`: which settings are best, how much is enough, and what to change."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
+
+from kvsim.cli.console import note, progress_bar, tell_written
+from kvsim.cli.options import (
+    AsJson,
+    Bundle,
+    ConfigFile,
+    Jobs,
+    Objectives,
+    OutDir,
+    TraceForm,
+    TracePath,
+    Workers,
+    note_arrivals,
+    takes_bundles,
+)
+from kvsim.cli.settings import FleetOptions, Settings
+from kvsim.errors import ConfigError
+from kvsim.report import make_console, make_table, print_remarks
+from kvsim.settings.config import RunConfig, to_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from kvsim.search.advise.search import Advice
+    from kvsim.search.size.search import Answer, Laboratory, Search
+    from kvsim.search.sweep.choose import Chosen
+    from kvsim.search.sweep.sweep import Plan
+    from kvsim.settings.config import RunConfig
+
+
+MOST_LISTED, MOST_FIGURES = 5, 3
+"""Most configurations and figures on the terminal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swept(Bundle):
+    """What is swept, and where the results are."""
+
+    out: Annotated[str, Option(metavar="DIR", help="Results, table and page.")]
+    folders: Annotated[
+        list[str] | None,
+        Argument(metavar="[TRACE|DIR...]", help="As --trace; with --merge, sweeps to join."),
+    ] = None
+    trace: TracePath = None
+    config: ConfigFile = None
+
+    @property
+    def one_trace(self) -> str | None:
+        """The trace. Raises `ConfigError` if there are several."""
+        if self.folders and (self.trace is not None or self.folders[1:]):
+            raise ConfigError(f"{self.folders[-1]}: one trace, please; folders are for --merge")
+        return self.folders[0] if self.folders else self.trace
+
+
+@dataclass(frozen=True)
+class Points(Bundle):
+    """Which settings are tried, and what judges them."""
+
+    grid: Annotated[
+        list[str] | None,
+        Option(metavar="KEY=VALUES", help="1,2,3 or lin(0,1,5) or log(1,64,7); any number."),
+    ] = None
+    rows: Annotated[
+        list[str] | None,
+        Option("--list", metavar="KEY=VALUES|FILE", help="Values taken row by row."),
+    ] = None
+    random: Annotated[
+        list[str] | None,
+        Option(metavar="KEY=LAW", help="uniform(A,B), loguniform(A,B) or choice(X,Y)."),
+    ] = None
+    samples: Annotated[
+        int | None, Option(min=1, metavar="N", help="Number of points to draw; default: 32.")
+    ] = None
+    sample_seed: Annotated[int, Option(min=0, metavar="N", help="Seed of the drawn points.")] = 0
+    seeds: Annotated[int | None, Option(min=1, metavar="N", help="Run every point on N seeds.")] = (
+        None
+    )
+    slo: Annotated[
+        str | None,
+        Option(metavar="BOUNDS", help="Objectives, as in p99_ttft<2s,p99_tpot<60ms."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Parts(Bundle):
+    """Which part of a sweep is run, and what is noted."""
+
+    ledger: Annotated[
+        bool, Option("--ledger", help="Also say where time and prompt tokens went.")
+    ] = False
+    shard: Annotated[
+        str | None, Option(metavar="K/N", help="Run only this part; --merge joins them.")
+    ] = None
+    merge: Annotated[bool, Option("--merge", help="Join the runs of DIR...")] = False
+
+
+@takes_bundles
+def sweep(
+    *,
+    swept: Swept,
+    points: Points,
+    workers: Workers,
+    parts: Parts,
+    as_json: AsJson = False,
+    form: TraceForm,
+    fleet: FleetOptions,
+) -> None:
+    """Run every combination of settings once, and show which are best.
+
+    A sweep may be stopped at any moment; the same command continues it.
+    """
+    from kvsim.search.runner import run_missing
+    from kvsim.search.slo import parse_slo
+    from kvsim.search.store import Store
+    from kvsim.search.sweep.grid import expand, parse_space
+    from kvsim.search.sweep.page import PAGE
+    from kvsim.search.sweep.sweep import TABLE, make_plan, read_plan, shard_of, write_plan
+
+    out, tried = swept.out, (points.grid or (), points.rows or (), points.random or ())
+    if parts.merge:
+        from kvsim.search.sweep.sweep import merge
+
+        if not swept.folders:
+            raise ConfigError("--merge: no folders; give kvsim sweep --merge DIR... --out DIR")
+        if swept.trace or any(tried):
+            raise ConfigError(
+                "--merge: joins finished runs; leave out --trace, --grid, --list and --random"
+            )
+        _finish(out, merge(swept.folders, out), as_json)
+        return
+    trace, ledger, shard = swept.one_trace, parts.ledger, parts.shard
+    space = parse_space(
+        *tried, samples=points.samples, sample_seed=points.sample_seed, seeds=points.seeds
+    )
+    if points.slo is not None:
+        parse_slo(points.slo)
+    loaded = fleet.settings.load(swept.config)
+    table = to_table(loaded) | fleet.table()
+    found = expand(space, table)
+    mine = shard_of(len(found), shard)
+    backend = workers.chosen()
+    opened = form.requests(trace, loaded)
+    write_plan(out, make_plan(opened, table, found, points.slo, ledger=ledger), TABLE, PAGE)
+    plan = read_plan(out)
+    note_arrivals(opened, (found[i].config for i in mine))
+    configs = {plan.points[i].key: found[i].config for i in mine}
+    how: dict[str, Any] = {"ledger": ledger, "backend": backend, "jobs": workers.jobs}
+    with progress_bar("sweeping", len(configs)) as done:
+        made = run_missing(Store(out), opened, configs, **how, done=done)
+    note(f"{made} runs made, {len(configs) - made} already there")
+    if shard is None:
+        _finish(out, plan, as_json)
+    else:
+        print(f"shard {shard}: {len(mine)} of {len(found)} points are in {out}; join with --merge")
+
+
+def _finish(out: str, plan: Plan, as_json: bool) -> None:
+    """Table, page and the verdict on the terminal."""
+    from kvsim.search.store import Store
+    from kvsim.search.sweep.choose import choose, chosen_record
+    from kvsim.search.sweep.page import PAGE, build_page
+    from kvsim.search.sweep.sweep import MANIFEST, TABLE, gather, manifest, table_bytes
+    from kvsim.writing import json_text, write_together
+
+    outcomes = gather(Store(out), plan, out)
+    chosen = choose(plan, outcomes)
+    table, page = table_bytes(plan, outcomes), build_page(plan, chosen)
+    write_together(out, {MANIFEST: manifest(plan), TABLE: table, PAGE: page})
+    if as_json:
+        print(json_text(chosen_record(chosen)), end="")
+        return
+    console = make_console()
+    for text, _ in chosen.verdict:
+        console.print(text)
+    if chosen.best:
+        console.print(chosen.rule, _best(chosen), sep="\n\n")
+    tell_written(out, PAGE)
+
+
+def _best(chosen: Chosen) -> Table:
+    """The first few of the best configurations."""
+    from kvsim.results.numerals import show
+
+    listed, metrics = chosen.best[:MOST_LISTED], chosen.metrics[:MOST_FIGURES]
+    keys, labels = list(listed[0].first.settings), (metric.label for metric in metrics)
+    table = make_table(*keys, *labels, texts=len(keys))
+    for place in listed:
+        figures = (show(place.first.figures.get(metric.key), metric.unit) for metric in metrics)
+        table.add_row(*place.settings.values(), *figures)
+    return table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question(Bundle):
+    """What is looked for, and among which values."""
+
+    slo: Objectives
+    find: Annotated[
+        str,
+        Option(
+            metavar="KNOB",
+            help="num_gpu_blocks, gpu_memory_utilization, kv_offloading_size,"
+            " replicas, request_rate, watermark, max_num_batched_tokens or max_num_seqs.",
+        ),
+    ]
+    trace: TracePath = None
+    config: ConfigFile = None
+    low: Annotated[float | None, Option("--from", metavar="X", help="Try nothing below.")] = None
+    high: Annotated[float | None, Option("--to", metavar="X", help="Try nothing above.")] = None
+    seeds: Annotated[int, Option(min=1, metavar="N", help="Seeds, the same for every value.")] = 5
+    hit_rate: Annotated[
+        float | None,
+        Option(
+            metavar="SHARE",
+            help="Assume shared prefixes: this share of the prompt tokens hits an unlimited"
+            " cache. For traces without content.",
+        ),
+    ] = None
+    prefixes: Annotated[
+        int, Option(min=1, metavar="N", help="With --hit-rate: number of different prefixes.")
+    ] = 16
+    price_per_gpu_hour: Annotated[
+        float | None,
+        Option(min=0, metavar="X", help="Also say what a million tokens cost, in dollars."),
+    ] = None
+
+
+@takes_bundles
+def size(
+    *,
+    question: Question,
+    out: OutDir = None,
+    as_json: AsJson = False,
+    workers: Workers,
+    form: TraceForm,
+    fleet: FleetOptions,
+) -> None:
+    """Find the least memory, the fewest replicas, the highest rate or the best limit that keeps the
+    objectives.
+
+    Every value meets the same seeds. With --out no run is ever repeated.
+    """
+    from kvsim.search.size.knobs import LASTING, Bounds, make_knob
+    from kvsim.search.size.load import endless, sharing, what_varies
+    from kvsim.search.size.page import PAGE, build_page
+    from kvsim.search.size.search import Laboratory, searched
+    from kvsim.search.size.verdict import NAME, size_record
+    from kvsim.search.slo import parse_slo
+    from kvsim.search.store import Store
+    from kvsim.writing import json_text, write_together
+
+    objectives, find = parse_slo(question.slo), question.find
+    loaded = fleet.settings.load(question.config)
+    runner = workers.chosen()
+    opened = form.requests(question.trace, loaded)
+    if question.hit_rate is not None:
+        opened, loaded, notes = sharing(opened, loaded, question.hit_rate, question.prefixes)
+        note(*notes)
+    if find in LASTING:
+        opened, loaded, notes = endless(opened, loaded, find)
+        note(*notes)
+        objectives = objectives._replace(steady=True)
+    searches = []
+    place = tempfile.TemporaryDirectory(prefix="kvsim-") if out is None else nullcontext(out)
+    with place as folder, progress_bar(f"looking for {find}") as done:
+        store = Store(folder)
+        for base in _bases(loaded, fleet, find):
+            knob = make_knob(find, opened, to_table(base), Bounds(question.low, question.high))
+            varies = what_varies(opened, base, find)
+            numbers = range(base.seed, base.seed + (question.seeds if varies else 1))
+            lab = Laboratory(
+                opened, base, knob, objectives, numbers, store, runner, workers.jobs, done
+            )
+            searches.append(searched(lab, varies))
+    price = question.price_per_gpu_hour
+    record = json_text(size_record(searches, price))
+    if as_json:
+        print(record, end="")
+    else:
+        _show_sizes(searches, price)
+    if out is not None:
+        write_together(out, {PAGE: build_page(searches, price), NAME: record})
+        tell_written(out, PAGE)
+
+
+def _bases(loaded: RunConfig, fleet: FleetOptions, find: str) -> list[RunConfig]:
+    """The settings of each search: one for each router, where there are replicas."""
+    from kvsim.fleet import make_settings
+
+    table = fleet.table()
+    if not table and find != "replicas":
+        return [loaded]
+    if fleet.replicas is not None and find == "replicas":
+        raise ConfigError("--replicas: is what --find replicas looks for; leave it out")
+    table = {"replicas": 1, **to_table(loaded), **table}
+    names = dict.fromkeys((fleet.router or "round-robin").split(","))
+    return [make_settings({**table, "router": name}) for name in names]
+
+
+def _show_sizes(searches: Sequence[Search], price: float | None) -> None:
+    from kvsim.search.size.verdict import compared, router_head, router_of, router_rows, verdict
+    from kvsim.search.sweep.choose import sources
+
+    console = make_console()
+    for search in searches:
+        if len(searches) > 1:
+            console.print(router_of(search), style="bold")
+        console.print(_neighbours(*search))
+        print_remarks(console, verdict(*search, price))
+    if len(searches) > 1:
+        rows = router_rows(searches, price)
+        console.print(make_table(*router_head(searches, price), rows=rows))
+        console.print(compared(searches).text)
+    tried = (each.records for search in searches for each in search.lab.tried.values())
+    for text, measured in sources(tried):
+        console.print(text, style="" if measured else "dim")
+
+
+def _neighbours(lab: Laboratory, found: Answer) -> Table:
+    """Values around the answer, with their figures."""
+    from kvsim.search.size.search import neighbourhood
+    from kvsim.search.size.verdict import HEAD, row
+
+    labels = (metric.label for metric in lab.objectives.metrics)
+    table = make_table(lab.knob.name, *HEAD, *labels)
+    for value, configuration in neighbourhood(lab, found.value):
+        style = "bold" if value == found.value else "" if configuration.meets else "dim"
+        table.add_row(*row(lab, found.value, value), style=style)
+    return table
+
+
+@dataclass(frozen=True)
+class Trials(Bundle):
+    """How many runs there are, and how many at a time."""
+
+    seeds: Annotated[
+        int, Option(min=2, metavar="N", help="Up to N seeds; stops when a verdict is settled.")
+    ] = 8
+    jobs: Jobs = None
+
+
+STYLES = {"better": "green", "worse": "red"}
+
+
+@takes_bundles
+def advise(
+    *,
+    trace: Annotated[
+        str, Argument(metavar="TRACE", help="As for `kvsim run --trace`, such as chat.")
+    ],
+    slo: Objectives,
+    config: ConfigFile = None,
+    trials: Trials,
+    out: OutDir = None,
+    as_json: AsJson = False,
+    form: TraceForm,
+    settings: Settings,
+) -> None:
+    """Try the settings that matter, and say which to change for these objectives.
+
+    Every change meets the same seeds. Prints what limits the server now, three sentences, a table
+    with intervals, and the command line of the server.
+    """
+    from kvsim.search.advise.line import serve_command
+    from kvsim.search.advise.page import NAME, PAGE, build_page
+    from kvsim.search.advise.search import MOST_COMBINED
+    from kvsim.search.advise.search import advise as search
+    from kvsim.search.advise.statement import cache_sentences, present, record, sentences
+    from kvsim.search.advise.trials import changes_of
+    from kvsim.search.replicates import load_of
+    from kvsim.search.slo import parse_slo
+    from kvsim.settings.server.command import arguments
+    from kvsim.writing import json_text, write_together
+
+    objectives = parse_slo(slo)
+    loaded = settings.load(config)
+    opened = form.open(trace)
+    note_arrivals(opened, [loaded])
+    load = load_of(opened, [("", loaded)])
+    changes = changes_of(loaded)
+    most = (1 + len(changes.tried) + MOST_COMBINED) * trials.seeds
+    with progress_bar("trying settings", most) as progress:
+        advice = search(
+            load,
+            loaded,
+            objectives,
+            changes,
+            seeds=trials.seeds,
+            jobs=trials.jobs,
+            progress=progress,
+        )
+    given = arguments(settings.server.vllm, settings.server.vllm_file)
+    line = serve_command(advice, settings.word, given)
+    cache = cache_sentences(opened, advice.best.config)
+    now = present(advice)
+    said = [remark.text for remark in now]
+    found = json_text({"diagnosis": said, **record(advice, line), "cache": cache})
+    if as_json:
+        print(found, end="")
+    else:
+        _show_advice(advice, [*said, *sentences(advice), *cache], line)
+    if out is not None:
+        write_together(out, {PAGE: build_page(advice, opened, now, cache, line), NAME: found})
+        tell_written(out, PAGE)
+
+
+def _show_advice(advice: Advice, said: list[str], line: str) -> None:
+    from kvsim.report.compare import few_seeds
+    from kvsim.search.advise.statement import method, not_tried, rows
+
+    console = make_console()
+    for sentence in said:
+        console.print(sentence)
+    difference = f"{advice.decides.metric.label}: difference"
+    table = make_table("setting", difference, "", texts=3)
+    for row in rows(advice):
+        table.add_row(*row, style=STYLES.get(row.finding, ""))
+    console.print(table)
+    few = few_seeds(advice.planned) if advice.redrawn else []
+    for text in (method(advice), *few, *not_tried(advice)):
+        console.print(text, style="dim")
+    console.print(f"\n{line}", soft_wrap=True)

@@ -1,0 +1,447 @@
+"""Writes a run as tracks of the Chrome trace event format, for Perfetto and chrome://tracing.
+
+```
+ engine          steps    ├ prefill and decode ┤├ decode ┤                     and counters
+                 link     ├ swap out ┤
+ in the batch    lane 1   ├ request 7: prefill │ decode ┤          ├ request 7: recompute │ decode ┤
+                                                        ╲ preempted ▲
+ outside         lane 1                                  ├ request 7 ┤
+```
+A request keeps its lane as long as it stays, so there are no more lanes than requests at once.
+
+"Trace Event Format" (Google): `ph` X is a slice with a duration, C a counter, M a name, s and f the
+ends of an arrow. Times are microseconds; here with three decimals, which are the nanoseconds.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from heapq import heappop, heappush
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.core.rows import PIECE_STEPS
+from kvsim.core.schema import BLOCKED, STEPS, Source
+from kvsim.errors import OutputError
+from kvsim.results.ledger import standings
+from kvsim.results.ledger.standings import Spells
+from kvsim.results.numerals import seconds
+from kvsim.results.timeline import States, run_end_ns
+from kvsim.writing import replacing_stream
+
+Ints = NDArray[np.int64]
+
+FIRST_TRACK = 11
+"""Track numbers begin above the numbers of the groups: Perfetto takes a track with the number of
+its group for a main thread and shows it first."""
+
+
+class Track(NamedTuple):
+    """Where an event is shown."""
+
+    pid: int
+    """A group of tracks, which viewers call a process."""
+    tid: int
+
+
+class Window(NamedTuple):
+    """The part of a run that is exported: simulated time from `begin_ns` to `end_ns`."""
+
+    begin_ns: int
+    end_ns: int
+
+    def clip(self, begin_ns: int, end_ns: int) -> tuple[int, int] | None:
+        """The part of a time that lies in the window; None if there is none.
+
+        A time without duration belongs to the window that it begins in.
+        """
+        begin, end = max(begin_ns, self.begin_ns), min(end_ns, self.end_ns)
+        instant = begin_ns == end_ns and begin == end
+        return (begin, end) if begin < end or instant else None
+
+
+def process(pid: int, name: str, place: int) -> list[str]:
+    """The name of a group of tracks, and its place from the top."""
+    return [
+        _named("process_name", Track(pid, 0), {"name": name}),
+        _named("process_sort_index", Track(pid, 0), {"sort_index": place}),
+    ]
+
+
+def thread(track: Track, name: str) -> list[str]:
+    """The name of a track; tracks of a group are sorted by their numbers."""
+    return [
+        _named("thread_name", track, {"name": name}),
+        _named("thread_sort_index", track, {"sort_index": track.tid}),
+    ]
+
+
+def span(
+    track: Track, name: str, begin_ns: int, end_ns: int, args: Mapping[str, Any] | None = None
+) -> str:
+    """A slice; one inside another is drawn below it."""
+    shown = f',"args":{_json(args)}' if args else ""
+    return (
+        f'{{"ph":"X","pid":{track.pid},"tid":{track.tid},"ts":{_us(begin_ns)},'
+        f'"dur":{_us(end_ns - begin_ns)},"name":{_json(name)}{shown}}}'
+    )
+
+
+def counter(pid: int, name: str, time_ns: int, values: Mapping[str, int]) -> str:
+    """A counter's values, which hold from this time on."""
+    return (
+        f'{{"ph":"C","pid":{pid},"ts":{_us(time_ns)},"name":{_json(name)},"args":{_json(values)}}}'
+    )
+
+
+def arrow(
+    number: int, name: str, begin: tuple[Track, int], end: tuple[Track, int]
+) -> tuple[str, str]:
+    """An arrow between two (track, time in ns), which lie within slices."""
+    ends = []
+    for phase, (track, time_ns) in (('"s"', begin), ('"f","bp":"e"', end)):
+        ends.append(
+            f'{{"ph":{phase},"id":{number},"pid":{track.pid},"tid":{track.tid},'
+            f'"ts":{_us(time_ns)},"cat":"preemption","name":{_json(name)}}}'
+        )
+    return ends[0], ends[1]
+
+
+def _named(kind: str, track: Track, args: Mapping[str, Any]) -> str:
+    return f'{{"ph":"M","pid":{track.pid},"tid":{track.tid},"name":"{kind}","args":{_json(args)}}}'
+
+
+def _us(ns: int) -> str:
+    """Nanoseconds as exact microseconds."""
+    return f"{ns // 1000}.{ns % 1000:03d}"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+INSIDE, OUTSIDE = 2, 3
+GROUPS = {
+    INSIDE: "requests in the batch",
+    OUTSIDE: "requests outside: waiting, loading, preempted, swapped",
+}
+
+_BACK = {
+    standings.WAITING: "admitted",
+    standings.HELD: "admitted",
+    standings.LOADING: "admitted",
+    standings.PREEMPTED: "admitted again",
+    standings.RELOADING: "admitted again",
+    standings.SWAPPED: "swapped in",
+}
+"""Standing outside of the batch → the name of the arrow that leads back into it."""
+_OF_REQUEST = (
+    *("input_length", "output_tokens", "num_cached_tokens", "num_preemptions"),
+    *("recomputed_tokens", "recached_tokens", "swapped_out_blocks", "priority"),
+)
+"""Columns of a request that its slices list where they are not 0."""
+
+
+class Stay(NamedTuple):
+    """An unbroken time of a request in the batch, or outside of it."""
+
+    request: int
+    pid: int
+    spells: list[tuple[int, int, int]]
+    """(standing, begin, end) in nanoseconds, in order and without a gap."""
+
+    @property
+    def begin_ns(self) -> int:
+        """When it begins."""
+        return self.spells[0][1]
+
+    @property
+    def end_ns(self) -> int:
+        """When it ends."""
+        return self.spells[-1][2]
+
+
+def stays_of(spells: Spells, window: Window, chosen: Collection[int] | None = None) -> list[Stay]:
+    """The stays of the requests `chosen` (None: all) that the window shows, by begin."""
+    stays: list[Stay] = []
+    before = (-1, 0)
+    for row in zip(*(column.tolist() for column in spells), strict=True):
+        request, standing = row[0], row[1]
+        shown = window.clip(row[2], row[3])
+        if shown is None or (chosen is not None and request not in chosen):
+            continue
+        pid = OUTSIDE if standing in _BACK else INSIDE
+        if (request, pid) != before:
+            stays.append(Stay(request, pid, []))
+            before = request, pid
+        stays[-1].spells.append((standing, *shown))
+    return sorted(stays, key=lambda stay: (stay.begin_ns, stay.request))
+
+
+def request_events(stays: list[Stay], requests: Mapping[str, Any]) -> Iterator[str]:
+    """The events of the requests' tracks.
+
+    These are names of groups and lanes, a slice for each stay and each spell in it, and an arrow
+    wherever a request leaves the batch before its end or comes back.
+    """
+    tracks = _tracks(stays)
+    for pid, name in GROUPS.items():
+        lanes = sorted({track for track in tracks if track.pid == pid})
+        if lanes:
+            yield from process(pid, name, pid)
+        for number, track in enumerate(lanes, 1):
+            yield from thread(track, f"lane {number}")
+    last: dict[int, int] = {}
+    arrows = 0
+    for number, (stay, track) in enumerate(zip(stays, tracks, strict=True)):
+        yield span(
+            track,
+            f"request {requests['id'][stay.request]}",
+            stay.begin_ns,
+            stay.end_ns,
+            _args(requests, stay.request),
+        )
+        for standing, begin, end in stay.spells:
+            yield span(track, standings.NAMES[standing], begin, end)
+        former = last.get(stay.request)
+        if former is not None:
+            arrows += 1
+            name = _passage(stays[former], stay)
+            yield from arrow(
+                arrows,
+                name,
+                (tracks[former], stays[former].end_ns - 1),
+                (track, stay.begin_ns),
+            )
+        last[stay.request] = number
+
+
+def _tracks(stays: list[Stay]) -> list[Track]:
+    """The lane of each stay, in its group."""
+    tracks: dict[int, Track] = {}
+    for pid in GROUPS:
+        own = [number for number, stay in enumerate(stays) if stay.pid == pid]
+        lanes = pack((stays[number].begin_ns, stays[number].end_ns) for number in own)
+        tracks.update(
+            {
+                number: Track(pid, FIRST_TRACK + lane)
+                for number, lane in zip(own, lanes, strict=True)
+            }
+        )
+    return [tracks[number] for number in range(len(stays))]
+
+
+def _passage(before: Stay, after: Stay) -> str:
+    """The name of the arrow between two stays: why the request moves."""
+    if after.pid == OUTSIDE:
+        return standings.NAMES[after.spells[0][0]]
+    return _BACK[before.spells[-1][0]]
+
+
+def _args(requests: Mapping[str, Any], index: int) -> dict[str, Any]:
+    args: dict[str, Any] = {
+        name: int(requests[name][index]) for name in _OF_REQUEST if requests[name][index]
+    }
+    for name in ("session", "reason"):
+        if requests[name][index]:
+            args[name] = str(requests[name][index])
+    return args
+
+
+def pack(intervals: Iterable[tuple[int, int]]) -> list[int]:
+    """The lane of each interval (begin, end), numbered from 0; intervals come by rising begin.
+
+    Each interval takes the lowest free lane. A lane is free again at the instant where its interval
+    ends. The number of lanes is the largest number of intervals that overlap.
+    """
+    free: list[int] = []
+    taken: list[tuple[int, int]] = []
+    lanes: list[int] = []
+    for begin, end in intervals:
+        while taken and taken[0][0] <= begin:
+            heappush(free, heappop(taken)[1])
+        lane = heappop(free) if free else len(taken)
+        heappush(taken, (end, lane))
+        lanes.append(lane)
+    return lanes
+
+
+ENGINE = 1
+STEP_TRACK, LINK = Track(ENGINE, FIRST_TRACK), Track(ENGINE, FIRST_TRACK + 1)
+
+COUNTERS = {
+    "GPU blocks": {"used": "used_blocks", "cached": "cached_blocks", "free": "free_blocks"},
+    "CPU blocks": {"used": "cpu_used_blocks"},
+    "requests": {"running": "running", "waiting": "waiting", "swapped": "swapped"},
+    "batched tokens": {"tokens": "batched_tokens"},
+    "radix cache": {"protected": "protected_blocks", "evictable": "cached_blocks"},
+    "new-token ratio (ppm)": {"ratio": "new_token_ratio_ppm"},
+}
+"""Name of a counter → series → column of `report.timeline.States`. Only SGLang has the last two."""
+
+_OF_STEP = STEPS.names(Source.STEP, Source.KERNEL)[2:]
+"""Columns of a step that its slice lists where they are not 0: all but its start and end."""
+
+
+def engine_names() -> list[str]:
+    """Names of the engine's tracks."""
+    return [
+        *process(ENGINE, "engine", 1),
+        *thread(STEP_TRACK, "steps"),
+        *thread(LINK, "host link (swaps)"),
+    ]
+
+
+def step_events(steps: Mapping[str, Ints], window: Window) -> Iterator[str]:
+    """A slice for each step, and slices for its copies on the link.
+
+    Copies come first in a step, out before in. A step with both divides the copying time by blocks.
+    """
+    listed = [name for name in _OF_STEP if name in steps]
+    for first in range(0, len(steps["start_ns"]), PIECE_STEPS):
+        rows = slice(first, first + PIECE_STEPS)
+        columns = {
+            name: steps[name][rows].tolist() for name in ("start_ns", "end_ns", "blocked", *listed)
+        }
+        for number in range(len(columns["start_ns"])):
+            row = {name: column[number] for name, column in columns.items()}
+            yield from _step(first + number, row, listed, window)
+
+
+def counter_events(
+    steps: Mapping[str, Ints], meta: Mapping[str, Any], window: Window
+) -> Iterator[str]:
+    """The counters: values at the start of the window, and again at every change."""
+    states = States(steps, window.end_ns, meta)
+    starts = states["start_ns"]
+    first = max(int(np.searchsorted(starts, window.begin_ns, side="right")) - 1, 0)
+    last = int(np.searchsorted(starts, window.end_ns, side="left"))
+    times = np.maximum(starts[first:last], window.begin_ns)
+    for name, series in COUNTERS.items():
+        if not states.keys() >= set(series.values()):
+            continue
+        values = np.stack([states[column][first:last] for column in series.values()], axis=1)
+        if not values.any():
+            continue
+        # Of several states at one instant, only the last one lasts.
+        lasting = np.flatnonzero(np.append(np.diff(times) > 0, True)[: len(times)])
+        changed = (np.diff(values[lasting], axis=0, prepend=-1) != 0).any(axis=1)
+        for row in lasting[changed]:
+            held = dict(zip(series, values[row].tolist(), strict=True))
+            yield counter(ENGINE, name, int(times[row]), held)
+
+
+def _step(number: int, row: Mapping[str, int], listed: list[str], window: Window) -> Iterator[str]:
+    start, end = row["start_ns"], row["end_ns"]
+    shown = window.clip(start, end)
+    if shown is None:
+        return
+    args: dict[str, Any] = {"step": number, **{name: row[name] for name in listed if row[name]}}
+    if row["blocked"]:
+        args["head_refused_for"] = BLOCKED[row["blocked"]]
+    yield span(STEP_TRACK, _kind(row), *shown, args)
+    time_ns = start
+    for name, length, blocks in _copies(row):
+        if length and (shown := window.clip(time_ns, time_ns + length)):
+            yield span(LINK, name, *shown, {"step": number, "blocks": blocks})
+        time_ns += length
+
+
+def _kind(row: Mapping[str, int]) -> str:
+    if row["prefill_seqs"]:
+        return "prefill and decode" if row["decode_seqs"] else "prefill"
+    return "decode" if row["decode_seqs"] else "nothing computed"
+
+
+def _copies(row: Mapping[str, int]) -> tuple[tuple[str, int, int], ...]:
+    """Name, nanoseconds and blocks of each copy of a step over the link, in order."""
+    out, back = row["swap_out_blocks"], row["swap_in_blocks"]
+    outward = row["transfer_ns"] * out // max(out + back, 1)
+    return (
+        ("wait for the link", row["link_wait_ns"], out + back),
+        ("flush", row["flush_ns"], 0),
+        ("swap out", outward, out),
+        ("swap in", row["transfer_ns"] - outward, back),
+    )
+
+
+_NS_PER_S = 1_000_000_000
+_AT_ONCE = 4096
+"""Events that are written together."""
+
+
+def run_window(
+    steps: Mapping[str, Ints],
+    requests: Mapping[str, Any],
+    begin_s: float | None,
+    end_s: float | None,
+) -> Window:
+    """The window from `begin_s` to `end_s`; None stands for the start or the end of the run.
+
+    Raises `OutputError` if no part of the run is in it.
+    """
+    whole = run_end_ns(steps, requests)
+    begin = 0 if begin_s is None else _ns(begin_s)
+    end = whole if end_s is None else min(_ns(end_s), whole)
+    if (begin_s, end_s) != (None, None) and not 0 <= begin < end:
+        last = "the end" if end_s is None else f"{end_s:g} s"
+        raise OutputError(
+            f"--from/--to: nothing lies between {begin_s or 0:g} s and {last};"
+            f" the run goes from 0 s to {seconds(whole / _NS_PER_S)}"
+        )
+    return Window(begin, end)
+
+
+def _ns(time_s: float) -> int:
+    """Seconds as nanoseconds; -1 for NaN and infinities."""
+    return round(time_s * _NS_PER_S) if math.isfinite(time_s) else -1
+
+
+def events(
+    summary: Mapping[str, Any],
+    requests: Mapping[str, Any],
+    steps: Mapping[str, Ints],
+    transitions: Mapping[str, Ints],
+    window: Window,
+    chosen: Collection[int] | None = None,
+) -> Iterator[str]:
+    """Every event of a run in the window, a JSON object each; `chosen`: indexes of requests."""
+    spells = standings.lay_out(
+        requests, transitions, steps["start_ns"], steps["end_ns"], run_end_ns(steps, requests)
+    )
+    return chain(
+        engine_names(),
+        step_events(steps, window),
+        counter_events(steps, summary["meta"], window),
+        request_events(stays_of(spells, window, chosen), requests),
+    )
+
+
+def write_tracks(path: str | Path, meta: Mapping[str, Any], listed: Iterator[str]) -> Path:
+    """Write events as a Chrome trace, gzipped if the name ends in `.gz`, whole or not at all.
+
+    Equal events give equal bytes. Raises `OutputError` naming the file.
+    """
+    with replacing_stream(path) as file:
+        _write(file, meta, listed)
+    return Path(path)
+
+
+def _write(file: BinaryIO | gzip.GzipFile, meta: Mapping[str, Any], listed: Iterator[str]) -> None:
+    """Write one event per line, encoding a group of them at once."""
+    trace = (meta.get("trace") or {}).get("sha256", "")
+    known = {"kvsim": meta.get("kvsim_version", ""), "engine": meta.get("engine", "")}
+    head = json.dumps({**known, "trace_sha256": trace}, ensure_ascii=False)
+    file.write(f'{{"displayTimeUnit":"ms","otherData":{head},"traceEvents":['.encode())
+    separator = "\n"
+    while group := list(islice(listed, _AT_ONCE)):
+        file.write((separator + ",\n".join(group)).encode())
+        separator = ",\n"
+    file.write(b"\n]}\n")

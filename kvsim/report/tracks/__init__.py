@@ -1,1 +1,0 @@
-"""Writes a run as tracks of the Chrome trace event format, for Perfetto and chrome://tracing."""
