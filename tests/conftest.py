@@ -39,7 +39,7 @@ def pytest_collection_finish() -> None:
     """From here on, Python's collector looks only at what tests make, not at all modules."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000)
+    gc.set_threshold(100_000)
 
 
 def pytest_sessionfinish() -> None:
