@@ -167,49 +167,54 @@ class Known:
     def claim(self, content: i64, block: i64) -> i64:
         """The first block with this content. If there is none, `block` becomes it, and 0 is
         returned."""
-        first: i64 = self.find(content)
+        home: i64 = _home(content, self._mask)
+        contents, behind = self._contents, self._behind
+        first: i64 = self._heads[home]
+        while first and contents[first] != content:
+            first = behind[first]
         if first:
             return first
-        if block >= len(self._contents):
-            self._contents = extend(self._contents, zeros(block))
-            self._behind = extend(self._behind, zeros(block))
+        if block >= len(contents):
+            contents, behind = extend(contents, zeros(block)), extend(behind, zeros(block))
+            self._contents, self._behind = contents, behind
         self.count += 1
         if self.count > self._mask:
             self._grow()
-        self._link(content, block)
+            home = _home(content, self._mask)
+        heads: vec[i64] = self._heads
+        contents[block], behind[block] = content, heads[home]
+        heads[home] = block
         return 0
 
     def remove(self, content: i64) -> None:
         """No block holds this content any more, if one did."""
         home: i64 = _home(content, self._mask)
+        contents, behind = self._contents, self._behind
         before: i64 = 0
         block: i64 = self._heads[home]
-        while block and self._contents[block] != content:
-            before, block = block, self._behind[block]
+        while block and contents[block] != content:
+            before, block = block, behind[block]
         if block == 0:
             return
         if before:
-            self._behind[before] = self._behind[block]
+            behind[before] = behind[block]
         else:
-            self._heads[home] = self._behind[block]
+            self._heads[home] = behind[block]
         self.count -= 1
 
-    def _link(self, content: i64, block: i64) -> None:
-        home: i64 = _home(content, self._mask)
-        self._contents[block], self._behind[block] = content, self._heads[home]
-        self._heads[home] = block
-
     def _grow(self) -> None:
-        heads: vec[i64] = self._heads
-        size: i64 = 4 * len(heads)
-        self._heads, self._mask = zeros(size), size - 1
+        before, contents, behind = self._heads, self._contents, self._behind
+        size: i64 = 4 * len(before)
+        heads: vec[i64] = zeros(size)
         k: i64
-        for k in range(len(heads)):
-            block: i64 = heads[k]
+        for k in range(len(before)):
+            block: i64 = before[k]
             while block:
-                behind: i64 = self._behind[block]
-                self._link(self._contents[block], block)
-                block = behind
+                after: i64 = behind[block]
+                home: i64 = _home(contents[block], size - 1)
+                behind[block], heads[home] = heads[home], block
+                block = after
+        self._heads, self._mask = heads, size - 1
 
 
 guard.keep(Numbering, closed="extend number")

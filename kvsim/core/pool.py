@@ -64,7 +64,8 @@ class Pool:
     _next: vec[i64]
     _prev: vec[i64]
     _twin: vec[i64]
-    """Of a content that several blocks hold: the block labelled after this one; 0: none."""
+    """Of a content that several blocks hold: the block labelled after this one; 0: none. Of one
+    that a single block holds, anything."""
     _last: vec[i64]
     """The block labelled before this one; of the first one, the last."""
 
@@ -176,17 +177,23 @@ class Pool:
         """
         k: i64
         block: i64
+        refs, content = self.refs, self.content
         blank: bool = False
         for k in range(end - 1, start - 1, -1):
             block = blocks[k]
             if block == 0:
                 continue
-            self.refs[block] -= 1
-            if self.refs[block] == 0:
+            held: i64 = refs[block] - 1
+            refs[block] = held
+            if held == 0:
                 self.num_free += 1
-                if self.content[block]:
+                if content[block]:
                     self.num_cached += 1
-                    self._put(block, access_ns)
+                    if self.order is None:
+                        self._append(block)
+                    else:
+                        key = self.keys[content[block]]
+                        self.order.put(block, key, self.ends[block], access_ns)
                 elif self.blank_last:
                     self._append(block)
                 else:
@@ -194,7 +201,7 @@ class Pool:
         if blank:
             for k in range(start, end):
                 block = blocks[k]
-                if block and self.refs[block] == 0 and self.content[block] == 0:
+                if block and refs[block] == 0 and content[block] == 0:
                     self._next[block] = self._blank
                     self._blank = block
 
@@ -214,8 +221,7 @@ class Pool:
         """Gives a block in use, which ends after `end` tokens, its content in place of another."""
         if self.content[block]:
             self.forget(block)
-        self.content[block], self._twin[block] = content, 0
-        self.ends[block] = end
+        self.content[block], self.ends[block] = content, end
         if self.names:
             self.named.add(content)
         first: i64 = self.known.claim(content, block)
@@ -223,7 +229,8 @@ class Pool:
             self._last[block] = block
         else:
             last: i64 = self._last[first]
-            self._twin[last], self._last[block], self._last[first] = block, last, block
+            self._twin[last], self._twin[block] = block, 0
+            self._last[block], self._last[first] = last, block
         if self.order is not None:
             self.order.store(block, self.keys[content])
 
@@ -274,49 +281,51 @@ class Pool:
             self._next, self._prev = extend(self._next, more), extend(self._prev, more)
             self._twin, self._last = extend(self._twin, more), extend(self._last, more)
 
-    def _put(self, block: i64, access_ns: i64) -> None:
-        """A block with content became free."""
-        if self.order is not None:
-            self.order.put(block, self.keys[self.content[block]], self.ends[block], access_ns)
-        else:
-            self._append(block)
-
     def _append(self, block: i64) -> None:
         """Puts a block at the end of the free ones."""
-        last: i64 = self._prev[0]
-        self._next[last] = self._prev[0] = block
-        self._prev[block], self._next[block] = last, 0
+        after, before = self._next, self._prev
+        last: i64 = before[0]
+        after[last] = before[0] = block
+        before[block], after[block] = last, 0
 
     def _unlink(self, block: i64) -> None:
-        self._next[self._prev[block]] = self._next[block]
-        self._prev[self._next[block]] = self._prev[block]
+        after, before = self._next, self._prev
+        after[before[block]] = after[block]
+        before[after[block]] = before[block]
 
     def audit(self) -> None:
         """Asserts that every block is in exactly one place, and every content can be found."""
-        idle: set[int] = set()
-        for block in (*self._chain(self._blank), *self._chain(self._next[0])):
-            assert block not in idle, "a block is free twice"
-            assert block < self.fresh and self.refs[block] == 0, "a block is free and in use"
-            idle.add(block)
+        refs, content = self.refs, self.content
+        idle: vec[i64] = zeros(self.fresh)
+        block: i64
+        for start in (self._blank, self._next[0]):
+            block = start
+            while block:
+                self._audit_idle(idle, block)
+                block = self._next[block]
         if self.order is not None:
-            idle.update(self.order)
-        unused = self.size + 1 - self.fresh  # As many as a huge pool has: not looked at one by one.
-        assert len(idle) + unused == self.num_free, "free blocks were miscounted"
-        held: i64 = 0
+            for block in self.order:
+                self._audit_idle(idle, block)
+        free: i64 = self.size + 1 - self.fresh  # Never used.
         cached: i64 = 0
         labelled: i64 = 0
-        k: i64
-        for k in range(1, self.fresh):
-            assert self.refs[k] >= 0, "a block in use has no holder"
-            held += self.refs[k] > 0
-            if self.content[k]:
-                cached += self.refs[k] == 0
-                first: i64 = self.known.find(self.content[k])
-                assert first and self.content[first] == self.content[k], "content was misfiled"
-                labelled += first == k
-        assert held + self.num_free == self.size, "blocks were lost or invented"
+        for block in range(1, self.fresh):
+            assert refs[block] >= 0, "a block in use has no holder"
+            assert (refs[block] == 0) == (idle[block] == 1), "blocks were lost or invented"
+            free += idle[block]
+            if content[block]:
+                cached += idle[block]
+                first: i64 = self.known.find(content[block])
+                assert first and content[first] == content[block], "content was misfiled"
+                labelled += first == block
+        assert free == self.num_free, "free blocks were miscounted"
         assert cached == self.num_cached, "free blocks with content were miscounted"
         assert labelled == self.known.count, "content cannot be found"
+
+    def _audit_idle(self, idle: vec[i64], block: i64) -> None:
+        assert 0 < block < self.fresh, "a block is free that was never used"
+        assert idle[block] == 0, "a block is free twice"
+        idle[block] = 1
 
 
 guard.keep(Pool, "refs content ends named keys")

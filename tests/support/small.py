@@ -12,7 +12,7 @@ from kvsim.against.validate.recording import SCHEMA
 from kvsim.against.validate.setup import THREE, prepare
 from kvsim.core.plan import Plan
 from kvsim.cost import Cost
-from kvsim.machine.link import LinkTimes
+from kvsim.machine import LinkTimes
 from kvsim.run.assembly import assemble
 from kvsim.settings.config import make_config
 from kvsim.workload import open_trace

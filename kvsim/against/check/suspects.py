@@ -18,7 +18,7 @@ from kvsim.against.matched import Matched, matched
 from kvsim.fleet.ranks import EngineResult, figures_of, simulate_engine
 from kvsim.results.numerals import milliseconds, percent
 from kvsim.settings.config import RunConfig
-from kvsim.workload.assumed import assume_hit_rate
+from kvsim.workload.spec import assume_hit_rate
 from kvsim.workload.trace import Trace
 
 WIDEST = log(4)

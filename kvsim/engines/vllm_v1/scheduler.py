@@ -366,8 +366,6 @@ class VllmV1(Scheduler):
     def _pauses(self, batch: Batch, request: Request) -> bool:
         """Whether a running request takes on nothing, because its last token is in flight, or
         because a stage of the pipeline has it."""
-        if not self.asynchronous:
-            return False
         ends: bool = request.placeholders > 0 and batch.ending(request)
         return self._call < request.resumes_at or (ends and self.release.knows_the_last_token)
 
@@ -615,6 +613,8 @@ class VllmV1(Scheduler):
         connected: bool = self.connector is not None
         requests: list[Request] = plan.requests
         scheduled, yields, drafts = plan.scheduled, plan.yields, plan.drafts
+        now_ns: i64 = batch.now_ns
+        sent: i64 = self._sent
         resumes_at: i64 = self._call + self.pipeline_parallel_size
         k: i64
         for ghost, taken in plan.ghosts:
@@ -636,12 +636,12 @@ class VllmV1(Scheduler):
             elif before < known - 1:
                 batch.chunk(plan, k, request, tokens, request.saved(before, after))
             else:
-                request.access_ns = batch.now_ns
+                request.access_ns = now_ns
                 yields[k] = 1
                 plan.add_decode(known, tokens - 1)
             request.computed = after
             request.in_flight += tokens
-            request.batch = self._sent
+            request.batch = sent
             request.mid_prompt = after < known
             if after >= known:
                 if connected and self._prefills:

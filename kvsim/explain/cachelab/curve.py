@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import ConfigError
+from kvsim.workload.keys import SpannedStream
 from kvsim.workload.reuse import Chain, Counting, Found, Reuse, Walk, bounded_chains, chains
-from kvsim.workload.streams import SpannedStream
 from kvsim.workload.trace import Row
 
 Ints = NDArray[np.int64]

@@ -11,7 +11,7 @@ from kvsim.run.assembly import assemble
 from kvsim.search.replicates import Load, redrawn
 from kvsim.search.size.knobs import open_arrivals
 from kvsim.settings.config import RunConfig
-from kvsim.workload.assumed import assume_hit_rate
+from kvsim.workload.spec import assume_hit_rate
 from kvsim.workload.trace import Trace, beginning
 
 _AT_RANDOM = (

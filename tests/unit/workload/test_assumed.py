@@ -9,10 +9,9 @@ from marks import examples, long
 
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import simulate
-from kvsim.workload.assumed import _rate, _shared, assume_hit_rate
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import ceiling_tokens
-from kvsim.workload.spec import Lengths, synthesise_lengths
+from kvsim.workload.spec import Lengths, _rate, _shared, assume_hit_rate, synthesise_lengths
 from kvsim.workload.synthetic import synthesise
 from kvsim.workload.trace import Row, Trace
 
