@@ -1,6 +1,7 @@
 """What every test module can import; how random tests behave."""
 
 import gc
+import os
 import sys
 from pathlib import Path
 
@@ -13,6 +14,10 @@ TESTS = Path(__file__).parent
 sys.path[:0] = [str(TESTS / "support"), str(TESTS), str(TESTS.parent / "kernels")]
 
 from marks import examples  # noqa: E402
+
+# pytest has a process for each core; what takes all cores by itself would start as many again.
+for processes_or_threads in ("LOKY_MAX_CPU_COUNT", "OMP_NUM_THREADS"):
+    os.environ.setdefault(processes_or_threads, "1")
 
 # Nothing here is timed; a random test that fails prints what repeats it.
 settings.register_profile(
@@ -34,7 +39,7 @@ def pytest_collection_finish() -> None:
     """From here on, Python's collector looks only at what tests make, not at all modules."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000)
+    gc.set_threshold(100_000)
 
 
 def pytest_sessionfinish() -> None:

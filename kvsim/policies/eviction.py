@@ -234,14 +234,8 @@ class _Streak:
             self.heap = [(-chain[-1][0], order, chain)] if chain else []
 
     def pop(self) -> int:
-        """Removes and returns the candidate, after `trim`."""
-        _, order, chain = self.heap[0]
-        block = chain.pop()[1]
-        if chain:
-            heapreplace(self.heap, (-chain[-1][0], order, chain))
-        else:
-            heappop(self.heap)
-        return block
+        """Removes and returns the candidate, after `trim`; the next one sets the heap right."""
+        return self.heap[0][2].pop()[1]
 
 
 EVICTIONS: dict[str, type[Order]] = {

@@ -69,10 +69,12 @@ def typed(value: Any, kind: Any, *, strict: bool = True) -> Any:
 
 def is_flat(value: Any, most: int = 30) -> bool:
     """Whether plain values are nested at most so deeply, so that functions may call themselves."""
-    if not isinstance(value, dict | list):
-        return True
-    inner = value.values() if isinstance(value, dict) else value
-    return most > 0 and all(is_flat(each, most - 1) for each in inner)
+    level = [value] if isinstance(value, (dict, list)) else []
+    while level and most:
+        parts = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [inner for each in parts for inner in each if isinstance(inner, (dict, list))]
+        most -= 1
+    return not level
 
 
 def _short(text: str) -> int:

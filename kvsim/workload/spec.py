@@ -15,6 +15,7 @@ shared prefixes, so that an assumed share of tokens hits (`assume_hit_rate`).
 from __future__ import annotations
 
 import shlex
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor
@@ -248,7 +249,8 @@ def assume_hit_rate(
     chosen = random.choices(range(prefixes), weights, k=len(trace.rows))
     share = _share(trace, chosen, hit_rate, block_size)
     rows = _shared(trace.rows, chosen, share)
-    reached = _rate(trace, rows, block_size)
+    shared = replace(trace, rows=rows)
+    reached = _share_of_tokens(rows, ceiling_tokens(rows, streams(shared), block_size))
     note = (
         f"assumed: {100 * share:.1f} % of every prompt is one of {prefixes} shared beginnings;"
         f" {100 * reached:.1f} % of the prompt tokens hit a cache without limit"
@@ -259,7 +261,7 @@ def assume_hit_rate(
 
 def _share(trace: Trace, chosen: Sequence[int], hit_rate: float, block_size: int) -> float:
     """The least share of every prompt that reaches the hit rate, by bisection."""
-    most = _rate(trace, _shared(trace.rows, chosen, 1.0), block_size)
+    most = _rate(trace.rows, chosen, 1.0, block_size)
     if most < hit_rate:
         raise ConfigError(
             f"--hit-rate: {hit_rate:g} cannot be reached with {len(set(chosen))} prefixes and"
@@ -268,7 +270,7 @@ def _share(trace: Trace, chosen: Sequence[int], hit_rate: float, block_size: int
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        reached = _rate(trace, _shared(trace.rows, chosen, middle), block_size)
+        reached = _rate(trace.rows, chosen, middle, block_size)
         low, high = (low, middle) if reached >= hit_rate else (middle, high)
     return high
 
@@ -285,7 +287,17 @@ def _content(number: int, tokens: int) -> SegmentContent | None:
     return SegmentContent(((f"prefix-{number}", tokens),)) if tokens else None
 
 
-def _rate(trace: Trace, rows: list[Row], block_size: int) -> float:
-    shared = replace(trace, rows=rows)
-    hits = ceiling_tokens(rows, streams(shared), block_size)
-    return hits / sum(row.input_length for row in rows)
+def _rate(rows: Sequence[Row], chosen: Sequence[int], share: float, block_size: int) -> float:
+    """The share of the prompt tokens that would hit a cache without limit: of each prompt the whole
+    blocks of shared text that were there before, but never its last token."""
+    known, hits = defaultdict[object, int](int), 0
+    for row, number in zip(rows, chosen, strict=True):
+        text = number, row.scope, row.lora or None, row.salt
+        blocks = round(row.input_length * share) // block_size
+        hits += min(blocks, known[text], (row.input_length - 1) // block_size) * block_size
+        known[text] = max(known[text], blocks)
+    return _share_of_tokens(rows, hits)
+
+
+def _share_of_tokens(rows: Sequence[Row], tokens: int) -> float:
+    return tokens / sum(row.input_length for row in rows)

@@ -16,7 +16,7 @@ from fuzz.draw import (
     draw_trace,
 )
 from fuzz.equal import LIMIT_S, assert_equal_runs
-from fuzz.fleets import check_fleet
+from fuzz.fleets import check_fleet, check_split
 from fuzz.laws import check_world
 
 from kvsim.engines import BLOCK_MANAGERS, ENGINES
@@ -100,6 +100,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "fleets": check_fleet,
     "policies": check_policy,
     "sglang": check_sglang,
+    "splits": check_split,
     "worlds": check_world,
 }
 """Kind of cases -> what checks the case of a seed."""

@@ -27,7 +27,7 @@ def draw_world(rng: random.Random) -> tuple[Trace, dict[str, Any]]:
     """A load and an engine: everything of `fuzz.draw`, and what few of its cases have."""
     trace = draw_trace(rng) if rng.random() < 0.7 else draw_heirs(rng)
     engine = rng.choice((*ENGINES, "vllm-v1", "vllm-v1", "vllm-v1"))
-    settings = _draw_v1(rng) if engine == "vllm-v1" else draw_settings(rng, engine)
+    settings = draw_v1(rng) if engine == "vllm-v1" else draw_settings(rng, engine)
     plain = "model" in settings and settings["model"] == "tiny"
     if plain and rng.random() < 0.3:
         longest = settings["max_model_len"]
@@ -46,7 +46,7 @@ def draw_world(rng: random.Random) -> tuple[Trace, dict[str, Any]]:
     return trace, settings
 
 
-def _draw_v1(rng: random.Random) -> dict[str, Any]:
+def draw_v1(rng: random.Random) -> dict[str, Any]:
     """vLLM V1 of a release, with stages, adapters and groups of layers together."""
     settings = draw_features(rng) if rng.random() < 0.5 else draw_settings(rng, "vllm-v1")
     if rng.random() < 0.3 and "kv_offloading_size" not in settings:

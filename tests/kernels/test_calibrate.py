@@ -120,6 +120,11 @@ def test_fitting_the_rows_again_makes_the_same_bytes(made: Path, tmp_path: Path)
         (["--model", "tiny", "--device", "cpu", "--max-num-seqs", "1"], "--max-num-seqs: 1 leaves"),
         (["--model", "tiny", "--device", "cpu", "--block-size", "0"], "0 is not above 0"),
         (["--fit", "none.jsonl"], "none.jsonl: cannot be read: No such file"),
+        pytest.param(
+            ["--model", "tiny", "--device", "cuda"],
+            "--device cuda: torch sees no GPU here; use --device cpu",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
     ],
 )
 def test_bad_input_is_one_line(
@@ -141,14 +146,6 @@ def test_bad_input_is_one_line(
     assert words in said
     assert said.startswith("kvsim: ") and said.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-
-
-@long
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
-    done = calibrate("--model", "tiny", "--device", "cuda", "--out", str(tmp_path / "p.json"))
-    assert done.returncode == 2
-    assert "--device cuda: torch sees no GPU here; use --device cpu" in done.stderr
 
 
 def test_without_torch_the_remedy_is_named(tmp_path: Path) -> None:

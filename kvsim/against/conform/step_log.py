@@ -224,6 +224,8 @@ def error_kind(record: Record | None) -> str | None:
 
 
 def _differences(a: Record | None, b: Record | None) -> dict[str, tuple[Any, Any]]:
+    if a == b:
+        return {}
     if a is None or b is None:
         missing = "the log ends"
         return {"error": (missing if a is None else "a step", missing if b is None else "a step")}

@@ -257,7 +257,7 @@ def _attention(path: Path) -> Attention:
     for line, (kernel, *point, queries, us) in numbers(path, named, "layer", usual):
         if kernel != "attention" or queries != 1:
             continue
-        if from_middle and point[0]:
+        if from_middle:
             point[1] -= point[0] / 2
         if tuple(point) in table:
             raise ConfigError(f"{path}:{line}: an earlier line has the same point; remove one")

@@ -98,6 +98,21 @@ def test_the_oracle_finds_what_least_recently_used_loses() -> None:
     assert [name for name, _ in audit_rows([Audited("lru", lru)])][-1] == "all prompt tokens"
 
 
+def test_the_oracle_keeps_what_comes_back_although_it_is_deeper() -> None:
+    """One prompt of five blocks comes back each time; those of three between never do."""
+    again = list(range(5))
+    rows = [
+        (500.0 * i, 13, 2, [100 * i, 100 * i + 1, 100 * i + 2])
+        if i % 2
+        else (500.0 * i, 21, 2, again)
+        for i in range(20)
+    ]
+    table = settings("vllm-v1", Random(0), block_manager_args={"eviction": "belady"})
+    table["num_gpu_blocks_override"] = 11
+    best, _, _ = audited(worlds.hashed(4, *rows), table)
+    assert best.hit == 9 * 20
+
+
 def test_room_that_running_requests_hold_is_no_fault_of_the_policy() -> None:
     """A prompt of 8 blocks comes back while another request holds all but a few of the blocks."""
     prompt, long_one = list(range(8)), list(range(100, 110))

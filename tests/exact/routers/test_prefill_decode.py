@@ -8,18 +8,17 @@ import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from command import run_here
 from fuzz.draw import draw_clients, draw_trace
 from fuzz.equal import LIMIT_S, limited
+from fuzz.fleets import assert_conserved
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from marks import examples
 from places import ROOT
 from worlds import MS, trace
 
-from kvsim.core.request import DECODE, PREFILL
 from kvsim.core.schema import LEGS
 from kvsim.errors import ConfigError
 from kvsim.fleet import (
@@ -35,7 +34,6 @@ from kvsim.fleet import (
 from kvsim.fleet.folder import write_fleet
 from kvsim.fleet.page import build_fleet_comparison
 from kvsim.report import write_results
-from kvsim.results.ledger import TIME_PARTS
 from kvsim.run.simulation import simulate
 from kvsim.workload.trace import Trace
 
@@ -67,26 +65,8 @@ def split(
 ) -> FleetResult:
     kinds = [side("kv_producer", **more)] * prefill + [side("kv_consumer", **more)] * decode
     result = simulate_fleet(sent, kinds, router, explain=True)
-    conserved(result)
+    assert_conserved(result)
     return result
-
-
-def conserved(result: FleetResult) -> None:
-    """Whatever is sent is done once on each side, and no time is lost or counted twice."""
-    requests, handovers = result.requests, result.handovers
-    assert handovers is not None and result.ways is not None
-    done = np.array(requests["status"]) == "completed"
-    spent = requests["finish_ns"] - requests["arrival_ns"]
-    assert (sum(handovers[name] for name in LEGS)[done] == spent[done]).all()
-    first = requests["first_token_ns"] - requests["arrival_ns"]
-    assert (sum(handovers[name] for name in LEGS[:-1])[done] == first[done]).all()
-    assert (sum(requests[name] for name in TIME_PARTS)[done] == spent[done]).all()
-    tokens = {PREFILL: 0, DECODE: 0}
-    for role, replica in zip(result.ways.roles, result.replicas, strict=True):
-        assert replica.meta["outcome"]["kind"] == "finished"
-        tokens[role] += int(replica.requests["output_tokens"].sum())
-    assert tokens[DECODE] == int(requests["output_tokens"].sum())
-    assert tokens[PREFILL] == int((handovers["moved_bytes"] >= 0).sum())
 
 
 def legs_ms(result: FleetResult, request: int) -> list[float]:

@@ -9,8 +9,11 @@ from marks import examples, long
 
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import simulate
-from kvsim.workload.spec import Lengths, assume_hit_rate, synthesise_lengths
+from kvsim.workload.keys import streams
+from kvsim.workload.reuse import ceiling_tokens
+from kvsim.workload.spec import Lengths, _rate, _shared, assume_hit_rate, synthesise_lengths
 from kvsim.workload.synthetic import synthesise
+from kvsim.workload.trace import Row, Trace
 
 LOAD = synthesise_lengths(Lengths(400), Lengths(8), 1, range_ratio=0.5, requests=60)
 
@@ -41,6 +44,24 @@ def test_nothing_but_the_content_changes(hit_rate, prefixes, seed):
     again = assume_hit_rate(LOAD, hit_rate, 16, prefixes=prefixes, seed=seed)
     assert (again.sha256, again.rows) == (trace.sha256, trace.rows)
     assert trace.sha256 != LOAD.sha256
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 90), *[st.sampled_from((None, "a", "b"))] * 3), min_size=1),
+    st.lists(st.integers(0, 2), min_size=100, max_size=100),
+    st.floats(0, 1),
+    st.sampled_from((1, 4, 16)),
+)
+def test_what_a_share_reaches_is_what_a_walk_over_the_blocks_finds(drawn, chosen, share, size):
+    """Also of requests that share nothing with others: other salts, adapters or scopes."""
+    rows = [
+        Row(i, f"r{i}", i + 2, 0, length, 1, scope=scope, lora=lora, salt=salt)
+        for i, (length, scope, lora, salt) in enumerate(drawn)
+    ]
+    chosen = chosen[: len(rows)]
+    made = Trace("made", "native", "", _shared(rows, chosen, share))
+    hits = ceiling_tokens(made.rows, streams(made), size)
+    assert _rate(rows, chosen, share, size) == hits / sum(row.input_length for row in rows)
 
 
 def test_a_trace_that_knows_what_is_shared_is_left_alone():

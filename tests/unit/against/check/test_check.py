@@ -137,7 +137,7 @@ def test_no_culprit_is_named_where_two_do_not_explain_it(tmp_path: Path) -> None
 def test_prompts_that_hit_the_cache_are_found(tmp_path: Path) -> None:
     """The file does not hold prompts, so the replay computes what the server found."""
     chat = open_trace("chat")
-    settings = {**SETTINGS, "max_model_len": 32768, "sessions": "recorded", "num_prompts": 200}
+    settings = {**SETTINGS, "max_model_len": 32768, "sessions": "recorded", "num_prompts": 100}
     real = simulate(chat, {**settings, "request_rate": 20})
     trace = open_trace(write(tmp_path, bench_result(real)))
     record = check(trace, make_config({**SETTINGS, "max_model_len": 32768}))

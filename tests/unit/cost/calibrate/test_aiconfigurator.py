@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from marks import long
+from places import ROOT
 from shared import SHARED, needs_shared
 from unit.cost.calibrate.tables import write_csv
 
 from kvsim.cost import TableCost
-from kvsim.cost.calibrate.aiconfigurator import import_profile
+from kvsim.cost.calibrate.aiconfigurator import Attention, import_profile
 from kvsim.cost.calibrate.rows import numbers
+from kvsim.cost.calibrate.surface import Law
 from kvsim.cost.profile import DecodeGrid, Profile, load_profile
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware
@@ -102,6 +104,27 @@ def test_dense_is_the_sum_over_all_layers(made: Profile) -> None:
         products = sum(gemm_us(tokens, n, k) for n, k in shapes)
         small = 10 + tokens * (8 * 4096 + 2 * 6144 + 3 * 14336) * 2 / 4.8e6
         assert us == pytest.approx(32 * (products + small), rel=0.06)
+
+
+def test_half_the_layers_take_half_the_time_with_mlps_in_fp8(tmp_path: Path) -> None:
+    folder, times = write_tables(tmp_path / "tables"), []
+    plain = (ROOT / "configs" / "models" / "llama-3-8b.toml").read_text()
+    for layers in (16, 32):
+        model = tmp_path / f"{layers}.toml"
+        text = plain.replace("num_hidden_layers = 32", f"num_hidden_layers = {layers}")
+        model.write_text(f'{text}[quantization]\nmethod = "fp8"\nbits = 8\nfp8_products = true\n')
+        times.append(np.array(import_profile(folder, str(model), "h200-sxm").fit.dense.us))
+    assert 2 * times[0] == pytest.approx(times[1], rel=1e-3)
+
+
+ENDS = [(1, 100.0), (4, 50.0), (8, 20.0)]
+
+
+def test_more_sequences_than_measured_are_as_long_as_the_most_that_were() -> None:
+    points = [(n, length, n + length) for n, most in ENDS for length in (most / 2, most)]
+    attention = Attention.decodes(points, Law(us=np.add, work=np.multiply))
+    assert attention.ends == ENDS
+    assert [attention.longest(seqs) for seqs in (1, 2, 8, 9)] == [100, 50, 20, 20]
 
 
 def test_a_context_costs_its_arithmetic_or_its_traffic(made: Profile) -> None:

@@ -80,6 +80,8 @@ def test_a_step_costs_what_was_measured(folder: Path, tmp_path: Path) -> None:
     assert cost.describe()["extrapolated_steps"] == 0
     cost.step_ns(plan(chunks=[(65, 0)], decode_seqs=1, context_tokens=16))
     assert cost.describe()["extrapolated_steps"] == 1
+    cost.step_ns(plan(decode_seqs=5, context_tokens=50_000, samples=5))
+    assert cost.describe()["extrapolated_steps"] == 2
 
 
 def test_saved_and_read_back(folder: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,7 +13,7 @@ from unit.cost.calibrate.tables import write_csv
 
 from kvsim.cost import TableCost, make_cost
 from kvsim.cost.calibrate.aiconfigurator import import_profile
-from kvsim.cost.calibrate.modules import ROUTING
+from kvsim.cost.calibrate.modules import ROUTING, Latent, ProductKernels
 from kvsim.cost.layer import Peaks, mlp_us, product_us
 from kvsim.cost.profile import DecodeGrid, ExpertGrid, Profile, load_profile, to_json
 from kvsim.cost.table import profile_for
@@ -111,6 +112,21 @@ def test_latent_attention_holds_its_projections(made: Profile) -> None:
     laws = [100 + q / 8 + q * q / 1e5 for q in made.fit.prefill.x]
     assert alone == pytest.approx(laws, rel=0.1)
     assert all(row == sorted(row) for row in made.fit.prefill.us)
+
+
+def test_long_decodes_of_all_heads_are_arithmetic(tmp_path: Path) -> None:
+    """Each of 128 heads compares 576 numbers of a token and adds 512 of them: more than their
+    reading takes, at six tenths of the peak."""
+    of = {"model": "deepseek-ai/DeepSeek-V3", "num_heads": 128, "gemm_type": "fp8_block"}
+    of |= {"kv_cache_dtype": "bfloat16", "step": 15, "latency": 0.1}
+    rows = [of | {"batch_size": n} for n in range(1, 99)]
+    write_parquet(tmp_path / "mla_generation_module_perf.parquet", rows)
+    peaks = Peaks(H200.flop_s("bfloat16"), H200.memory_bandwidth_gb_s * 1e9)
+    kernels = ProductKernels.of(R1.shard(1), peaks, H200.tflop_s["fp8"])
+    _, law = Latent(tmp_path, kernels, peaks).decode()
+    more = law.us(np.array([64.0]), np.array([2e6])) - law.us(np.array([64.0]), np.array([1e6]))
+    flops = 64 * 1e6 * 128 * 2 * (576 + 512)
+    assert more == pytest.approx(1e6 * flops / 0.6 / peaks.flop_s, rel=1e-3)
 
 
 def test_it_prices_its_own_model_alone(made: Profile, tmp_path: Path) -> None:
