@@ -50,12 +50,16 @@ def advise(
     Every change meets the same seeds. Prints what limits the server now, three sentences, a table
     with intervals, and the command line of the server.
     """
-    from kvsim.search.advise.line import serve_command
     from kvsim.search.advise.page import NAME, PAGE, build_page
-    from kvsim.search.advise.search import MOST_COMBINED
+    from kvsim.search.advise.search import MOST_COMBINED, changes_of
     from kvsim.search.advise.search import advise as search
-    from kvsim.search.advise.statement import cache_sentences, present, record, sentences
-    from kvsim.search.advise.trials import changes_of
+    from kvsim.search.advise.statement import (
+        cache_sentences,
+        present,
+        record,
+        sentences,
+        serve_command,
+    )
     from kvsim.search.replicates import load_of
     from kvsim.search.slo import parse_slo
     from kvsim.settings.server.command_settings import arguments

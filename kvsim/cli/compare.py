@@ -28,7 +28,7 @@ from kvsim.settings.config import RunConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvsim.explain.certainty.verdicts import Comparison
+    from kvsim.explain.certainty import Comparison
     from kvsim.search.replicates import Load
     from kvsim.search.upgrades import Upgrade
     from kvsim.settings.server import ServerWord
@@ -188,7 +188,7 @@ def _compare_seeds(
     jobs: int | None,
 ) -> tuple[Comparison, Results]:
     """Replicates if something is random; otherwise one replay, whose requests are resampled."""
-    from kvsim.explain.replayed import compare_replay
+    from kvsim.explain.attribution import compare_replay
     from kvsim.search.replicates import compare_seeds, redrawn, replicate
 
     names = [name for name, _ in configs]

@@ -89,8 +89,7 @@ def size(
 
     Every value meets the same seeds. With --out no run is ever repeated.
     """
-    from kvsim.search.size.knobs import LASTING, Bounds, make_knob
-    from kvsim.search.size.load import endless, sharing, what_varies
+    from kvsim.search.size.knobs import LASTING, Bounds, endless, make_knob, sharing, what_varies
     from kvsim.search.size.page import PAGE, build_page
     from kvsim.search.size.search import Laboratory, searched
     from kvsim.search.size.verdict import NAME, size_record

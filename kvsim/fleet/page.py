@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.core.schema import CAUSES, LEG_LABELS, LEGS
-from kvsim.explain.certainty.verdicts import Comparison
+from kvsim.explain.certainty import Comparison
 from kvsim.fleet.difference import (
     REPLICA_DIFF_HEAD,
     NamedFleet,

@@ -6,8 +6,7 @@ from itertools import pairwise
 from statistics import mean, stdev
 from typing import Any
 
-from kvsim.explain.certainty.stretches import FEWEST
-from kvsim.explain.certainty.verdicts import Comparison, Pair, Values, Verdict
+from kvsim.explain.certainty import FEWEST_STRETCHES, Comparison, Pair, Values, Verdict
 from kvsim.report.compare import INSIGNIFICANT, NO_DIFFERENCE, Row, metric_record
 from kvsim.results.metrics import HEADLINES, NAMED, Metric
 from kvsim.results.numerals import interval, percent, plural, signed
@@ -44,7 +43,7 @@ def method_words(comparison: Comparison) -> list[str]:
             " seed gives the same figures. Their differences are exact for this trace.",
             "Intervals say what other stretches of the same traffic would give: requests are drawn"
             " again in long stretches, the same ones in every run. Figures of the run as a whole,"
-            f" and those correlated over more than 1/{FEWEST} of the trace, have none.",
+            f" and those correlated over more than 1/{FEWEST_STRETCHES} of the trace, have none.",
             together,
         ]
     drawn = " and ".join(comparison.redrawn)

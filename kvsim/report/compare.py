@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from kvsim.explain.certainty import MARGIN, matters
-from kvsim.explain.certainty.verdicts import Verdict
+from kvsim.explain.certainty import MARGIN, Verdict, matters
 from kvsim.report import wording
 from kvsim.results.metrics import METRICS, Metric, value
 from kvsim.results.numerals import interval, percent, show, signed, signed_percent

@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.explain.certainty import MARGIN, matters
-from kvsim.explain.certainty.estimates import paired
-from kvsim.explain.certainty.verdicts import Comparison, Values, judge
+from kvsim.explain.certainty import MARGIN, Comparison, Values, judge, matters, paired
 from kvsim.report import wording
 from kvsim.results.metrics import value
 from kvsim.results.numerals import number, percent, plural, seconds, signed_percent

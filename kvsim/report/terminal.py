@@ -21,7 +21,7 @@ from kvsim.results.statistics import LISTED
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvsim.explain.certainty.verdicts import Comparison
+    from kvsim.explain.certainty import Comparison
     from kvsim.report.compare import Row
 
 Summaries = Sequence[tuple[str, Mapping[str, Any]]]
@@ -138,7 +138,7 @@ def _render_subjects(runs: Summaries, console: Console, seeds: int) -> None:
 
 def _render_verdicts(comparison: Comparison, rows: Sequence[Row], console: Console) -> None:
     """Print the findings on headline figures against the first run, then the rankings."""
-    from kvsim.explain.certainty.verdicts import Pair
+    from kvsim.explain.certainty import Pair
     from kvsim.report.certainty import finding_words, ranking_words
     from kvsim.results.metrics import HEADLINES
 

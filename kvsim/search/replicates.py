@@ -19,9 +19,17 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from kvsim.errors import ConfigError
-from kvsim.explain.certainty import MARGIN
-from kvsim.explain.certainty.estimates import Estimate, paired, single
-from kvsim.explain.certainty.verdicts import Comparison, Pair, Values, judge_pairs, plan_looks
+from kvsim.explain.certainty import (
+    MARGIN,
+    Comparison,
+    Estimate,
+    Pair,
+    Values,
+    judge_pairs,
+    paired,
+    plan_looks,
+    single,
+)
 from kvsim.results.metrics import HEADLINES, METRICS, NAMED, Metric, value
 from kvsim.run.features.speculation import draws_acceptance
 from kvsim.run.simulation import simulate
@@ -155,7 +163,7 @@ def compare_seeds(
     `simulate` makes the results; fleets have one of their own (`kvsim.fleet.contender`).
 
     Returns the comparison and every configuration's result on the first seed. Looks before the last
-    one spend a part of `level` (`kvsim.explain.certainty.verdicts`): with `level` 0.05, the chance
+    one spend a part of `level` (`kvsim.explain.certainty`): with `level` 0.05, the chance
     that the comparison reports even one difference that does not exist is at most 5 %. Raises
     `ConfigError` where the configurations begin with different seeds.
     """

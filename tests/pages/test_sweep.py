@@ -9,7 +9,7 @@ import pytest
 from browsers import eventually
 
 from kvsim.results.numerals import show
-from kvsim.search.points import Task, run_point
+from kvsim.search.runner import Task, run_point
 from kvsim.search.sweep.choose import choose
 from kvsim.search.sweep.grid import expand, parse_space
 from kvsim.search.sweep.page import build_page, heat_maps

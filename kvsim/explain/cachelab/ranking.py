@@ -16,8 +16,7 @@ from kvsim.engines.sglang.ranks import RADIX_EVICTION, Rank, make_rank
 from kvsim.engines.sglang.tree import PagePool, RadixTree
 from kvsim.errors import ConfigError
 from kvsim.explain.cachelab.curve import next_uses, optimum_blocks
-from kvsim.explain.certainty.estimates import Estimate
-from kvsim.explain.certainty.stretches import Figure, together
+from kvsim.explain.certainty import Estimate, Figure, together
 from kvsim.policies.eviction import EVICTIONS, make_eviction
 from kvsim.policies.order import MakeOrder, Order
 from kvsim.policies.replacement.replacement import Replacement

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.explain.attribution import Pairs, pair
-from kvsim.explain.certainty.verdicts import Comparison, Pair, Verdict
+from kvsim.explain.certainty import Comparison, Pair, Verdict
 from kvsim.report import wording
 from kvsim.report.certainty import certain_table, finding_words, method_words, ranking_words
 from kvsim.report.compare import (

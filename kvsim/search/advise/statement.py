@@ -1,11 +1,15 @@
-"""States advice in three sentences and a table, and as plain values."""
+"""States advice in three sentences, a table, plain values, and a command line to paste."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
+from kvsim.engines import ENGINES
 from kvsim.explain.cachelab.sentences import sentences as study_sentences
 from kvsim.explain.cachelab.study import Asked, study_trace
 from kvsim.explain.certainty import MARGIN
@@ -14,11 +18,14 @@ from kvsim.report.compare import NO_DIFFERENCE
 from kvsim.report.wording import Remark, diagnosis_of, measured, time_source
 from kvsim.results.numerals import interval, percent, plural, show, signed
 from kvsim.run.assembly import assemble
-from kvsim.search.advise.search import Advice, Tried
-from kvsim.search.advise.trials import Change
+from kvsim.run.told import settled
+from kvsim.search.advise.search import Advice, Change, Tried
 from kvsim.search.replicates import LEVEL
 from kvsim.search.sweep.choose import value_words
 from kvsim.settings.config import RunConfig
+from kvsim.settings.server import ServerWord
+from kvsim.settings.server.arguments import Argument
+from kvsim.settings.server.command import flags, given_settings, serve_line
 from kvsim.workload.reuse import Counting
 from kvsim.workload.trace import Trace
 
@@ -237,3 +244,25 @@ def cache_sentences(trace: Trace, config: RunConfig) -> list[str]:
         ),
     )
     return [f"Prefix cache alone: {sentence}" for sentence in study_sentences(study)]
+
+
+def serve_command(advice: Advice, word: ServerWord, given: Sequence[Argument]) -> str:
+    """The server's command line with the advice; for other engines, that of `kvsim run`.
+
+    `given`: the arguments of the line that the server has now; empty if nobody gave one.
+    """
+    best = advice.best.config
+    engine = ENGINES.get(best.engine)
+    if engine is None or engine.vllm_version is None:
+        changes = {"engine": best.engine, **advice.best.settings}
+        return shlex.join(["kvsim", "run", *flags(changes)])
+    settings = given_settings(best, assemble(best).model.source)
+    pool, base = "num_gpu_blocks_override", advice.base.config
+    if counted := word.counted_with.get(pool):
+        logged, _ = settled(replace(base, num_gpu_blocks_override=counted), word)
+        if logged.num_gpu_blocks_override == base.num_gpu_blocks_override:
+            settings.pop(pool, None)  # no argument of the server
+    if given:
+        said = word.settings
+        settings = {key: value for key, value in settings.items() if said.get(key) != value}
+    return serve_line(given, {**settings, **advice.best.settings})

@@ -12,10 +12,9 @@ import msgspec
 import numpy as np
 
 from kvsim.errors import ConfigError
-from kvsim.explain.certainty.estimates import paired
+from kvsim.explain.certainty import paired
 from kvsim.results.metrics import Metric
-from kvsim.search.points import REFUSED
-from kvsim.search.runner import Backend, run_local, run_missing
+from kvsim.search.runner import REFUSED, Backend, run_local, run_missing
 from kvsim.search.size.knobs import LASTING, Knob
 from kvsim.search.slo import Objectives
 from kvsim.search.store import Store, address

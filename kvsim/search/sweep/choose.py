@@ -14,8 +14,9 @@ from kvsim.results.load import OVERLOADED, rates_words, state_of
 from kvsim.results.metrics import NAMED, Metric
 from kvsim.results.numerals import count, plural, show
 from kvsim.results.plain import plain
-from kvsim.search.points import REFUSED, Record
+from kvsim.search.runner import REFUSED
 from kvsim.search.slo import Objectives, parse_slo
+from kvsim.search.store import Record
 from kvsim.search.sweep.grid import Settings
 from kvsim.search.sweep.sweep import Outcome, Plan, reason
 

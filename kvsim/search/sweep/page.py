@@ -14,16 +14,16 @@ from kvsim.report.pages.html import tags as tags_of
 from kvsim.results.metrics import Metric
 from kvsim.results.numerals import MISSING, SPACE, count, percent, plural, show
 from kvsim.results.plain import to_toml
-from kvsim.search.points import Record
 from kvsim.search.slo import Objective
+from kvsim.search.store import Record
 from kvsim.search.sweep.choose import Chosen, Configuration, sources, value_words, words
 from kvsim.search.sweep.page_figures import (
     effect_figures,
     ordered,
     parallel_figure,
+    rate_figures,
     tradeoff_figures,
 )
-from kvsim.search.sweep.rates import rate_figures
 from kvsim.search.sweep.sweep import Plan
 
 PAGE = "sweep.html"

@@ -15,17 +15,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
+from msgspec import Meta, Struct
 
 from kvsim.errors import ConfigError, OutputError
 from kvsim.results.plain import plain
 from kvsim.results.tables import optional, texts, truths
 from kvsim.run.simulation import simulate
-from kvsim.search.points import ENGINE_FACTS, Manifest, Record, Versioned, figures_of
+from kvsim.search.runner import figures_of
 from kvsim.search.slo import parse_slo
-from kvsim.search.store import Store, address
+from kvsim.search.store import ENGINE_FACTS, Count, Record, Store, Versioned, address
 from kvsim.search.sweep.grid import Point, Settings
 from kvsim.settings.parsing import is_flat, parse_json
 from kvsim.version import __version__
@@ -38,6 +39,29 @@ if TYPE_CHECKING:
 
 MANIFEST = "sweep.json"
 _REMEDY = "give a folder that `kvsim sweep --out` wrote"
+
+
+class _Point(Struct, forbid_unknown_fields=True):
+    settings: dict[str, Any]
+    seed: Count
+    key: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+
+
+class _Trace(Struct):
+    name: str
+    format: str
+    sha256: str
+    requests: Count
+
+
+class Manifest(Versioned):
+    """What `sweep.json` holds."""
+
+    trace: _Trace
+    base: dict[str, Any]
+    points: Annotated[list[_Point], Meta(min_length=1)]
+    slo: str | None
+    ledger: bool = False
 
 
 class Planned(NamedTuple):

@@ -14,8 +14,7 @@ import pytest
 from marks import WHOLE, long
 
 from kvsim.run.simulation import simulate
-from kvsim.search.points import Task, figures_of, run_point
-from kvsim.search.runner import run_missing
+from kvsim.search.runner import Task, figures_of, run_missing, run_point
 from kvsim.search.store import Store, address
 from kvsim.search.sweep.grid import expand, parse_space
 from kvsim.search.sweep.sweep import (
