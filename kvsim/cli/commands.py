@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvsim.fleet.folder import FleetRun
-    from kvsim.results.blockmap.watch import BlockMapWatcher
+    from kvsim.results.blockmap import BlockMapWatcher
     from kvsim.run.result import Result
     from kvsim.settings.config import RunConfig
     from kvsim.workload.trace import Trace
@@ -129,7 +129,7 @@ def policies(as_json: AsJson = False) -> None:
 
 
 def _block_map_watcher(out: str | None) -> BlockMapWatcher:
-    from kvsim.results.blockmap.watch import BlockMapWatcher
+    from kvsim.results.blockmap import BlockMapWatcher
 
     if out is None:
         raise ConfigError("--block-map: needs --out DIR, the folder for the map")

@@ -23,10 +23,10 @@ from kvsim.results.ledger import (
     standings,
 )
 from kvsim.results.ledger.time import reasons
-from kvsim.results.ledger_summary import parts_of
 from kvsim.results.metrics import LATENCIES
 from kvsim.results.numerals import count, percent, plural, seconds
 from kvsim.results.phases import completed, durations_ns, ints
+from kvsim.results.summary import parts_of
 from kvsim.results.timeline import run_end_ns
 
 Ints = NDArray[np.int64]

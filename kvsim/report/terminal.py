@@ -13,10 +13,10 @@ from kvsim.core.sums import added
 from kvsim.report import routing, wording
 from kvsim.report.screen import make_table, print_remarks
 from kvsim.results.ledger import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
-from kvsim.results.ledger_summary import bare
 from kvsim.results.metrics import BLOCKED_BY, NAMED
 from kvsim.results.numerals import percent, show
 from kvsim.results.statistics import LISTED
+from kvsim.results.summary import bare
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -20,7 +20,7 @@ from kvsim.report.pages.crossover import build_crossover
 from kvsim.report.pages.diff import build_diff
 from kvsim.report.pages.profile import build_profile
 from kvsim.report.pages.run import build_page
-from kvsim.results.blockmap.watch import BlockMapWatcher
+from kvsim.results.blockmap import BlockMapWatcher
 from kvsim.settings.config import make_config
 
 

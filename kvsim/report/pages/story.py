@@ -8,8 +8,8 @@ from kvsim.explain.story import Story, ledger_rows
 from kvsim.report.pages.document import document
 from kvsim.report.pages.html import Html, key_of, panel, shares, strip, table
 from kvsim.results.ledger import PROMPT_LABELS, TIME_LABELS, standings
-from kvsim.results.ledger_summary import bare
 from kvsim.results.numerals import seconds
+from kvsim.results.summary import bare
 
 MOST_SPELLS = 200
 """Most spells that are drawn one by one; with more, each standing is drawn once."""

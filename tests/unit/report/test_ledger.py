@@ -18,9 +18,8 @@ from kvsim.report.pages.story import build_story
 from kvsim.report.screen import make_console
 from kvsim.report.terminal import render
 from kvsim.results.ledger import KERNELS, PROMPT_PARTS, TIME_PARTS
-from kvsim.results.ledger_summary import request_at
 from kvsim.results.numerals import SPACE
-from kvsim.results.summary import summarise
+from kvsim.results.summary import request_at, summarise
 
 
 @pytest.fixture(scope="module")
