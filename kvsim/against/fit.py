@@ -32,8 +32,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.against.check.slowed import Change, with_change
-from kvsim.against.matched import Latencies, errors_percent, in_both, observed, replayed
+from kvsim.against.matched import (
+    Change,
+    Latencies,
+    errors_percent,
+    in_both,
+    observed,
+    replayed,
+    with_change,
+)
 from kvsim.cost.profile import Curve, ExpertGrid, Fit, Profile, Tail, to_json
 from kvsim.cost.table import multiplied
 from kvsim.errors import ConfigError

@@ -1,23 +1,31 @@
 """Matches what was measured of each request with what a replay of the trace predicts for it.
 
 What was measured is in `Row.observed`, where the readers of traces put it. A client counts from the
-moment it sends a request; so does a replay without network and tokenizer.
+moment it sends a request; so does a replay without network and tokenizer. A replay may take other
+times for its steps than its prices say (`with_change`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.cost import Cost
 from kvsim.errors import ConfigError
 from kvsim.fleet.ranks import EngineResult
 from kvsim.results.phases import Floats, completed, durations_ns
+from kvsim.run.assembly import Parts, assemble
+from kvsim.settings.config import RunConfig
 from kvsim.workload.source import shown
 from kvsim.workload.trace import Row, Trace
+
+if TYPE_CHECKING:
+    from kvsim.core.plan import Plan
+
 
 KINDS = ("queue", "ttft", "tpot", "e2el")
 """Times of a request, as in `kvsim.results.phases`."""
@@ -189,3 +197,54 @@ def _column(path: str, rows: Sequence[Row], key: str) -> Floats:
             )
         values.append(np.nan if value is None else float(value))
     return np.array(values)
+
+
+class Change(NamedTuple):
+    """A change of step times."""
+
+    prompts: float = 1.0
+    """Factor on the time of steps that compute prompt tokens; `decodes` is the factor on all
+    others."""
+    decodes: float = 1.0
+    step_ns: float = 0.0
+    """Nanoseconds added to every step."""
+    start_ns: float = 0.0
+    """Nanoseconds added to the first step."""
+
+
+class Slowed:
+    """A cost model whose times are changed."""
+
+    def __init__(self, cost: Cost, change: Change) -> None:
+        self._cost, self._change = cost, change
+        self._start_ns = change.start_ns
+
+    @property
+    def kind(self) -> str:
+        """The kind of the changed cost model."""
+        return self._cost.kind
+
+    @property
+    def source(self) -> str:
+        """The source of the changed cost model, and the change."""
+        return f"{self._cost.source}, changed by {self._change}"
+
+    def step_ns(self, plan: Plan) -> int:
+        """Nanoseconds of a step."""
+        factor = self._change.prompts if plan.chunks else self._change.decodes
+        start_ns, self._start_ns = self._start_ns, 0.0
+        return round(self._cost.step_ns(plan) * factor + self._change.step_ns + start_ns)
+
+    def describe(self) -> dict[str, Any]:
+        """The description of the changed cost model, and the change."""
+        return {**self._cost.describe(), "source": self.source, "change": self._change._asdict()}
+
+
+def with_change(change: Change) -> Callable[[RunConfig], Parts]:
+    """Returns the factory of a run's objects, for `simulate`, with changed step times."""
+
+    def parts_of(config: RunConfig) -> Parts:
+        parts = assemble(config)
+        return parts._replace(cost=Slowed(parts.cost, change))
+
+    return parts_of

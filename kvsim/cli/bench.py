@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kvsim.against.bench.repeat import Bench
-    from kvsim.against.bench.settings import Case
+    from kvsim.against.bench.workloads import Case
 
 Names = Annotated[
     list[str] | None,
@@ -86,9 +86,8 @@ def bench(
     replica; MB: peak memory.
     """
     from kvsim.against.bench import repeat
-    from kvsim.against.bench.peers import check_peer
-    from kvsim.against.bench.processes import store_bytecode
-    from kvsim.against.bench.settings import choose
+    from kvsim.against.bench.measure import check_peer, store_bytecode
+    from kvsim.against.bench.workloads import choose
 
     cases = choose(names or [], engines or [], trace)
     store_bytecode(Path(kvsim.__file__).parent)
@@ -113,8 +112,7 @@ def _note(case: Case) -> None:
 
 
 def _show(bench: Bench, then: Bench | None) -> None:
-    from kvsim.against.bench.columns import columns_of
-    from kvsim.against.bench.repeat import ratios
+    from kvsim.against.bench.repeat import columns_of, ratios
 
     console = make_console()
     console.width = max(console.width, _WIDTH)
@@ -134,8 +132,7 @@ def _show(bench: Bench, then: Bench | None) -> None:
 
 
 def _show_parts(cases: list[Case], trace: str | None) -> None:
-    from kvsim.against.bench.around import around
-    from kvsim.against.bench.processes import in_fresh_process
+    from kvsim.against.bench.measure import around, in_fresh_process
 
     rows = (
         [*case, part, f"{cpu_s:.3f}"]

@@ -69,8 +69,7 @@ def validate(
     request, beside the difference of two real runs. The pool is really allocated: give
     --num-gpu-blocks-override, few enough that requests are preempted.
     """
-    from kvsim.against.validate.recording import read_json, write_json
-    from kvsim.against.validate.setup import foreign
+    from kvsim.against.validate.setup import foreign, read_json, write_json
     from kvsim.against.validate.setup import prepare as setup_of
     from kvsim.settings.library import find
 
@@ -106,8 +105,7 @@ def _go_on(
 ) -> None:
     """Continue from a recording to a result, or from a result to its page."""
     from kvsim.against.validate.errors import KEYS, SCHEMA
-    from kvsim.against.validate.recording import SCHEMA as RECORDED
-    from kvsim.against.validate.recording import read_json, require
+    from kvsim.against.validate.setup import RECORDED, read_json, require
 
     table = read_json(source, RECORDED, SCHEMA)
     if table["schema"] == RECORDED:
@@ -144,11 +142,17 @@ def _compare(
     recording: Path, trust: Sequence[str], profile: str, out: Path, html: str | None
 ) -> None:
     from kvsim.against.validate.errors import compare, count_rows, error_rows
-    from kvsim.against.validate.recording import KEYS, SCHEMA, read_json, require, write_json
-    from kvsim.against.validate.setup import refuse_foreign
+    from kvsim.against.validate.setup import (
+        RECORDED,
+        RECORDED_KEYS,
+        read_json,
+        refuse_foreign,
+        require,
+        write_json,
+    )
 
-    table = read_json(recording, SCHEMA)
-    require(table, KEYS, recording)
+    table = read_json(recording, RECORDED)
+    require(table, RECORDED_KEYS, recording)
     refuse_foreign(table["setup"], trust, recording)
     result = compare(table, profile)
     written = write_json(out / RESULT, result)

@@ -1,23 +1,39 @@
-"""Measures one run of a workload in this process: CPU time, memory and size.
+"""Measures one run of a workload: in this process, as a whole command, part by part, by a peer.
 
-CPU time is user and system time of the process, never wall-clock time.
+What is measured runs in processes of its own, without shared memory or warm caches. CPU time is
+user and system time of a process as Unix accounts for it, never wall-clock time.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from compileall import compile_dir
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from kvsim.against.bench.settings import Case
-from kvsim.against.bench.usage import cpu_s, peak_rss_mb
-from kvsim.against.bench.workloads import WORKLOADS, Workload
-from kvsim.errors import ConfigError
+from kvsim.against.bench.workloads import WORKLOADS, Case, Workload
+from kvsim.errors import ConfigError, check_choice
 from kvsim.workload import open_trace
 
 if TYPE_CHECKING:
     from kvsim.run.result import Result
+
+try:
+    import resource
+except ImportError:  # Windows
+    raise ConfigError(
+        "bench: Windows does not report the CPU time of a process this way; use WSL, Linux or macOS"
+    ) from None
+
+T = TypeVar("T")
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,3 +92,186 @@ def _runner(workload: Workload) -> Callable[[str, dict[str, Any]], Sequence[Resu
         return [simulate(open_trace(path), settings)]
 
     return run
+
+
+Parts = dict[str, float]
+"""Part → CPU seconds, in the order in which the parts happen."""
+
+
+def around(case: Case, trace: str | None = None) -> Parts:
+    """The parts of `kvsim run --out` of a case; call it in a fresh process.
+
+    Each part includes the libraries that it is the first to load.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "trace.jsonl")
+        in_fresh_process(write_requests, case.workload, trace, path)
+        parts = {"start: kvsim --help": _start_s()}
+        return parts | _run(case.table, path, folder)
+
+
+def _run(settings: dict[str, object], path: str, folder: str) -> Parts:
+    laps = _Laps()
+    opened = open_trace(path)
+    laps.lap("trace: read and check")
+    from kvsim.run.simulation import simulate
+
+    laps.lap("simulate: imports")
+    result = simulate(opened, settings)
+    laps.lap("simulate")
+    summary = result.summary
+    laps.lap("summary")
+    from kvsim.report.files import write_results
+
+    write_results(Path(folder) / "out", summary, result.requests, result.steps)
+    laps.lap("files")
+    from kvsim.report.pages.run import build_page
+
+    build_page(summary, result.requests, result.steps)
+    laps.lap("page")
+    return laps.parts
+
+
+class _Laps:
+    """CPU time between one call and the next."""
+
+    def __init__(self) -> None:
+        self.parts: Parts = {}
+        self._last = cpu_s()
+
+    def lap(self, name: str) -> None:
+        """Store the time since the last lap under a name."""
+        now = cpu_s()
+        self.parts[name] = now - self._last
+        self._last = now
+
+
+def _start_s() -> float:
+    """CPU time of the shortest command, the least of three."""
+    return min(spent(sys.executable, "-m", "kvsim", "--help")[0].cpu_s for _ in range(3))
+
+
+class Whole(msgspec.Struct, frozen=True, kw_only=True):
+    """What a whole process took, start and imports included."""
+
+    cpu_s: float
+    rss_mb: float
+
+
+def store_bytecode(folder: Path) -> None:
+    """Compile the modules in a folder, as pip does when it installs them.
+
+    Otherwise processes would compile them again and again where `PYTHONDONTWRITEBYTECODE` is set.
+    """
+    compile_dir(folder, quiet=2)
+
+
+def in_fresh_process(function: Callable[..., T], *args: Any) -> T:
+    """The result of a function in a fresh process; its exceptions are raised here."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *args).result()
+
+
+def spent(*command: str) -> tuple[Whole, str]:
+    """What a command took, and what it wrote; call it in a fresh process for its memory.
+
+    Raises `subprocess.CalledProcessError`.
+    """
+    before_s = cpu_s(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    spent_s = cpu_s(resource.RUSAGE_CHILDREN) - before_s
+    took = Whole(cpu_s=spent_s, rss_mb=peak_rss_mb(resource.RUSAGE_CHILDREN))
+    return took, done.stdout
+
+
+def kvsim_run(case: Case, path: str) -> Whole:
+    """What `kvsim run --out` of a case takes, with its requests in a file of `write_requests`."""
+    settings = [word for text in _assignments(case.table) for word in ("--set", text)]
+    with tempfile.TemporaryDirectory() as folder:
+        out = str(Path(folder) / "out")
+        command = ("run", "--trace", path, "--out", out)
+        return spent(sys.executable, "-m", "kvsim", *command, *settings)[0]
+
+
+def write_requests(workload: str, trace: str | None, path: str) -> None:
+    """Write the requests of a workload as Mooncake rows of 512-token ids; natively if these cannot
+    hold what the requests say."""
+    from kvsim.workload.export import convert
+
+    made = WORKLOADS[workload].make(trace)
+    convert(made, path, "native" if any(row.lora for row in made.rows) else "mooncake")
+
+
+def _assignments(table: dict[str, Any], prefix: str = "") -> list[str]:
+    """The settings of a table as `--set` takes them."""
+    found: list[str] = []
+    for key, value in table.items():
+        if isinstance(value, dict):
+            found += _assignments(value, f"{prefix}{key}.")
+        else:
+            found.append(f"{prefix}{key}={msgspec.json.encode(value).decode()}")
+    return found
+
+
+PEERS = {"aisimulate": ("dynamo._core", "ai-dynamo-runtime==1.6.1")}
+"""Name → what has to be importable, and the package that brings it."""
+
+_BACKENDS = {"sglang": "sglang"}
+"""An engine of kvsim's → the peer's nearest; `vllm` for all others."""
+_LIMITS = ("block_size", "max_num_seqs", "max_num_batched_tokens")
+
+
+class Peer(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of another simulator."""
+
+    core_s: float
+    """CPU time of its replay, reading the trace included."""
+    whole: Whole
+
+
+def check_peer(name: str, python: str) -> None:
+    """Raise `ConfigError` unless a Python can run this peer."""
+    check_choice("--peer", name, PEERS)
+    module, package = PEERS[name]
+    try:
+        subprocess.run([python, "-c", f"import {module}"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        raise ConfigError(
+            f"--peer {name}: {python} cannot import {module}; give --peer-python PATH, a Python"
+            f" after `pip install {package}`"
+        ) from None
+
+
+def measure_peer(name: str, python: str, case: Case, path: str) -> Peer:
+    """One run of a peer with the limits of a case and its prefix cache on.
+
+    `path`: the requests, as `write_requests` writes them. Call it in a fresh process.
+    """
+    from kvsim.workload.formats.mooncake import DEFAULT_BLOCK_SIZE
+
+    script = Path(__file__).with_name(f"{name}.py")
+    args = json.dumps(_engine_args(case.table))
+    whole, out = spent(python, str(script), path, args, str(DEFAULT_BLOCK_SIZE))
+    return Peer(core_s=float(out.splitlines()[-1]), whole=whole)
+
+
+def _engine_args(settings: dict[str, Any]) -> dict[str, Any]:
+    limits = {key: settings[key] for key in _LIMITS}
+    return {
+        **limits,
+        "backend": _BACKENDS.get(settings["engine"], "vllm"),
+        "num_gpu_blocks": settings["num_gpu_blocks_override"],
+        "enable_prefix_caching": True,
+    }
+
+
+def cpu_s(whose: int = resource.RUSAGE_SELF) -> float:
+    """User and system time so far, of this process or of its children that have ended."""
+    usage = resource.getrusage(whose)
+    return usage.ru_utime + usage.ru_stime
+
+
+def peak_rss_mb(whose: int = resource.RUSAGE_SELF) -> float:
+    """The most memory that this process has held, or one of its children that have ended."""
+    peak = resource.getrusage(whose).ru_maxrss
+    return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)

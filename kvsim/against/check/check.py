@@ -10,8 +10,7 @@ import numpy as np
 
 from kvsim.against.check.corrections import corrections, misfit
 from kvsim.against.check.remarks import verdict
-from kvsim.against.check.signs import Signs
-from kvsim.against.check.suspects import Bench
+from kvsim.against.check.suspects import Bench, Signs
 from kvsim.against.matched import KINDS, STATISTICS, Matched, require_measured
 from kvsim.errors import ConfigError
 from kvsim.fleet.ranks import EngineResult, simulate_engine

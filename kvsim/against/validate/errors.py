@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.against.validate.recording import MARKS, digest
-from kvsim.against.validate.setup import settings_of
+from kvsim.against.validate.setup import MARKS, digest, settings_of
 from kvsim.core.plan import Plan
 from kvsim.cost.profile import Profile, load_profile
 from kvsim.errors import ConfigError

@@ -8,9 +8,16 @@ from typing import Any
 import pytest
 from marks import long
 
-from kvsim.against.check.slowed import Change, with_change
 from kvsim.against.fit import FEWEST, WARM_UP, fit_run, with_constants
-from kvsim.against.matched import errors_percent, in_both, observed, replayed, worst
+from kvsim.against.matched import (
+    Change,
+    errors_percent,
+    in_both,
+    observed,
+    replayed,
+    with_change,
+    worst,
+)
 from kvsim.cli import main
 from kvsim.cost.profile import Profile, load_profile, to_json
 from kvsim.errors import ConfigError

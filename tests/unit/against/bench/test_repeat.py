@@ -6,17 +6,17 @@ import pytest
 from msgspec.structs import replace
 
 from kvsim.against.bench import repeat
-from kvsim.against.bench.measure import Measurement, measure
-from kvsim.against.bench.peers import Peer
-from kvsim.against.bench.processes import (
+from kvsim.against.bench.measure import (
+    Measurement,
+    Peer,
     Whole,
     in_fresh_process,
     kvsim_run,
+    measure,
     store_bytecode,
     write_requests,
 )
-from kvsim.against.bench.settings import CONSTANT, Case
-from kvsim.against.bench.workloads import WORKLOADS
+from kvsim.against.bench.workloads import CONSTANT, WORKLOADS, Case
 from kvsim.errors import ConfigError
 
 ONE = Measurement(
