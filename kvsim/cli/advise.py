@@ -21,7 +21,7 @@ from kvsim.cli.server import ServerOptions, SettingOptions
 from kvsim.report.screen import make_console, make_table
 
 if TYPE_CHECKING:
-    from kvsim.search.advise.search import Advice
+    from kvsim.search.advise import Advice
 
 Seeds = Annotated[
     int, Option(min=2, metavar="N", help="Up to N seeds; stops when a verdict is settled.")
@@ -50,16 +50,18 @@ def advise(
     Every change meets the same seeds. Prints what limits the server now, three sentences, a table
     with intervals, and the command line of the server.
     """
-    from kvsim.search.advise.page import NAME, PAGE, build_page
-    from kvsim.search.advise.search import MOST_COMBINED, changes_of
-    from kvsim.search.advise.search import advise as search
-    from kvsim.search.advise.statement import (
+    from kvsim.search.advice import (
+        NAME,
+        PAGE,
+        build_page,
         cache_sentences,
         present,
         record,
         sentences,
         serve_command,
     )
+    from kvsim.search.advise import MOST_COMBINED, changes_of
+    from kvsim.search.advise import advise as search
     from kvsim.search.replicates import load_of
     from kvsim.search.slo import parse_slo
     from kvsim.settings.server.command_settings import arguments
@@ -93,7 +95,7 @@ def advise(
 
 def _show(advice: Advice, said: list[str], line: str) -> None:
     from kvsim.report.certainty import few_seeds
-    from kvsim.search.advise.statement import method, not_tried, rows
+    from kvsim.search.advice import method, not_tried, rows
 
     console = make_console()
     for sentence in said:

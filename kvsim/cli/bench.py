@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from kvsim.against.bench.repeat import Bench
+    from kvsim.against.bench.measure import Bench
     from kvsim.against.bench.workloads import Case
 
 Names = Annotated[
@@ -85,7 +85,7 @@ def bench(
     of a step over the default's on the same requests, a fleet's time of a request over that of one
     replica; MB: peak memory.
     """
-    from kvsim.against.bench import repeat
+    from kvsim.against.bench import measure
     from kvsim.against.bench.measure import check_peer, store_bytecode
     from kvsim.against.bench.workloads import choose
 
@@ -96,12 +96,12 @@ def bench(
         return
     if peer is not None:
         check_peer(peer, peer_python)
-    then = None if stored is None else repeat.load(stored)
-    measured = repeat.run(
+    then = None if stored is None else measure.load(stored)
+    measured = measure.run(
         cases, repeats, trace, _note, None if peer is None else (peer, peer_python)
     )
     if as_json:
-        print(repeat.to_json(measured), end="")
+        print(measure.to_json(measured), end="")
     else:
         _show(measured, then)
 
@@ -112,7 +112,7 @@ def _note(case: Case) -> None:
 
 
 def _show(bench: Bench, then: Bench | None) -> None:
-    from kvsim.against.bench.repeat import columns_of, ratios
+    from kvsim.against.bench.measure import columns_of, ratios
 
     console = make_console()
     console.width = max(console.width, _WIDTH)

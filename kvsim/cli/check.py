@@ -90,7 +90,7 @@ def check(
     else:
         _show(record)
     if out is not None:
-        from kvsim.against.check.page import build_check
+        from kvsim.against.check.remarks import build_check
 
         write_together(out, {RECORD: text, PAGE: build_check(record)})
         tell_written(out, PAGE)

@@ -15,8 +15,8 @@ from kvsim.errors import ConfigError
 from kvsim.machine.models import model_of
 from kvsim.results.numerals import SPACE
 from kvsim.run.simulation import simulate
-from kvsim.search.advise.search import TRIALS, Tried, advise, changed, changes_of
-from kvsim.search.advise.statement import not_tried, record, rows, sentences
+from kvsim.search.advice import not_tried, record, rows, sentences
+from kvsim.search.advise import TRIALS, Tried, advise, changed, changes_of
 from kvsim.search.replicates import Load, load_of
 from kvsim.search.slo import parse_slo
 from kvsim.settings.config import RunConfig, make_config

@@ -1,5 +1,8 @@
-"""Runs changes on the same seeds as the base, and puts those that help together.
+"""Tries the settings that matter for an engine, and says which of them help.
 
+```
+changes ─ one each ─► same seeds, verdicts ─► the helpful ones together ─► kvsim.search.advice
+```
 The figure that decides is the objective nearest to its limit, or farthest beyond it. A change helps
 if the sample shows that it improves this figure by more than the margin, and the mean use of the
 tightest limit falls. All verdicts hold together, as those of `kvsim compare` do.
