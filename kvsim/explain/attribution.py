@@ -28,6 +28,7 @@ from kvsim.explain.certainty import (
     Estimate,
     Figure,
     Pair,
+    Values,
     judge_pairs,
     together,
 )
@@ -335,11 +336,7 @@ def compare_replay(runs: Runs, *, level: float, margin: float) -> Comparison:
     Each run is (name, summary, requests). Requests that both runs of a pair completed are paired.
     """
     names = tuple(name for name, *_ in runs)
-    values = {
-        metric.key: tuple((value(summary, metric.key),) for _, summary, _ in runs)
-        for metric in METRICS
-        if any(value(summary, metric.key) for _, summary, _ in runs)
-    }
+    values = values_of([[summary for _, summary, _ in runs]])
     estimates: dict[Pair, Estimate] = {}
     for first in range(len(runs)):
         for other in range(first + 1, len(runs)):
@@ -353,6 +350,22 @@ def compare_replay(runs: Runs, *, level: float, margin: float) -> Comparison:
                 }
     verdicts = judge_pairs(estimates, values, HEADLINES, level=level, margin=margin)
     return Comparison(names, "stretches", (), (), 0, level, margin, values, verdicts)
+
+
+def values_of(summaries: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, tuple[Values, ...]]:
+    """Every figure that is not 0 or undefined everywhere, by configuration, then by seed.
+
+    `summaries` holds, for each seed, the summary of every configuration.
+    """
+    found = {}
+    for metric in METRICS:
+        rows = tuple(
+            tuple(value(each, metric.key) for each in seeds)
+            for seeds in zip(*summaries, strict=True)
+        )
+        if any(any(row) for row in rows):
+            found[metric.key] = rows
+    return found
 
 
 def _estimates(

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvsim.core.records.logs import LOADING, PREEMPTED, RELOADING, SWAPPED_OUT
 from kvsim.core.request import ABORTED
@@ -28,8 +27,6 @@ from kvsim.results.numerals import count, percent, plural, seconds
 from kvsim.results.phases import completed, durations_ns, ints
 from kvsim.results.summary import parts_of
 from kvsim.results.timeline import run_end_ns
-
-Ints = NDArray[np.int64]
 
 NAMED = 4
 """Most other requests that a sentence names."""

@@ -20,8 +20,8 @@ from kvsim.core.batch import Batch
 from kvsim.core.blocks import BlockManager
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
+from kvsim.results.phases import Ints
 
-Ints = NDArray[np.int64]
 Counts = NDArray[np.int32]
 
 STATES = ("free", "cached", "owned", "shared", "kept", "storing", "loading")

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from kvsim.errors import ConfigError
+from kvsim.explain.attribution import values_of
 from kvsim.explain.certainty import (
     MARGIN,
     Comparison,
@@ -30,7 +31,7 @@ from kvsim.explain.certainty import (
     plan_looks,
     single,
 )
-from kvsim.results.metrics import HEADLINES, METRICS, NAMED, Metric, value
+from kvsim.results.metrics import HEADLINES, NAMED, Metric
 from kvsim.run.features.speculation import draws_acceptance
 from kvsim.run.simulation import simulate
 from kvsim.search.runner import processes, run_all
@@ -185,23 +186,6 @@ def compare_seeds(
     return comparison._replace(seeds=ran, planned=seeds, level=level), results
 
 
-def values_of(
-    names: Sequence[str], summaries: Sequence[Sequence[Summary]]
-) -> dict[str, tuple[Values, ...]]:
-    """Every figure that is not 0 or undefined everywhere, by configuration, then by seed.
-
-    `summaries` holds, for each seed, the summary of every configuration.
-    """
-    found = {}
-    for metric in METRICS:
-        rows = tuple(
-            tuple(value(row[i], metric.key) for row in summaries) for i in range(len(names))
-        )
-        if any(any(row) for row in rows):
-            found[metric.key] = rows
-    return found
-
-
 def _judged(
     configs: Configs,
     varied: tuple[str, ...],
@@ -210,7 +194,7 @@ def _judged(
     margin: float,
 ) -> Comparison:
     names = tuple(name for name, _ in configs)
-    values = values_of(names, summaries)
+    values = values_of(summaries)
     pick = single if any(c.cost.get("model") == "uncertain" for _, c in configs) else None
     estimates = {}
     for pair in pairs_of(values, len(names)):

@@ -45,7 +45,7 @@ _ALWAYS = {metric.key for metric in METRICS if metric.always} | {"failed"}
 _WHOLE = {metric.key for metric in METRICS if metric.whole} | {"failed"}
 
 
-class Versioned(Struct):
+class Versioned(Struct, frozen=True):
     """The version of kvsim that wrote a file."""
 
     kvsim_version: str
@@ -75,7 +75,7 @@ class _TimeSource(Struct):
     source: str
 
 
-class _Result(Versioned):
+class _Result(Versioned, frozen=True):
     key: str
     config: dict[str, Any]
     outcome: _Outcome

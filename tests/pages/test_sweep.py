@@ -2,11 +2,11 @@
 
 import json
 import re
-from dataclasses import replace
 from functools import cache
 
 import pytest
 from browsers import eventually
+from msgspec.structs import replace
 
 from kvsim.results.numerals import show
 from kvsim.search.runner import Task, run_point
@@ -99,7 +99,7 @@ def test_the_requests_are_those_that_ran():
         ({"num_prompts": 900}, [{}, {}], "20 requests"),
         ({}, [{"num_prompts": 5}, {"num_prompts": 12}], "5 to 12 requests"),
     ):
-        points = [p._replace(settings=s) for p, s in zip(plan.points, settings, strict=True)]
+        points = [replace(p, settings=s) for p, s in zip(plan.points, settings, strict=True)]
         page = build_page(replace(plan, base={**plan.base, **base}, points=points), chosen)
         assert f"&lt;load&gt;.jsonl, {words}," in page.replace("\u00a0", " ")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from kvsim.against.conform import sglang, vllm_v1
@@ -60,31 +61,21 @@ def vllm063(config: Config) -> tuple[Vllm063, Naive]:
     return scheduler, pools
 
 
-def nano(config: Config) -> tuple[Nano, NanoTables]:
-    """nano-vllm, commit bb823b3."""
-    scheduler = Nano(
+def _nano(engine: type[Nano], tables: type[NanoTables], config: Config) -> tuple[Nano, NanoTables]:
+    """nano-vllm, commit bb823b3 or 6ef2a4f."""
+    scheduler = engine(
         block_size=config["block_size"],
         max_num_seqs=config["max_num_seqs"],
         max_num_batched_tokens=config["max_num_batched_tokens"],
     )
-    return scheduler, NanoTables(config["block_size"], config["num_gpu_blocks"])
-
-
-def nano_2025(config: Config) -> tuple[Nano2025, NanoTables2025]:
-    """nano-vllm, commit 6ef2a4f."""
-    scheduler = Nano2025(
-        block_size=config["block_size"],
-        max_num_seqs=config["max_num_seqs"],
-        max_num_batched_tokens=config["max_num_batched_tokens"],
-    )
-    return scheduler, NanoTables2025(config["block_size"], config["num_gpu_blocks"])
+    return scheduler, tables(config["block_size"], config["num_gpu_blocks"])
 
 
 BUILDERS: dict[str, Callable[[Config], tuple[Any, Any]]] = {
     "vllm-0.3.3": vllm033,
     "vllm-0.6.3": vllm063,
-    "nano-vllm": nano,
-    "nano-vllm-2025-08": nano_2025,
+    "nano-vllm": partial(_nano, Nano, NanoTables),
+    "nano-vllm-2025-08": partial(_nano, Nano2025, NanoTables2025),
 }
 """Engine → scheduler and block manager of a case."""
 

@@ -45,6 +45,10 @@ _SETTINGS = (
 """Keys of a configuration that the scheduler knows under the same name."""
 
 
+_BUSY = ("prefill", "decode", "finished", "added", "aborted")
+"""Fields of a record, all empty in an iteration that counts towards a deadlock."""
+
+
 class _Notes:
     """The requests that were given up in an iteration, in the order of the log."""
 
@@ -183,7 +187,7 @@ class _Clock(LogClock):
         arrivals: list[tuple[float, Request]],
         max_steps: int,
     ) -> None:
-        super().__init__(arrivals, max_steps)
+        super().__init__(arrivals, max_steps, _BUSY)
         self._batch, self._scheduler = batch, scheduler
         self._time = 0.0
 
@@ -268,8 +272,7 @@ class _Clock(LogClock):
         self._records.append(dict(record))
         notes.clear()
         self._number, self._time = self._number + 1, self._time + 1.0
-        busy = any(record[key] for key in ("prefill", "decode", "finished", "added", "aborted"))
-        self._end_if_stuck(not busy)
+        self._end_if_stuck(record)
 
 
 def _slots_digest(plan: Plan, blocks: SglangTables) -> int:

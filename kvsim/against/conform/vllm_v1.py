@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from kvsim.against.conform.step_log import Record, queue_digest
-from kvsim.against.conform.virtual import UnitClock, corpus_requests, idled, played, seconds
+from kvsim.against.conform.virtual import SERVED, UnitClock, corpus_requests, played, seconds
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
 from kvsim.core.request import Options, Request
@@ -435,7 +435,7 @@ class _Clock(UnitClock):
         scheduler: VllmV1,
         worker: StepWorker | None,
     ) -> None:
-        super().__init__(batch, arrivals, max_steps, idled)
+        super().__init__(batch, arrivals, max_steps, SERVED)
         self._scheduler, self._worker = scheduler, worker
         self.aborted: list[str] = []
         """Requests given up in this step, in order."""

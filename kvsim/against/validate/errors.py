@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvsim.against.validate.setup import MARKS, digest, settings_of
 from kvsim.core.plan import Plan
 from kvsim.cost.profile import Profile, load_profile
 from kvsim.errors import ConfigError
 from kvsim.results.numerals import MISSING, SPACE, count, seconds, show
-from kvsim.results.phases import durations_ns
+from kvsim.results.phases import Floats, durations_ns
 from kvsim.results.plain import plain
 from kvsim.results.statistics import describe
 from kvsim.run.assembly import Parts, assemble
@@ -139,8 +138,6 @@ COUNTS = {
     "duration_s": "duration",
 }
 """Name here → key of a run's summary."""
-
-Floats = NDArray[np.float64]
 
 
 def compare(recording: Mapping[str, Any], profile: str) -> Table:

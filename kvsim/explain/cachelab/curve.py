@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import ConfigError
+from kvsim.results.phases import Ints
 from kvsim.workload.reuse import Chain, Counting, Found, Reuse, Walk, bounded_chains, chains
 from kvsim.workload.streams import SpannedStream
 from kvsim.workload.trace import Row
-
-Ints = NDArray[np.int64]
 
 _PENDING = 1 << 18
 
@@ -137,13 +136,13 @@ def optimum_tokens(
     `next_uses`."""
     uses = next_uses(reuse, every=every)
     size = reuse.counting.block_size
-    return [
-        sum(
-            min(blocks * size, found.most_tokens)
-            for found, blocks in zip(reuse.found[since:], kept[since:], strict=True)
-        )
-        for kept in (optimum_blocks(reuse, uses, capacity) for capacity in capacities)
-    ]
+    kept = (optimum_blocks(reuse, uses, capacity) for capacity in capacities)
+    return [kept_tokens(reuse.found[since:], blocks[since:], size) for blocks in kept]
+
+
+def kept_tokens(found: Sequence[Found], blocks: Sequence[int], size: int) -> int:
+    """Prompt tokens that hit where so many leading blocks of each request are in the cache."""
+    return sum(min(kept * size, each.most_tokens) for each, kept in zip(found, blocks, strict=True))
 
 
 def optimum_blocks(reuse: Reuse, uses: NextUses, capacity: int) -> list[int]:

@@ -26,9 +26,8 @@ from kvsim.cost.explain import Explains, Work
 from kvsim.results.ledger import KERNELS, PROMPT_PARTS, TIME_PARTS, standings, time
 from kvsim.results.ledger.prompts import Rules, split_prompts
 from kvsim.results.ledger.time import Slices, slices
+from kvsim.results.phases import Ints
 from kvsim.workload.keys import Streams
-
-Ints = NDArray[np.int64]
 
 _SWAPPED = ("swap_out_blocks", "swap_in_blocks")
 

@@ -49,7 +49,7 @@ def build_page(plan: Plan, chosen: Chosen) -> str:
     runs, configurations = len(plan.points), plural(len(chosen.configurations), "configuration")
     seeds = max(len(configuration.records) for configuration in chosen.configurations)
     over = f", {plural(runs, 'run')} on {plural(seeds, 'seed')}" if seeds > 1 else ""
-    trace = f"{plan.trace['name']}, {_requests(plan)}"
+    trace = f"{plan.trace.name}, {_requests(plan)}"
     return document(
         "kvsim sweep",
         f"{configurations} of {', '.join(plan.axes) or 'seeds'}",
@@ -62,7 +62,7 @@ def build_page(plan: Plan, chosen: Chosen) -> str:
 
 def _requests(plan: Plan) -> str:
     """How many requests of the trace were sent; the least and the most where that is varied."""
-    whole = int(plan.trace["requests"])
+    whole = plan.trace.requests
     given = ({**plan.base, **point.settings}.get("num_prompts") for point in plan.points)
     sent = sorted({min(whole, number or whole) for number in given})
     fewest = f"{count(sent[0])} to " if sent[1:] else ""
@@ -162,9 +162,9 @@ def _outcome(configuration: Configuration) -> Html:
 
 def _origin(plan: Plan, chosen: Chosen) -> Html:
     origin = {
-        "Trace": plan.trace["name"],
-        "Trace SHA-256": plan.trace["sha256"],
-        "Requests in the trace": plan.trace["requests"],
+        "Trace": plan.trace.name,
+        "Trace SHA-256": plan.trace.sha256,
+        "Requests in the trace": plan.trace.requests,
         "Objectives": plan.slo,
         "Runs": len(plan.points),
         "kvsim": chosen.configurations[0].records[0]["kvsim_version"],
