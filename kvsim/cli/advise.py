@@ -62,7 +62,7 @@ def advise(
     )
     from kvsim.search.advise import MOST_COMBINED, changes_of
     from kvsim.search.advise import advise as search
-    from kvsim.search.replicates import load_of
+    from kvsim.search.replicates import How, load_of
     from kvsim.search.slo import parse_slo
     from kvsim.settings.server.command_settings import arguments
     from kvsim.writing import json_text, write_together
@@ -77,7 +77,7 @@ def advise(
     most = (1 + len(changes.tried) + MOST_COMBINED) * seeds
     with progress_bar("trying settings", most) as progress:
         advice = search(
-            load, loaded, objectives, changes, seeds=seeds, jobs=jobs, progress=progress
+            load, loaded, objectives, changes, seeds=seeds, how=How(jobs=jobs, progress=progress)
         )
     line = serve_command(advice, word, arguments(server.vllm, server.vllm_file))
     cache = cache_sentences(opened, advice.best.config)

@@ -189,20 +189,20 @@ def _compare_seeds(
 ) -> tuple[Comparison, Results]:
     """Replicates if something is random; otherwise one replay, whose requests are resampled."""
     from kvsim.explain.attribution import compare_replay
-    from kvsim.search.replicates import compare_seeds, redrawn, replicate
+    from kvsim.search.replicates import How, compare_seeds, redrawn, replicate
 
     names = [name for name, _ in configs]
     random = bool(redrawn(load, configs))
-    how: dict[str, Any] = {"simulate": kind.simulate, "jobs": jobs, "command": command_line()}
     total = len(configs) * (seeds if random else 1)
     with progress_bar("comparing", total) as progress:
+        how = How(kind.simulate, jobs, progress, command_line())
         if random:
             comparison, results = compare_seeds(
-                load, configs, seeds, level=level, margin=margin, progress=progress, **how
+                load, configs, seeds, level=level, margin=margin, how=how
             )
             return comparison, list(zip(names, results, strict=True))
         runs = [config for _, config in configs]
-        [results] = replicate(load, runs, [runs[0].seed], _whole, progress=progress, **how)
+        [results] = replicate(load, runs, [runs[0].seed], _whole, how)
     named = list(zip(names, results, strict=True))
     tables = [(name, result.summary, result.requests) for name, result in named]
     return compare_replay(tables, level=level, margin=margin), named
@@ -241,15 +241,15 @@ def _show_upgrade(
     upgrade: Upgrade, results: dict[str, Any], trace: Trace, jobs: int | None
 ) -> None:
     """Say what each change does, from runs in which it is undone."""
-    from kvsim.search.replicates import Load, replicate
+    from kvsim.search.replicates import How, Load, replicate
     from kvsim.search.upgrades import effect_words, simulate_undone
 
     before, after = upgrade.names
     runs = [change.undone for change in upgrade.changes]
     seed = results[after].summary["meta"]["seed"]
     with progress_bar(f"undoing changes of {after}", len(runs)) as progress:
-        how: dict[str, Any] = {"simulate": simulate_undone, "jobs": jobs, "progress": progress}
-        [without] = [*replicate(Load(trace), runs, [seed], _summary, **how)] or [[]]
+        how = How(simulate_undone, jobs, progress)
+        [without] = [*replicate(Load(trace), runs, [seed], _summary, how)] or [[]]
     console = make_console()
     console.print(f"\nWhat {after} changes against {before}, one change at a time", style="bold")
     for sentence in effect_words(upgrade.changes, without, results[after].summary):

@@ -25,7 +25,7 @@ from kvsim.explain.certainty import MARGIN, Finding, Look, Pair, Verdict, judge,
 from kvsim.machine.memory import pool_setting
 from kvsim.run.assembly import Parts, assemble
 from kvsim.run.result import Result
-from kvsim.search.replicates import LEVEL, Load, Progress, estimate_of, redrawn, replicate
+from kvsim.search.replicates import HERE, LEVEL, How, Load, estimate_of, redrawn, replicate
 from kvsim.search.runner import figures_of
 from kvsim.search.slo import Objective, Objectives
 from kvsim.search.store import Record
@@ -285,8 +285,7 @@ class _Bench(NamedTuple):
     seed: int
     """The first seed."""
     exact: bool
-    jobs: int | None
-    progress: Progress | None
+    how: How
 
     def run(self, tried: Sequence[Tried], seeds: int) -> None:
         """Run these on all the first `seeds` seeds on which they have not been run."""
@@ -297,8 +296,7 @@ class _Bench(NamedTuple):
                 [each.config for each in group],
                 range(self.seed + done, self.seed + seeds),
                 _replayed if self.exact else _condensed,
-                jobs=self.jobs,
-                progress=self.progress,
+                self.how,
             )
             for row in rows:
                 for each, run in zip(group, row, strict=True):
@@ -331,8 +329,7 @@ def advise(
     changes: Changes,
     *,
     seeds: int = SEEDS,
-    jobs: int | None = None,
-    progress: Progress | None = None,
+    how: How = HERE,
 ) -> Advice:
     """Try changes of a configuration, and put together those that help.
 
@@ -341,7 +338,7 @@ def advise(
     does not start, or where the base leaves requests unserved, so that no objective can be met.
     """
     varied = redrawn(load, [("", config)])
-    bench = _Bench(load, config.seed, not varied, jobs, progress)
+    bench = _Bench(load, config.seed, not varied, how)
     base = Tried((), config)
     singles = [Tried((change,), change.config) for change in changes.tried]
     level = _SINGLES * LEVEL

@@ -34,7 +34,7 @@ from kvsim.explain.certainty import (
 from kvsim.results.metrics import HEADLINES, NAMED, Metric
 from kvsim.run.features.speculation import draws_acceptance
 from kvsim.run.simulation import simulate
-from kvsim.search.runner import processes, run_all
+from kvsim.search.runner import Done, processes, run_all
 from kvsim.settings.config import RunConfig
 from kvsim.settings.library import look_up, takes
 from kvsim.workload.spec import Workload, load_workload, made_from, make_trace
@@ -53,11 +53,26 @@ class Simulated(Protocol):
 
 Simulate = Callable[..., Any]
 """Runs a trace with settings: `simulate`, or another function with its first arguments."""
-Progress = Callable[[int], None]
 Summary = Mapping[str, Any]
 Configs = Sequence[tuple[str, RunConfig]]
 
 LEVEL = 0.05
+
+
+class How(NamedTuple):
+    """How many runs are made."""
+
+    simulate: Simulate = simulate
+    """Makes the results; fleets have one of their own (`kvsim.fleet.contender`)."""
+    jobs: int | None = None
+    """Processes at once; None: one per core."""
+    progress: Done = lambda number: None
+    """Called with 1 whenever a run has ended."""
+    command: str = ""
+
+
+HERE = How()
+"""One engine, in a process per core."""
 
 
 class Load(NamedTuple):
@@ -124,24 +139,15 @@ def replicate(
     configs: Sequence[RunConfig],
     seeds: Sequence[int],
     reduce: Callable[[Any], T],
-    *,
-    simulate: Simulate = simulate,
-    jobs: int | None = None,
-    progress: Progress | None = None,
-    command: str = "",
+    how: How = HERE,
 ) -> Iterator[list[T]]:
-    """For each seed, what `reduce` makes of the result of every configuration.
-
-    `jobs`: processes at once; None: one per core. `progress` is called with 1 whenever a run has
-    ended.
-    """
+    """For each seed, what `reduce` makes of the result of every configuration."""
     tasks = [(load, msgspec.structs.replace(c, seed=s)) for s in seeds for c in configs]
     done: list[T] = []
-    run = partial(_run, simulate, reduce, command)
-    for each in run_all(run, tasks, processes(jobs, tasks)):
+    run = partial(_run, how.simulate, reduce, how.command)
+    for each in run_all(run, tasks, processes(how.jobs, tasks)):
         done.append(each)
-        if progress is not None:
-            progress(1)
+        how.progress(1)
         if len(done) == len(configs):
             yield done
             done = []
@@ -154,14 +160,9 @@ def compare_seeds(
     *,
     level: float = LEVEL,
     margin: float = MARGIN,
-    simulate: Simulate = simulate,
-    jobs: int | None = None,
-    progress: Progress | None = None,
-    command: str = "",
+    how: How = HERE,
 ) -> tuple[Comparison, list[Any]]:
     """Run at most `seeds` seeds; stop earlier if all headline figures are settled.
-
-    `simulate` makes the results; fleets have one of their own (`kvsim.fleet.contender`).
 
     Returns the comparison and every configuration's result on the first seed. Looks before the last
     one spend a part of `level` (`kvsim.explain.certainty`): with `level` 0.05, the chance
@@ -173,10 +174,9 @@ def compare_seeds(
     summaries: list[list[Summary]] = []
     results: list[Any] = []
     settings, keep = [config for _, config in configs], partial(_kept, first)
-    run = partial(replicate, load, settings, reduce=keep, simulate=simulate)
     for look in plan_looks(seeds, level):
         fresh = range(first + len(summaries), first + look.seeds)
-        for row in run(fresh, jobs=jobs, progress=progress, command=command):
+        for row in replicate(load, settings, fresh, keep, how):
             results = results or [result for _, result in row]
             summaries.append([summary for summary, _ in row])
         comparison = _judged(configs, varied, summaries, look.level, margin)
