@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from compileall import compile_dir
 from concurrent.futures import ProcessPoolExecutor
+from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -63,10 +64,10 @@ def measure(case: Case, path: str) -> Measurement:
     For comparable memory, call it in a fresh process. Raises `ConfigError` for settings that do not
     go together, and for a run that does not come to its end.
     """
-    run, settings = _runner(WORKLOADS[case.workload]), case.table
-    run("chat", settings | {"num_prompts": 1})  # Loads modules and prices.
+    workload, settings = WORKLOADS[case.workload], case.table
+    _run(workload, "chat", settings | {"num_prompts": 1})  # Loads modules and prices.
     start = cpu_s()
-    engines = run(path, settings)
+    engines = _run(workload, path, settings)
     spent, peak_mb = cpu_s() - start, peak_rss_mb()
     for engine in engines:
         if (end := engine.meta["outcome"]["kind"]) != "finished":
@@ -82,22 +83,16 @@ def measure(case: Case, path: str) -> Measurement:
     )
 
 
-def _runner(workload: Workload) -> Callable[[str, dict[str, Any]], Sequence[Result]]:
-    """Returns what runs a workload."""
+def _run(workload: Workload, path: str, settings: dict[str, Any]) -> Sequence[Result]:
+    """The result of each engine of a workload."""
     if workload.router:
         from kvsim.fleet.fleet import simulate_fleet
 
-        def run_fleet(path: str, settings: dict[str, Any]) -> Sequence[Result]:
-            configs = [settings] * workload.replicas
-            return simulate_fleet(open_trace(path), configs, workload.router).replicas
-
-        return run_fleet
+        configs = [settings] * workload.replicas
+        return simulate_fleet(open_trace(path), configs, workload.router).replicas
     from kvsim.run.simulation import simulate
 
-    def run(path: str, settings: dict[str, Any]) -> Sequence[Result]:
-        return [simulate(open_trace(path), settings)]
-
-    return run
+    return [simulate(open_trace(path), settings)]
 
 
 Parts = dict[str, float]
@@ -112,49 +107,31 @@ def around(case: Case, trace: str | None = None) -> Parts:
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "trace.jsonl")
         in_fresh_process(write_requests, case.workload, trace, path)
-        parts = {"start: kvsim --help": _start_s()}
-        return parts | _run(case.table, path, folder)
+        command = (sys.executable, "-m", "kvsim", "--help")
+        start_s = min(spent(*command)[0].cpu_s for _ in range(3))
+        return {"start: kvsim --help": start_s} | _parts(case.table, path, folder)
 
 
-def _run(settings: dict[str, object], path: str, folder: str) -> Parts:
-    laps = _Laps()
+def _parts(settings: dict[str, object], path: str, folder: str) -> Parts:
+    marks = [("", cpu_s())]
     opened = open_trace(path)
-    laps.lap("trace: read and check")
+    marks.append(("trace: read and check", cpu_s()))
     from kvsim.run.simulation import simulate
 
-    laps.lap("simulate: imports")
+    marks.append(("simulate: imports", cpu_s()))
     result = simulate(opened, settings)
-    laps.lap("simulate")
+    marks.append(("simulate", cpu_s()))
     summary = result.summary
-    laps.lap("summary")
+    marks.append(("summary", cpu_s()))
     from kvsim.report.files import write_results
 
     write_results(Path(folder) / "out", summary, result.requests, result.steps)
-    laps.lap("files")
+    marks.append(("files", cpu_s()))
     from kvsim.report.pages.run import build_page
 
     build_page(summary, result.requests, result.steps)
-    laps.lap("page")
-    return laps.parts
-
-
-class _Laps:
-    """CPU time between one call and the next."""
-
-    def __init__(self) -> None:
-        self.parts: Parts = {}
-        self._last = cpu_s()
-
-    def lap(self, name: str) -> None:
-        """Store the time since the last lap under a name."""
-        now = cpu_s()
-        self.parts[name] = now - self._last
-        self._last = now
-
-
-def _start_s() -> float:
-    """CPU time of the shortest command, the least of three."""
-    return min(spent(sys.executable, "-m", "kvsim", "--help")[0].cpu_s for _ in range(3))
+    marks.append(("page", cpu_s()))
+    return {name: now - last for (_, last), (name, now) in pairwise(marks)}
 
 
 class Whole(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,7 +169,11 @@ def spent(*command: str) -> tuple[Whole, str]:
 
 def kvsim_run(case: Case, path: str) -> Whole:
     """What `kvsim run --out` of a case takes, with its requests in a file of `write_requests`."""
-    settings = [word for text in _assignments(case.table) for word in ("--set", text)]
+    from kvsim.results.plain import flat
+
+    settings = []
+    for key, value in flat(case.table).items():
+        settings += ["--set", f"{key}={msgspec.json.encode(value).decode()}"]
     with tempfile.TemporaryDirectory() as folder:
         out = str(Path(folder) / "out")
         command = ("run", "--trace", path, "--out", out)
@@ -208,22 +189,9 @@ def write_requests(workload: str, trace: str | None, path: str) -> None:
     convert(made, path, "native" if any(row.lora for row in made.rows) else "mooncake")
 
 
-def _assignments(table: dict[str, Any], prefix: str = "") -> list[str]:
-    """The settings of a table as `--set` takes them."""
-    found: list[str] = []
-    for key, value in table.items():
-        if isinstance(value, dict):
-            found += _assignments(value, f"{prefix}{key}.")
-        else:
-            found.append(f"{prefix}{key}={msgspec.json.encode(value).decode()}")
-    return found
-
-
 PEERS = {"aisimulate": ("dynamo._core", "ai-dynamo-runtime==1.6.1")}
 """Name → what has to be importable, and the package that brings it."""
 
-_BACKENDS = {"sglang": "sglang"}
-"""An engine of kvsim's → the peer's nearest; `vllm` for all others."""
 _LIMITS = ("block_size", "max_num_seqs", "max_num_batched_tokens")
 
 
@@ -256,19 +224,16 @@ def measure_peer(name: str, python: str, case: Case, path: str) -> Peer:
     from kvsim.workload.formats.mooncake import DEFAULT_BLOCK_SIZE
 
     script = Path(__file__).with_name(f"{name}.py")
-    args = json.dumps(_engine_args(case.table))
-    whole, out = spent(python, str(script), path, args, str(DEFAULT_BLOCK_SIZE))
-    return Peer(core_s=float(out.splitlines()[-1]), whole=whole)
-
-
-def _engine_args(settings: dict[str, Any]) -> dict[str, Any]:
-    limits = {key: settings[key] for key in _LIMITS}
-    return {
-        **limits,
-        "backend": _BACKENDS.get(settings["engine"], "vllm"),
+    settings = case.table
+    engine = {
+        **{key: settings[key] for key in _LIMITS},
+        "backend": "sglang" if settings["engine"] == "sglang" else "vllm",
         "num_gpu_blocks": settings["num_gpu_blocks_override"],
         "enable_prefix_caching": True,
     }
+    args = (path, json.dumps(engine), str(DEFAULT_BLOCK_SIZE))
+    whole, out = spent(python, str(script), *args)
+    return Peer(core_s=float(out.splitlines()[-1]), whole=whole)
 
 
 def cpu_s(whose: int = resource.RUSAGE_SELF) -> float:
