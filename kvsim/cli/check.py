@@ -61,7 +61,7 @@ def check(
 
     The result of a benchmark is a trace and the measured answer at once.
     """
-    from kvsim.against.check.check import check as check_run
+    from kvsim.against.check import check as check_run
     from kvsim.workload.formats.columns import join_measured
     from kvsim.writing import json_text, write_together
 
@@ -90,7 +90,7 @@ def check(
     else:
         _show(record)
     if out is not None:
-        from kvsim.against.check.remarks import build_check
+        from kvsim.against.check import build_check
 
         write_together(out, {RECORD: text, PAGE: build_check(record)})
         tell_written(out, PAGE)
@@ -110,7 +110,7 @@ def _with_model(word: ServerWord, trace: Trace) -> ServerWord:
 
 
 def _show(record: dict[str, Any]) -> None:
-    from kvsim.against.check.remarks import correction_rows, figure_rows, part_rows
+    from kvsim.against.check import correction_rows, figure_rows, part_rows
 
     console = make_console()
     print_remarks(console, ((each["text"], each["tone"]) for each in record["verdict"]))

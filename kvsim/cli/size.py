@@ -30,7 +30,7 @@ from kvsim.settings.config import RunConfig, to_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from kvsim.search.size.search import Answer, Laboratory, Search
+    from kvsim.search.size import Answer, Laboratory, Search
 
 SEEDS = 5
 
@@ -89,10 +89,20 @@ def size(
 
     Every value meets the same seeds. With --out no run is ever repeated.
     """
-    from kvsim.search.size.knobs import LASTING, Bounds, endless, make_knob, sharing, what_varies
-    from kvsim.search.size.page import PAGE, build_page
-    from kvsim.search.size.search import Laboratory, searched
-    from kvsim.search.size.verdict import NAME, size_record
+    from kvsim.search.size import (
+        LASTING,
+        NAME,
+        PAGE,
+        Bounds,
+        Laboratory,
+        build_page,
+        endless,
+        make_knob,
+        searched,
+        sharing,
+        size_record,
+        what_varies,
+    )
     from kvsim.search.slo import parse_slo
     from kvsim.search.store import Store
     from kvsim.writing import json_text, write_together
@@ -145,8 +155,8 @@ def _bases(loaded: RunConfig, fleet: FleetOptions, find: str) -> list[RunConfig]
 
 
 def _show(searches: Sequence[Search], price: float | None) -> None:
-    from kvsim.search.size.verdict import compared, router_head, router_of, router_rows, verdict
-    from kvsim.search.sweep.choose import sources
+    from kvsim.search.size import compared, router_head, router_of, router_rows, verdict
+    from kvsim.search.sweep import sources
 
     console = make_console()
     for search in searches:
@@ -165,8 +175,7 @@ def _show(searches: Sequence[Search], price: float | None) -> None:
 
 def _neighbours(lab: Laboratory, found: Answer) -> Table:
     """Values around the answer, with their figures."""
-    from kvsim.search.size.search import neighbourhood
-    from kvsim.search.size.verdict import HEAD, row
+    from kvsim.search.size import HEAD, neighbourhood, row
 
     labels = (metric.label for metric in lab.objectives.metrics)
     table = make_table(lab.knob.name, *HEAD, *labels)

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kvsim.search.runner import Backend
-    from kvsim.search.sweep.choose import Chosen
-    from kvsim.search.sweep.sweep import Plan
+    from kvsim.search.sweep import Chosen, Plan
     from kvsim.settings.config import RunConfig
     from kvsim.workload.trace import Trace
 
@@ -94,9 +93,16 @@ def sweep(
     A sweep may be stopped at any moment; the same command continues it.
     """
     from kvsim.search.slo import parse_slo
-    from kvsim.search.sweep.grid import expand, parse_space
-    from kvsim.search.sweep.page import PAGE
-    from kvsim.search.sweep.sweep import TABLE, make_plan, read_plan, shard_of, write_plan
+    from kvsim.search.sweep import (
+        PAGE,
+        TABLE,
+        expand,
+        make_plan,
+        parse_space,
+        read_plan,
+        shard_of,
+        write_plan,
+    )
 
     if merge:
         _merge(out, as_json, folders, trace, grid, rows, random)
@@ -145,7 +151,7 @@ def _run(
 
 
 def _merge(out: str, as_json: bool, folders: list[str] | None, *others: object) -> None:
-    from kvsim.search.sweep.sweep import merge
+    from kvsim.search.sweep import merge
 
     if not folders:
         raise ConfigError("--merge: no folders; give kvsim sweep --merge DIR... --out DIR")
@@ -159,9 +165,17 @@ def _merge(out: str, as_json: bool, folders: list[str] | None, *others: object) 
 def _finish(out: str, plan: Plan, as_json: bool) -> None:
     """Table, page and the verdict on the terminal."""
     from kvsim.search.store import Store
-    from kvsim.search.sweep.choose import choose, chosen_record
-    from kvsim.search.sweep.page import PAGE, build_page
-    from kvsim.search.sweep.sweep import MANIFEST, TABLE, gather, manifest, table_bytes
+    from kvsim.search.sweep import (
+        MANIFEST,
+        PAGE,
+        TABLE,
+        build_page,
+        choose,
+        chosen_record,
+        gather,
+        manifest,
+        table_bytes,
+    )
     from kvsim.writing import json_text, write_together
 
     outcomes = gather(Store(out), plan, out)

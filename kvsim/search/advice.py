@@ -25,8 +25,7 @@ from kvsim.run.assembly import assemble
 from kvsim.run.told import settled
 from kvsim.search.advise import Advice, Change, Tried
 from kvsim.search.replicates import LEVEL
-from kvsim.search.sweep.choose import value_words
-from kvsim.search.sweep.page import origin_panels
+from kvsim.search.sweep import origin_panels, value_words
 from kvsim.settings.config import RunConfig, to_table
 from kvsim.settings.server import ServerWord
 from kvsim.settings.server.arguments import Argument

@@ -19,8 +19,7 @@ from kvsim.search.runner import REFUSED, Backend, run_local, run_missing
 from kvsim.search.size.knobs import LASTING, Knob
 from kvsim.search.slo import Objectives
 from kvsim.search.store import Store, address
-from kvsim.search.sweep.choose import Configuration, joined
-from kvsim.search.sweep.sweep import Outcome
+from kvsim.search.sweep import Configuration, Outcome, joined
 from kvsim.settings.config import RunConfig
 from kvsim.workload.trace import Trace, repeated
 

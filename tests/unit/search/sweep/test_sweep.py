@@ -17,7 +17,7 @@ from msgspec import structs
 from kvsim.run.simulation import simulate
 from kvsim.search.runner import Task, figures_of, run_missing, run_point
 from kvsim.search.store import Store, address
-from kvsim.search.sweep.grid import expand, parse_space
+from kvsim.search.sweep import expand, parse_space
 from kvsim.search.sweep.sweep import (
     figure_kinds,
     gather,
