@@ -56,7 +56,7 @@ def conform(
         raise typer.Exit(_replay_router(cases, router))
     if engine is None and out is None:
         raise typer.Exit(_replay_named(cases))
-    from kvsim.against.conform.builders import RECORDED
+    from kvsim.against.conform.cases import RECORDED
 
     if engine is None:
         raise ConfigError(f"conform: --out needs --engine, one of {', '.join(RECORDED)}")
@@ -107,7 +107,7 @@ def _replay(paths: list[str], engine: str, release: str | None, out: str | None)
 
 
 def _log_of(case: Case, engine: str) -> list[Record]:
-    from kvsim.against.conform.builders import run_case
+    from kvsim.against.conform.cases import run_case
 
     try:
         return list(run_case(engine, case.config, case.trace))
@@ -119,8 +119,7 @@ def _log_of(case: Case, engine: str) -> list[Record]:
 
 def _replay_named(paths: list[str]) -> int:
     """Cases and runs whose lines say which engine or router they are of; counts by file."""
-    from kvsim.against.conform.builders import RECORDED
-    from kvsim.against.conform.cases import files_in, stem
+    from kvsim.against.conform.cases import RECORDED, files_in, stem
 
     total = Counter[str]()
     for path in map(_there, paths):
@@ -140,8 +139,7 @@ def _replay_named(paths: list[str]) -> int:
 
 def _named(file: Path) -> Iterator[tuple[str, list[Record], list[Record]]]:
     """Of each line of a file: its name, what is recorded, and what kvsim decides."""
-    from kvsim.against.conform.builders import RECORDED
-    from kvsim.against.conform.cases import RouterRun, read_named
+    from kvsim.against.conform.cases import RECORDED, RouterRun, read_named
     from kvsim.against.conform.routers import REPLAYS, replay
 
     for name, read in read_named(file):

@@ -258,13 +258,14 @@ def _drawn(figures: Sequence[Figure], number: int, length: int, seed: int) -> ND
         size = min(left, max(1, _AT_ONCE // number))
         first = random.integers(0, number, (size, starts, 1))
         places = ((first + np.arange(length)) % number).reshape(size, -1)[:, :number]
-        batches.append([_change(figure, places) for figure in figures])
+        batches.append(
+            [
+                each.statistic(each.other[places]) - each.statistic(each.first[places])
+                for each in figures
+            ]
+        )
         left -= size
     return np.concatenate([np.array(batch).reshape(len(figures), -1).T for batch in batches])
-
-
-def _change(figure: Figure, places: NDArray[np.int64]) -> Floats:
-    return figure.statistic(figure.other[places]) - figure.statistic(figure.first[places])
 
 
 def _estimate(figure: Figure, draws: Floats, freedom: int) -> Estimate:

@@ -126,8 +126,7 @@ def tell(
     index: int,
 ) -> Story:
     """The story of one request. Raises `OutputError` for results without a ledger."""
-    if TIME_PARTS[0] not in requests or KERNELS[0] not in steps:
-        raise OutputError("the results have no ledger: written by an older kvsim; run it again")
+    _require_ledger(has_ledger(requests) and KERNELS[0] in steps)
     run = _Run(summary, requests, steps, transitions)
     found = PROMPT_PARTS if PROMPT_PARTS[1] in requests else ()
     spells = _spells(run, index)
@@ -246,7 +245,8 @@ def _turns(run: _Run, index: int, spells: list[Spell]) -> list[Moment]:
     turns: list[tuple[int, Callable[[], str]]] = []
     for spell in spells:
         if spell.standing in _PASSED and spell.end_ns < run.ends[index]:
-            turns.append((spell.end_ns, partial(_passed, spell)))
+            took = seconds((spell.end_ns - spell.begin_ns) / 1e9)
+            turns.append((spell.end_ns, partial(_PASSED[spell.standing].format, took)))
     own = run.transitions["request"] == index
     columns = (run.transitions[name][own].tolist() for name in ("kind", "time_ns", "value"))
     for kind, time_ns, value in zip(*columns, strict=True):
@@ -259,10 +259,6 @@ def _turns(run: _Run, index: int, spells: list[Spell]) -> list[Moment]:
     shown = [Moment(time_ns, words()) for time_ns, words in (*turns[:BEGINNING], *turns[-END:])]
     gap = Moment(turns[BEGINNING][0], f"… and {count(left_out)} more such moments")
     return [*shown[:BEGINNING], gap, *shown[BEGINNING:]]
-
-
-def _passed(spell: Spell) -> str:
-    return _PASSED[spell.standing].format(seconds((spell.end_ns - spell.begin_ns) / 1e9))
 
 
 def _arrival(run: _Run, index: int) -> list[Moment]:
@@ -409,8 +405,7 @@ def tail_words(requests: Mapping[str, Any], metric: str) -> tuple[str, list[str]
     """The completed request whose latency `metric` (a key of `LATENCIES` but `itl`) is the least
     that 99 % do not exceed, and why it and those above are slow, beside all requests. Raises
     `OutputError` where no request has the latency, or the run no ledger."""
-    if not has_ledger(requests):
-        raise OutputError("the results have no ledger: written by an older kvsim; run it again")
+    _require_ledger(has_ledger(requests))
     latency = np.where(completed(requests), durations_ns(requests)[metric], np.nan)
     everyone = np.flatnonzero(~np.isnan(latency))
     if not len(everyone):
@@ -452,3 +447,8 @@ def tail_words(requests: Mapping[str, Any], metric: str) -> tuple[str, list[str]
         f"They arrived from {arrived.min():,.1f} s to {arrived.max():,.1f} s, with"
         f" {next(alike)}; all requests have {next(alike)}.",
     ]
+
+
+def _require_ledger(there: bool) -> None:
+    if not there:
+        raise OutputError("the results have no ledger: written by an older kvsim; run it again")

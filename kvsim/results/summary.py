@@ -430,6 +430,7 @@ def session_figures(requests: Mapping[str, Any]) -> dict[str, Any]:
     spans = np.array([finish[turns].max() - released[turns[0]] for turns in whole]) / NS_PER_S
     served = np.array([(finish[turns] - released[turns]).sum() for turns in whole]) / NS_PER_S
     slowest = np.sort(served)[-max(1, round(_SLOWEST * len(served))) :]
+    ttft_ms = (ints(requests["first_token_ns"]) - ints(requests["arrival_ns"])) / NS_PER_MS
     figures: dict[str, Any] = {
         "num": len(members),
         "completed": len(whole),
@@ -439,7 +440,7 @@ def session_figures(requests: Mapping[str, Any]) -> dict[str, Any]:
         "mean_served_s": _mean(served),
         "slowest_tenth_served_s": _mean(slowest),
         "mean_ttft_ms": {
-            label: _mean(_ttft(requests)[done & (turn >= first) & (turn <= (last or turn.max()))])
+            label: _mean(ttft_ms[done & (turn >= first) & (turn <= (last or turn.max()))])
             for label, (first, last) in zip(("first", "early", "late"), TURNS, strict=True)
         },
         "computed_tokens": int(
@@ -452,10 +453,6 @@ def session_figures(requests: Mapping[str, Any]) -> dict[str, Any]:
         figures["lost_in_pauses_tokens"] = int(lost[turn > 1].sum())
         figures["lost_between_sessions_tokens"] = int(lost[turn == 1].sum())
     return {"sessions": figures}
-
-
-def _ttft(requests: Mapping[str, Any]) -> Any:
-    return (ints(requests["first_token_ns"]) - ints(requests["arrival_ns"])) / NS_PER_MS
 
 
 def _mean(values: Any) -> float | None:

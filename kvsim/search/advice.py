@@ -163,9 +163,10 @@ def _others(advice: Advice) -> str:
     for each in advice.singles:
         change = each.changes[0]
         if change.trial.caveat and advice.helps(each):
+            metric, mean = advice.decides.metric, each.mean(advice.decides)
             parts.append(
-                f"Left out: {named(change)} alone gives {_figure(advice, each)}, but"
-                f" {change.trial.caveat}"
+                f"Left out: {named(change)} alone gives {metric.label} {show(mean, metric.unit)},"
+                f" but {change.trial.caveat}"
             )
     by_key: dict[str, set[str]] = {}
     for each in advice.singles:
@@ -204,11 +205,6 @@ def _interval(advice: Advice, tried: Tried) -> str:
     if verdict is None or verdict.low == verdict.high:
         return "exact for this trace"
     return interval(verdict.low, verdict.high, unit)
-
-
-def _figure(advice: Advice, tried: Tried) -> str:
-    metric = advice.decides.metric
-    return f"{metric.label} {show(tried.mean(advice.decides), metric.unit)}"
 
 
 def named(change: Change) -> str:

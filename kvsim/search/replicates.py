@@ -180,7 +180,8 @@ def compare_seeds(
             results = results or [result for _, result in row]
             summaries.append([summary for summary, _ in row])
         comparison = _judged(configs, varied, summaries, look.level, margin)
-        if _settled(comparison):
+        heads = (v for pair, v in comparison.verdicts.items() if pair.key in HEADLINES)
+        if all(verdict.settled for verdict in heads):
             break
     ran = tuple(range(first, first + len(summaries)))
     return comparison._replace(seeds=ran, planned=seeds, level=level), results
@@ -237,11 +238,6 @@ def estimate_of(
     if pick is not None:
         return pick(one, two, whole=metric.whole)
     return paired(one, two, whole=metric.whole, percentile=metric.extreme)
-
-
-def _settled(comparison: Comparison) -> bool:
-    heads = [v for pair, v in comparison.verdicts.items() if pair.key in HEADLINES]
-    return all(verdict.settled for verdict in heads)
 
 
 def _common(key: str, configs: Configs) -> Any:
