@@ -133,6 +133,10 @@ def _home(content: i64, mask: i64) -> i64:
     return (content + (((content >> 24) & 0x3FFFFFFF) * BASES >> 16)) & mask
 
 
+def _longer(blocks: vec[i64], more: i64) -> vec[i64]:
+    return extend(blocks, zeros(more))
+
+
 class Known:
     """Content → the first of the blocks that hold it: a table of chains through these blocks, each
     of which has one content at most."""
@@ -167,35 +171,39 @@ class Known:
     def claim(self, content: i64, block: i64) -> i64:
         """The first block with this content. If there is none, `block` becomes it, and 0 is
         returned."""
-        first: i64 = self.find(content)
+        home: i64 = _home(content, self._mask)
+        contents, behind = self._contents, self._behind
+        first: i64 = self._heads[home]
+        while first and contents[first] != content:
+            first = behind[first]
         if first:
             return first
-        if block >= len(self._contents):
-            self._contents = extend(self._contents, zeros(block))
-            self._behind = extend(self._behind, zeros(block))
+        if block >= len(contents):
+            self._contents, self._behind = _longer(contents, block), _longer(behind, block)
         self.count += 1
         if self.count > self._mask:
             self._grow()
-        self._link(content, block)
+            home = _home(content, self._mask)
+        self._link(content, block, home)
         return 0
 
     def remove(self, content: i64) -> None:
         """No block holds this content any more, if one did."""
         home: i64 = _home(content, self._mask)
+        contents, behind = self._contents, self._behind
         before: i64 = 0
         block: i64 = self._heads[home]
-        while block and self._contents[block] != content:
-            before, block = block, self._behind[block]
+        while block and contents[block] != content:
+            before, block = block, behind[block]
         if block == 0:
             return
         if before:
-            self._behind[before] = self._behind[block]
+            behind[before] = behind[block]
         else:
-            self._heads[home] = self._behind[block]
+            self._heads[home] = behind[block]
         self.count -= 1
 
-    def _link(self, content: i64, block: i64) -> None:
-        home: i64 = _home(content, self._mask)
+    def _link(self, content: i64, block: i64, home: i64) -> None:
         self._contents[block], self._behind[block] = content, self._heads[home]
         self._heads[home] = block
 
@@ -208,7 +216,8 @@ class Known:
             block: i64 = heads[k]
             while block:
                 behind: i64 = self._behind[block]
-                self._link(self._contents[block], block)
+                content: i64 = self._contents[block]
+                self._link(content, block, _home(content, self._mask))
                 block = behind
 
 

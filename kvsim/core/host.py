@@ -113,11 +113,13 @@ class Host:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SimulatedTime(Host):
-    """An inbox, a link and step times of a cost model, in one environment of SimPy."""
+    """An inbox, a link and step times of a cost model, in one environment of SimPy
+    (`kvsim.run.replica.events.Clock`)."""
 
     inbox: Any
     """Where requests arrive (`kvsim.run.replica.events.Receiver`)."""
     _env: Any
+    _events: list[Any]
     _price: Callable[[Any], int]
     _link: Any
     _listens: bool
@@ -126,7 +128,7 @@ class SimulatedTime(Host):
         """`price` returns the nanoseconds of a plan."""
         super().__init__()
         self._env, self._price, self._link, self.inbox = env, price, link, inbox
-        self._listens = inbox.listens
+        self._events, self._listens = env.events, inbox.listens
 
     def next_event_ns(self) -> float:
         now_ns = self.now_ns
@@ -161,7 +163,7 @@ class SimulatedTime(Host):
 
     def passes(self, until_ns: int) -> bool:
         # Clients that listen read the clock of the environment.
-        if self._listens or self._env.peek() <= until_ns:
+        if self._listens or (self._events and self._events[0][0] <= until_ns):
             return False
         self.now_ns = max(self.now_ns, until_ns)
         return True

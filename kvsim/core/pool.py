@@ -64,7 +64,8 @@ class Pool:
     _next: vec[i64]
     _prev: vec[i64]
     _twin: vec[i64]
-    """Of a content that several blocks hold: the block labelled after this one; 0: none."""
+    """Of a content that several blocks hold: the block labelled after this one; 0: none. Of one
+    that a single block holds, anything."""
     _last: vec[i64]
     """The block labelled before this one; of the first one, the last."""
 
@@ -176,15 +177,17 @@ class Pool:
         """
         k: i64
         block: i64
+        refs, content = self.refs, self.content
         blank: bool = False
         for k in range(end - 1, start - 1, -1):
             block = blocks[k]
             if block == 0:
                 continue
-            self.refs[block] -= 1
-            if self.refs[block] == 0:
+            held: i64 = refs[block] - 1
+            refs[block] = held
+            if held == 0:
                 self.num_free += 1
-                if self.content[block]:
+                if content[block]:
                     self.num_cached += 1
                     self._put(block, access_ns)
                 elif self.blank_last:
@@ -194,7 +197,7 @@ class Pool:
         if blank:
             for k in range(start, end):
                 block = blocks[k]
-                if block and self.refs[block] == 0 and self.content[block] == 0:
+                if block and refs[block] == 0 and content[block] == 0:
                     self._next[block] = self._blank
                     self._blank = block
 
@@ -214,8 +217,7 @@ class Pool:
         """Gives a block in use, which ends after `end` tokens, its content in place of another."""
         if self.content[block]:
             self.forget(block)
-        self.content[block], self._twin[block] = content, 0
-        self.ends[block] = end
+        self.content[block], self.ends[block] = content, end
         if self.names:
             self.named.add(content)
         first: i64 = self.known.claim(content, block)
@@ -223,7 +225,8 @@ class Pool:
             self._last[block] = block
         else:
             last: i64 = self._last[first]
-            self._twin[last], self._last[block], self._last[first] = block, last, block
+            self._twin[last], self._twin[block] = block, 0
+            self._last[block], self._last[first] = last, block
         if self.order is not None:
             self.order.store(block, self.keys[content])
 
@@ -283,13 +286,15 @@ class Pool:
 
     def _append(self, block: i64) -> None:
         """Puts a block at the end of the free ones."""
-        last: i64 = self._prev[0]
-        self._next[last] = self._prev[0] = block
-        self._prev[block], self._next[block] = last, 0
+        after, before = self._next, self._prev
+        last: i64 = before[0]
+        after[last] = before[0] = block
+        before[block], after[block] = last, 0
 
     def _unlink(self, block: i64) -> None:
-        self._next[self._prev[block]] = self._next[block]
-        self._prev[self._next[block]] = self._prev[block]
+        after, before = self._next, self._prev
+        after[before[block]] = after[block]
+        before[after[block]] = before[block]
 
     def audit(self) -> None:
         """Asserts that every block is in exactly one place, and every content can be found."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from librt.vecs import append, vec
+from librt.vecs import append, extend, vec
 from mypy_extensions import i64
 
 from kvsim.core.plan import RECOMPUTE, Plan
@@ -47,37 +47,41 @@ class StepRows:
         again: i64 = 0
         for _, means in plan.preempted:
             again += means == RECOMPUTE
-        cells: vec[i64] = self._cells
-        cells = append(cells, plan.start_ns)
-        cells = append(cells, plan.end_ns)
-        cells = append(cells, copy_ns)
-        cells = append(cells, wait_ns)
-        cells = append(cells, flush_ns)
-        cells = append(cells, rank_wait_ns)
-        cells = append(cells, plan.num_chunks - plan.num_repairs)
-        cells = append(cells, plan.prefill_tokens)
-        cells = append(cells, plan.cached_tokens)
-        cells = append(cells, plan.decode_seqs)
-        cells = append(cells, plan.context_tokens)
-        cells = append(cells, plan.batched_tokens)
-        cells = append(cells, again)
-        cells = append(cells, len(plan.preempted) - again)
-        cells = append(cells, len(plan.swapped_in))
-        cells = append(cells, len(plan.swaps_out))
-        cells = append(cells, len(plan.swaps_in))
-        cells = append(cells, len(plan.copies))
-        cells = append(cells, len(plan.ignored))
-        cells = append(cells, plan.waiting)
-        cells = append(cells, plan.running)
-        cells = append(cells, plan.swapped)
-        cells = append(cells, plan.used_blocks)
-        cells = append(cells, plan.cached_blocks)
-        cells = append(cells, plan.free_blocks)
-        cells = append(cells, plan.cpu_used_blocks)
-        cells = append(cells, plan.empty_slots)
-        cells = append(cells, plan.stranded_blocks)
-        cells = append(cells, plan.blocked)
-        cells = append(cells, finished)
+        row: vec[i64] = vec[i64](
+            [
+                plan.start_ns,
+                plan.end_ns,
+                copy_ns,
+                wait_ns,
+                flush_ns,
+                rank_wait_ns,
+                plan.num_chunks - plan.num_repairs,
+                plan.prefill_tokens,
+                plan.cached_tokens,
+                plan.decode_seqs,
+                plan.context_tokens,
+                plan.batched_tokens,
+                again,
+                len(plan.preempted) - again,
+                len(plan.swapped_in),
+                len(plan.swaps_out),
+                len(plan.swaps_in),
+                len(plan.copies),
+                len(plan.ignored),
+                plan.waiting,
+                plan.running,
+                plan.swapped,
+                plan.used_blocks,
+                plan.cached_blocks,
+                plan.free_blocks,
+                plan.cpu_used_blocks,
+                plan.empty_slots,
+                plan.stranded_blocks,
+                plan.blocked,
+                finished,
+            ]
+        )
+        cells: vec[i64] = extend(self._cells, row)
         if plan.gauges:
             for value in plan.gauges:
                 cells = append(cells, value)

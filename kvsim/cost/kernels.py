@@ -123,11 +123,11 @@ class Kernels:
     def _step_ns(self, plan: Plan) -> i64:
         seqs: i64 = plan.decode_seqs
         samples: i64 = plan.samples
-        chunks: list[tuple[int, int]] = plan.chunks
-        if samples == seqs and seqs and not (chunks or plan.copied_blocks):
+        if samples == seqs and seqs and not (plan.num_chunks or plan.copies):
             uneven = self._uneven
             longest = plan.longest(uneven.longest) if uneven is not None else []
             return self.decode_ns(seqs, plan.context_tokens, longest)
+        chunks: list[tuple[int, int]] = plan.chunks
         ns: i64 = rounded(self._step_us(plan, chunks) * 1000.0)
         return self._counted(max(ns, self._floor_ns if chunks else self._decode_floor_ns))
 

@@ -434,8 +434,9 @@ class KVCacheManager(BlockManager):
             self.trim(request, max(0, request.computed - request.in_flight))
             self.empty_slots -= (slots - request.filled) * self._holding
             request.filled = slots
-            for group in self._aligned:
-                request.tables[group.number].export_tokens = 0
+            if self._aligned:
+                for group in self._aligned:
+                    request.tables[group.number].export_tokens = 0
             self.publish(request, min(upto, request.length))
             return True
         layout: Layout = self.layout

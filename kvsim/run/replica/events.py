@@ -20,6 +20,11 @@ AFTER_ARRIVALS = EventPriority(2)
 class Clock(simpy.Environment):
     """Simulated time. Engines ask before each step what happens next."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.events = self._queue
+        """What is due, as a heap of tuples that begin with their time."""
+
     def peek(self) -> float:
         """When the next event happens; infinite: never. SimPy's own raises and catches an error
         for an empty queue."""

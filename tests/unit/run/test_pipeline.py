@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import simpy
 from made import make_trace
 
 from kvsim.against.conform.step_log import finish_record, step_record
@@ -26,7 +25,7 @@ from kvsim.machine.hardware import load_hardware
 from kvsim.machine.models import load_model
 from kvsim.results.ledger import KERNELS, TIME_PARTS
 from kvsim.run.assembly import Parts, assemble
-from kvsim.run.replica.events import Link
+from kvsim.run.replica.events import Clock, Link
 from kvsim.run.replica.inbox import Inbox
 from kvsim.run.replica.pipeline import PipelineTime
 from kvsim.run.result import Result
@@ -105,7 +104,7 @@ def test_three_steps_on_two_stages() -> None:
     before.
     """
     parts = assemble(make_config(SMALL))
-    env = simpy.Environment()
+    env = Clock()
     time = PipelineTime(env, staged(Three), Link(env, parts.link), Inbox(env, _nobody()))
     plan, after_ns, found = Plan(8), 0, []
     plan.add(Request(0, "r0", 1), 1, 0)

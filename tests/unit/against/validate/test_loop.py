@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import simpy
 import worlds
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +17,7 @@ from kvsim.core.loop import Loop
 from kvsim.core.request import Request
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.run.assembly import Parts, assemble
-from kvsim.run.replica.events import Link
+from kvsim.run.replica.events import Clock, Link
 from kvsim.run.replica.inbox import Inbox
 from kvsim.run.serving import Archive
 from kvsim.settings.config import make_config
@@ -65,7 +64,7 @@ def batch_of(trace: Trace, parts: Parts) -> Batch:
 
 def by_replica(trace: Trace, table: dict[str, Any]) -> tuple[Any, ...]:
     parts, requests, clients = prepared(trace, table)
-    env, batch, log = simpy.Environment(), batch_of(trace, parts), Log()
+    env, batch, log = Clock(), batch_of(trace, parts), Log()
     host = SimulatedTime(
         env,
         parts.cost.step_ns,
