@@ -129,15 +129,15 @@ STATISTICS = ("mean", "p50", "p99")
 SIDES = ("real", "repeat", "simulated")
 
 COUNTS = {
-    "preemptions": "num_preemptions",
-    "swapped_out_blocks": "swapped_out_blocks",
-    "swapped_in_blocks": "swapped_in_blocks",
-    "recomputed_tokens": "recomputed_tokens",
-    "hit_tokens": "prefix_cache_hit_tokens",
-    "steps": "steps",
-    "duration_s": "duration",
+    "preemptions": ("Preemptions", "num_preemptions"),
+    "swapped_out_blocks": ("Blocks swapped out", "swapped_out_blocks"),
+    "swapped_in_blocks": ("Blocks swapped in", "swapped_in_blocks"),
+    "recomputed_tokens": ("Tokens computed again", "recomputed_tokens"),
+    "hit_tokens": ("Prompt tokens hit", "prefix_cache_hit_tokens"),
+    "steps": ("Steps", "steps"),
+    "duration_s": ("Duration", "duration"),
 }
-"""Name here → key of a run's summary."""
+"""Name here → label, and key of a run's summary."""
 
 
 def compare(recording: Mapping[str, Any], profile: str) -> Table:
@@ -227,7 +227,7 @@ def _policy(policy: Mapping[str, Any], trace: Trace, config: RunConfig) -> Table
         "requests": {kind: _figures(kind, latencies) for kind in LATENCIES},
         "counts": {
             name: {side: result.summary[key] for side, result in results.items()}
-            for name, key in COUNTS.items()
+            for name, (_, key) in COUNTS.items()
         },
         "points": _points(policy, real.replay),
         "latencies_ms": {
@@ -339,16 +339,6 @@ def _array(times_ns: list[int]) -> Floats:
 Head = list[str]
 Rows = list[list[str]]
 
-COUNT_LABELS = {
-    "preemptions": "Preemptions",
-    "swapped_out_blocks": "Blocks swapped out",
-    "swapped_in_blocks": "Blocks swapped in",
-    "recomputed_tokens": "Tokens computed again",
-    "hit_tokens": "Prompt tokens hit",
-    "steps": "Steps",
-    "duration_s": "Duration",
-}
-
 
 def share(value: float | None) -> str:
     """An unsigned error: `2.1 %`; small errors keep two figures."""
@@ -402,7 +392,7 @@ def count_rows(result: Mapping[str, Any]) -> tuple[Head, Rows]:
     policies = result["policies"]
     rows = [
         [label, *(_trio(name, policy["counts"][name]) for policy in policies)]
-        for name, label in COUNT_LABELS.items()
+        for name, (label, _) in COUNTS.items()
     ]
     return ["", *(policy["name"] for policy in policies)], rows
 
