@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 from kvsim.against.conform.step_log import Record, queue_digest
@@ -223,11 +223,8 @@ def _flat(blocks: list[list[int]]) -> list[int]:
     return [block for group in blocks for block in group]
 
 
-class Built(NamedTuple):
-    """A connector of a case, and its worker."""
-
-    connector: Connector
-    worker: StepWorker
+Built = tuple[Connector, StepWorker]
+"""A connector of a case, and its worker."""
 
 
 def _offloading(config: Config, blocks: KVCacheManager) -> Built:
@@ -246,7 +243,7 @@ def _offloading(config: Config, blocks: KVCacheManager) -> Built:
         sync_load_budget_bytes=settings.get("sync_load_budget_bytes", 0),
         bytes_per_token=4 * len(blocks.groups),
     )
-    return Built(connector, OffloadingWorker(settings, connector))
+    return connector, OffloadingWorker(settings, connector)
 
 
 def _simple(config: Config, blocks: KVCacheManager) -> Built:
@@ -257,12 +254,11 @@ def _simple(config: Config, blocks: KVCacheManager) -> Built:
         config["max_num_batched_tokens"],
         settings.get("lazy_offload", False),
     )
-    return Built(connector, SimpleWorker(settings, connector))
+    return connector, SimpleWorker(settings, connector)
 
 
 def _nixl(config: Config, blocks: KVCacheManager) -> Built:
-    connector = Nixl(blocks, config.get("kv_role", "kv_both"))
-    return Built(connector, NixlWorker(config.get("nixl", {})))
+    return Nixl(blocks, config.get("kv_role", "kv_both")), NixlWorker(config.get("nixl", {}))
 
 
 CONNECTORS: dict[str, Callable[[Config, KVCacheManager], Built]] = {
@@ -393,11 +389,11 @@ def _build(config: Config) -> tuple[_Played, StepWorker | None]:
         in_flight=stages + asynchronous,
         release=_release(config),
     )
-    built = CONNECTORS[connector](config, blocks) if connector else None
+    built = CONNECTORS[connector](config, blocks) if connector else (None, None)
     scheduler = (_PlayedAsync if asynchronous else _Played)(
         blocks=blocks,
-        connector=built and built.connector,
-        worker=built and built.worker,
+        connector=built[0],
+        worker=built[1],
         speculation=speculation,
         max_loras=config.get("max_loras"),
         pipeline_parallel_size=stages,
@@ -414,7 +410,7 @@ def _build(config: Config) -> tuple[_Played, StepWorker | None]:
         max_num_scheduled_tokens=config.get("max_num_scheduled_tokens"),
         prefill_schedule_interval=config.get("prefill_schedule_interval"),
     )
-    return scheduler, built and built.worker
+    return scheduler, built[1]
 
 
 def _release(config: Config) -> Release:

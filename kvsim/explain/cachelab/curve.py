@@ -47,13 +47,6 @@ class Ramps:
         found: list[int] = (np.array(capacities) * slopes[places] - moments[places]).tolist()
         return found
 
-    @property
-    def corners(self) -> list[int]:
-        """Capacities at which the slope changes, ascending."""
-        self._merge()
-        corners: list[int] = self._at[self._slope != 0].tolist()
-        return corners
-
     def _merge(self) -> None:
         at = np.concatenate((self._at, np.array(self._pending[0], dtype=np.int64)))
         slope = np.concatenate((self._slope, np.array(self._pending[1], dtype=np.int64)))

@@ -57,7 +57,6 @@ class Scale(NamedTuple):
     texts: tuple[str, ...]
     """The value of each configuration, in words."""
     ticks: tuple[tuple[float, str], ...]
-    logarithmic: bool = False
     limit: float | None = None
     """Place of an objective's limit, if it is on the axis."""
 
@@ -126,7 +125,6 @@ def _numbers(
         tuple(None if value is None else share(value) for value in values),
         texts,
         ticks,
-        logarithmic,
         share(limit) if within and limit is not None else None,
     )
 
