@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import isinf
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -43,16 +43,9 @@ from kvsim.workload.trace import Trace
 T = TypeVar("T")
 
 
-class Simulated(Protocol):
-    """What a simulation gives: a `Result`, or a run of several replicas."""
-
-    @property
-    def summary(self) -> Mapping[str, Any]:
-        """The figures of `kvsim.results.summary`."""
-
-
 Simulate = Callable[..., Any]
-"""Runs a trace with settings: `simulate`, or another function with its first arguments."""
+"""Runs a trace with settings: `simulate`, or another function with its first arguments.
+What it gives has a `summary`, as a `Result` or a run of several replicas."""
 Summary = Mapping[str, Any]
 Configs = Sequence[tuple[str, RunConfig]]
 
@@ -262,7 +255,7 @@ def _takes_seed(config: RunConfig) -> bool:
     return any(takes(key, look_up(key, {}, name), "seed") for key, name in own.items())
 
 
-def _kept(first: int, result: Simulated) -> tuple[Summary, Simulated | None]:
+def _kept(first: int, result: Any) -> tuple[Summary, Any]:
     """The summary, and for the first seed the whole result."""
     summary = result.summary
     return summary, result if summary["meta"]["seed"] == first else None

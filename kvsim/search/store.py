@@ -126,14 +126,10 @@ class Store:
     """A folder of finished runs, shared by any number of processes."""
 
     def __init__(self, folder: str | Path) -> None:
-        self._folder = Path(folder) / "points"
+        self.folder = Path(folder) / "points"
+        """Where the results are."""
         self._scratch: Path | None = None
         self._locks: int | None = None
-
-    @property
-    def folder(self) -> Path:
-        """Where the results are."""
-        return self._folder
 
     def writing_in(self, scratch: Path) -> Store:
         """The same store, which writes what is temporary in a folder of its caller's."""
@@ -181,26 +177,26 @@ class Store:
     def make(self) -> None:
         """Make the folder. Raises `OutputError`."""
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OutputError(f"{self._folder}: cannot be made: {error.strerror}") from None
+            raise OutputError(f"{self.folder}: cannot be made: {error.strerror}") from None
 
     def __getstate__(self) -> tuple[Path, Path | None]:
-        return self._folder, self._scratch
+        return self.folder, self._scratch
 
     def __setstate__(self, state: tuple[Path, Path | None]) -> None:
-        (self._folder, self._scratch), self._locks = state, None
+        (self.folder, self._scratch), self._locks = state, None
 
     def _path(self, key: str) -> Path:
-        return self._folder / f"{key}.json"
+        return self.folder / f"{key}.json"
 
     def _lock_file(self) -> int:
         """The one descriptor of the lock file: closing any other would end all claims."""
         if self._locks is None:
             try:
-                self._locks = os.open(self._folder / "locks", os.O_RDWR | os.O_CREAT, 0o666)
+                self._locks = os.open(self.folder / "locks", os.O_RDWR | os.O_CREAT, 0o666)
             except OSError as error:
-                raise OutputError(f"{self._folder}: cannot be written: {error.strerror}") from None
+                raise OutputError(f"{self.folder}: cannot be written: {error.strerror}") from None
         return self._locks
 
 

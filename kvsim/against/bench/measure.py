@@ -2,7 +2,7 @@
 
 What is measured runs in processes of its own, without shared memory or warm caches. CPU time is
 user and system time of a process as Unix accounts for it, never wall-clock time. Measurements are
-repeated in turns, and compared with stored ones.
+repeated in turns; their least counts, because disturbances only ever increase it.
 """
 
 from __future__ import annotations
@@ -333,17 +333,7 @@ def over_base(bench: Bench) -> dict[Case, float]:
 def _share_s(row: Row, is_fleet: bool) -> float:
     """CPU time of a request in a fleet, of a step elsewhere."""
     one = row.runs[0]
-    return least(row.runs, lambda m: m.cpu_s) / (one.requests if is_fleet else one.steps)
-
-
-def least(found: Iterable[T], figure: Callable[[T], float]) -> float:
-    """The least of a figure, because disturbances only ever increase it."""
-    return min(map(figure, found))
-
-
-def middle(found: Iterable[T], figure: Callable[[T], float]) -> float:
-    """The median of a figure."""
-    return median(map(figure, found))
+    return min(m.cpu_s for m in row.runs) / (one.requests if is_fleet else one.steps)
 
 
 def to_json(bench: Bench) -> str:
@@ -368,7 +358,7 @@ def ratios(now: Bench, then: Bench) -> dict[Case, float]:
     """CPU time of each case in both benches: the least of now over the least of then."""
     before = {row.case: row.runs for row in then.rows}
     return {
-        row.case: least(row.runs, lambda m: m.cpu_s) / least(before[row.case], lambda m: m.cpu_s)
+        row.case: min(m.cpu_s for m in row.runs) / min(m.cpu_s for m in before[row.case])
         for row in now.rows
         if before.get(row.case)
     }
@@ -381,23 +371,23 @@ def columns_of(bench: Bench) -> Iterator[tuple[list[Row], list[Column]]]:
     """Each table: its rows, where there is something to show, and its columns."""
 
     def cpu_s(row: Row) -> float:
-        return least(row.runs, lambda m: m.cpu_s)
+        return min(m.cpu_s for m in row.runs)
 
     def whole_s(row: Row) -> float:
-        return least(row.whole, lambda w: w.cpu_s)
+        return min(w.cpu_s for w in row.whole)
 
     def peer_s(row: Row) -> float:
-        return least(row.peer, lambda p: p.core_s)
+        return min(p.core_s for p in row.peer)
 
     def peer_whole_s(row: Row) -> float:
-        return least(row.peer, lambda p: p.whole.cpu_s)
+        return min(p.whole.cpu_s for p in row.peer)
 
     over = over_base(bench)
     yield (
         bench.rows,
         [
             ("CPU s", lambda row: f"{cpu_s(row):.3f}"),
-            ("median", lambda row: f"{middle(row.runs, lambda m: m.cpu_s):.3f}"),
+            ("median", lambda row: f"{median(m.cpu_s for m in row.runs):.3f}"),
             ("us/req", lambda row: f"{cpu_s(row) * 1e6 / row.runs[0].requests:,.1f}"),
             ("us/step", lambda row: f"{cpu_s(row) * 1e6 / row.runs[0].steps:,.2f}"),
             ("ns/seq", lambda row: f"{cpu_s(row) * 1e9 / max(row.runs[0].seq_steps, 1):,.0f}"),
@@ -405,7 +395,7 @@ def columns_of(bench: Bench) -> Iterator[tuple[list[Row], list[Column]]]:
             ("requests", lambda row: f"{row.runs[0].requests:,}"),
             ("steps", lambda row: f"{row.runs[0].steps:,}"),
             ("preemptions", lambda row: f"{row.runs[0].preemptions:,}"),
-            ("MB", lambda row: f"{least(row.runs, lambda m: m.rss_mb):,.0f}"),
+            ("MB", lambda row: f"{min(m.rss_mb for m in row.runs):,.0f}"),
         ],
     )
     yield (
@@ -423,7 +413,7 @@ def columns_of(bench: Bench) -> Iterator[tuple[list[Row], list[Column]]]:
         [row for row in bench.rows if row.whole],
         [
             ("kvsim run --out: CPU s", lambda row: f"{whole_s(row):.3f}"),
-            ("median", lambda row: f"{middle(row.whole, lambda w: w.cpu_s):.3f}"),
-            ("MB", lambda row: f"{least(row.whole, lambda w: w.rss_mb):,.0f}"),
+            ("median", lambda row: f"{median(w.cpu_s for w in row.whole):.3f}"),
+            ("MB", lambda row: f"{min(w.rss_mb for w in row.whole):,.0f}"),
         ],
     )

@@ -53,10 +53,6 @@ class _Notes:
     """The requests that were given up in an iteration, in the order of the log."""
 
     def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Clears the notes for a new iteration."""
         self.retracted: list[str] = []
         self.preempted: list[str] = []
         self.aborted: list[str] = []
@@ -200,13 +196,11 @@ class _Clock(LogClock):
         """Returns the requests that have arrived until now."""
         if self._ended or not (self._arrivals or self._batch or self._in_flight):
             return None
-        self._scheduler.notes.clear()
+        self._scheduler.notes = _Notes()
         found = self._due(self._time)
-        self._rejected = [each.id for each in found if self._is_refused(each)]
+        longest = self._scheduler.max_model_len
+        self._rejected = [each.id for each in found if each.input_length >= longest]
         return found
-
-    def _is_refused(self, request: Request) -> bool:
-        return request.input_length >= self._scheduler.max_model_len
 
     def wait(self, until_ns: int) -> Waiting:
         """Lets the oldest step finish."""
@@ -270,7 +264,7 @@ class _Clock(LogClock):
         record["free_end"] = blocks.gpu.blank * blocks.block_size
         record["evictable_end"] = blocks.gpu.evictable * blocks.block_size
         self._records.append(dict(record))
-        notes.clear()
+        self._scheduler.notes = _Notes()
         self._number, self._time = self._number + 1, self._time + 1.0
         self._end_if_stuck(record)
 

@@ -23,7 +23,7 @@ from kvsim.engines.vllm_v1.groups import groups_of
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.engines.vllm_v1.nixl import Nixl
 from kvsim.engines.vllm_v1.offloading import Offloading
-from kvsim.engines.vllm_v1.releases import LATEST, Release, release_of
+from kvsim.engines.vllm_v1.releases import LATEST, release_of
 from kvsim.engines.vllm_v1.scheduler import VllmV1, VllmV1Async
 from kvsim.engines.vllm_v1.simple import SimpleOffload
 from kvsim.settings.versions import release as version_of
@@ -374,6 +374,7 @@ def _build(config: Config) -> tuple[_Played, StepWorker | None]:
     speculation = _RuleDrafts(config["spec"], bool(connector)) if "spec" in config else None
     most = config["max_num_batched_tokens"]
     threshold = config.get("long_prefill_token_threshold", 0)
+    recorded = config.get("vllm_version")
     blocks = KVCacheManager(
         groups_of(config.get("kv_groups", [{"type": "full", "block_size": config["block_size"]}])),
         config["num_gpu_blocks"],
@@ -387,7 +388,7 @@ def _build(config: Config) -> tuple[_Played, StepWorker | None]:
         lookahead_keys=speculation is not None and speculation.lookahead_keys,
         num_spec_tokens=speculation.num_spec_tokens if speculation else 0,
         in_flight=stages + asynchronous,
-        release=_release(config),
+        release=release_of(version_of(recorded)) if recorded else LATEST,
     )
     built = CONNECTORS[connector](config, blocks) if connector else (None, None)
     scheduler = (_PlayedAsync if asynchronous else _Played)(
@@ -411,13 +412,6 @@ def _build(config: Config) -> tuple[_Played, StepWorker | None]:
         prefill_schedule_interval=config.get("prefill_schedule_interval"),
     )
     return scheduler, built[1]
-
-
-def _release(config: Config) -> Release:
-    """The release of vLLM that recorded a case."""
-    if "vllm_version" not in config:
-        return LATEST
-    return release_of(version_of(config["vllm_version"]))
 
 
 class _Clock(UnitClock):
