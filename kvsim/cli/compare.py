@@ -21,7 +21,7 @@ from kvsim.cli.options import (
 )
 from kvsim.cli.server import ServerOptions, SettingOptions
 from kvsim.errors import ConfigError
-from kvsim.explain.certainty import MARGIN
+from kvsim.explain import MARGIN
 from kvsim.report.screen import make_console
 from kvsim.settings.config import RunConfig
 

@@ -38,15 +38,6 @@ from numpy.typing import NDArray
 
 from kvsim.core.sums import added
 
-MARGIN = 0.01
-"""Share of a value up to which a difference from it is called no difference."""
-
-
-def matters(difference: float, first: float) -> bool:
-    """Whether a difference from the value `first` is called one."""
-    return abs(difference) > MARGIN * abs(first)
-
-
 _TINY = 1e-300
 _PRECISION = 1e-15
 _MOST_TERMS = 10_000

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from kvsim.explain.certainty import MARGIN, Verdict, matters
+from kvsim.explain import MARGIN, matters
+from kvsim.explain.certainty import Verdict
 from kvsim.report import wording
 from kvsim.results.metrics import METRICS, Metric, value
 from kvsim.results.numerals import interval, percent, show, signed, signed_percent

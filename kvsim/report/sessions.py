@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.explain.certainty import MARGIN, Comparison, Values, judge, matters, paired
+from kvsim.explain import MARGIN, matters
+from kvsim.explain.certainty import Comparison, Values, judge, paired
 from kvsim.report import wording
 from kvsim.results.metrics import value
 from kvsim.results.numerals import number, percent, plural, seconds, signed_percent

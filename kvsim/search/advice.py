@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from kvsim.engines import ENGINES
+from kvsim.explain import MARGIN
 from kvsim.explain.cachelab.sentences import sentences as study_sentences
 from kvsim.explain.cachelab.study import Asked, study_trace
-from kvsim.explain.certainty import MARGIN
 from kvsim.machine.memory import block_bytes
 from kvsim.report.compare import NO_DIFFERENCE
 from kvsim.report.pages.compare import interval_figure

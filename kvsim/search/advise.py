@@ -20,8 +20,9 @@ import msgspec
 import numpy as np
 
 from kvsim.errors import ConfigError
+from kvsim.explain import MARGIN, matters
 from kvsim.explain.attribution import compare_replay
-from kvsim.explain.certainty import MARGIN, Finding, Look, Pair, Verdict, judge, matters, plan_looks
+from kvsim.explain.certainty import Finding, Look, Pair, Verdict, judge, plan_looks
 from kvsim.machine.memory import pool_setting
 from kvsim.run.assembly import Parts, assemble
 from kvsim.run.result import Result

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from kvsim.errors import ConfigError
+from kvsim.explain import MARGIN
 from kvsim.explain.attribution import values_of
 from kvsim.explain.certainty import (
-    MARGIN,
     Comparison,
     Estimate,
     Pair,

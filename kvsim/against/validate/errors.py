@@ -11,7 +11,7 @@ Beside each error stands the noise: by how much two measurements of the same thi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -82,15 +82,12 @@ class Replay:
         return next(self._steps, None) is None and next(self._swaps, None) is None
 
 
-class Replayed(NamedTuple):
-    """A real run: its result, and the prices of its steps."""
+def replayed(
+    policy: Mapping[str, Any], name: str, trace: Trace, config: RunConfig
+) -> tuple[Result, Replay]:
+    """A real run: its result, and the prices of its steps.
 
-    result: Result
-    replay: Replay
-
-
-def replayed(policy: Mapping[str, Any], name: str, trace: Trace, config: RunConfig) -> Replayed:
-    """Simulate with the times of the run `name` of a policy's recording.
+    It is simulated with the times of the run `name` of a policy's recording.
 
     Raises `ConfigError` if the schedule differs from the recorded one.
     """
@@ -105,7 +102,7 @@ def replayed(policy: Mapping[str, Any], name: str, trace: Trace, config: RunConf
     same = digest(result.requests[mark].tolist() for mark in MARKS) == run["digest"]
     if not (same and used[-1].finished()):
         raise _other_schedule(f"{policy['name']}, {name}")
-    return Replayed(result, used[-1])
+    return result, used[-1]
 
 
 def _next(times: Iterator[int]) -> int:
@@ -212,24 +209,24 @@ def _refuse_other_model(recorded: Mapping[str, Any], made: Profile, path: str) -
 
 
 def _policy(policy: Mapping[str, Any], trace: Trace, config: RunConfig) -> Table:
-    real = replayed(policy, "real", trace, config)
+    real, replay = replayed(policy, "real", trace, config)
     results = {
-        "real": real.result,
-        "repeat": replayed(policy, "repeat", trace, config).result,
+        "real": real,
+        "repeat": replayed(policy, "repeat", trace, config)[0],
         "simulated": simulate(trace, config),
     }
     latencies = {side: _latencies(result) for side, result in results.items()}
     return {
         "name": policy["name"],
-        "settings": _settings(config, real.result),
-        "steps": _steps(policy, real.replay),
-        "copies": _copies(policy, real.replay),
+        "settings": _settings(config, real),
+        "steps": _steps(policy, replay),
+        "copies": _copies(policy, replay),
         "requests": {kind: _figures(kind, latencies) for kind in LATENCIES},
         "counts": {
             name: {side: result.summary[key] for side, result in results.items()}
             for name, (_, key) in COUNTS.items()
         },
-        "points": _points(policy, real.replay),
+        "points": _points(policy, replay),
         "latencies_ms": {
             kind: {side: _listed(latencies[side][kind]) for side in SIDES} for kind in LATENCIES
         },

@@ -8,7 +8,7 @@ from math import inf, prod
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from kvsim.explain.certainty import MARGIN, matters
+from kvsim.explain import MARGIN, matters
 from kvsim.report.wording import Remark, time_source
 from kvsim.results.load import OVERLOADED, rates_words, state_of
 from kvsim.results.metrics import NAMED, Metric
