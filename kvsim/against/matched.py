@@ -90,22 +90,9 @@ def matched(trace: Trace, result: EngineResult) -> Matched:
     )
 
 
-class Latencies(NamedTuple):
-    """Latencies in seconds: a row per request, a column for each of `FITTED`. `places` holds the
-    requests' places in the trace."""
-
-    places: NDArray[np.int64]
-    seconds: Floats
-
-    def of(self, places: NDArray[np.int64]) -> Floats:
-        """The rows of these requests, all of which must be present."""
-        rows: Floats = self.seconds[np.searchsorted(self.places, places)]
-        return rows
-
-
-def observed(trace: Trace) -> Latencies:
-    """The measured latencies of requests that have all of `FITTED`. Raises `ConfigError` if there
-    are none."""
+def observed(trace: Trace) -> Floats:
+    """The measured latencies in seconds: a row per request of the trace, a column for each of
+    `FITTED`; NaN in the rows of requests that lack one. Raises `ConfigError` if all do."""
     rows = [row for row in trace.rows if _has_all(row)]
     if not rows:
         raise ConfigError(
@@ -114,24 +101,19 @@ def observed(trace: Trace) -> Latencies:
         )
     ttft, e2el = (_column(trace.path, rows, _OBSERVED[kind]) for kind in ("ttft", "e2el"))
     gaps = np.array([row.output_length - 1 for row in rows])
-    places = np.array([row.index for row in rows])
-    return Latencies(places, np.column_stack([ttft, (e2el - ttft) / gaps, e2el]))
+    found = np.full((len(trace.rows), len(FITTED)), np.nan)
+    found[[row.index for row in rows]] = np.column_stack([ttft, (e2el - ttft) / gaps, e2el])
+    return found
 
 
-def replayed(result: EngineResult) -> Latencies:
-    """The replay's latencies of the completed requests with more than one token."""
-    index = np.asarray(result.requests["index"], dtype=np.int64)
+def replayed(trace: Trace, result: EngineResult) -> Floats:
+    """Those of a replay; NaN for requests that were not completed, or have one token only."""
     durations = durations_ns(result.requests)
     seconds = np.column_stack([durations[kind] / _NS_PER_S for kind in FITTED])
-    done = np.flatnonzero(~np.isnan(seconds).any(axis=1))
-    done = done[np.argsort(index[done])]
-    return Latencies(index[done], seconds[done])
-
-
-def in_both(one: Latencies, other: Latencies) -> NDArray[np.int64]:
-    """The requests that both have, in trace order."""
-    both: NDArray[np.int64] = np.intersect1d(one.places, other.places)
-    return both
+    seconds[np.isnan(seconds).any(axis=1)] = np.nan
+    found = np.full((len(trace.rows), len(FITTED)), np.nan)
+    found[result.requests["index"]] = seconds
+    return found
 
 
 def errors_percent(ours: Floats, real: Floats) -> dict[str, float]:
