@@ -135,7 +135,7 @@ def trace_of(workload: str, seed: int, number: int, weka: str | None) -> Any:
 @cache
 def sessions_of(weka: str | None, seed: int) -> Any:
     """WEKA's sessions; seeds are thirds of their files."""
-    from kvsim.workload.open import open_trace
+    from kvsim.workload import open_trace
 
     assert weka is not None, "weka needs --weka"
     with TemporaryDirectory() as folder:

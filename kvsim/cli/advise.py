@@ -64,7 +64,7 @@ def advise(
     from kvsim.search.advise import advise as search
     from kvsim.search.replicates import How, load_of
     from kvsim.search.slo import parse_slo
-    from kvsim.settings.server.command_settings import arguments
+    from kvsim.settings.server.command import arguments
     from kvsim.writing import json_text, write_together
 
     objectives = parse_slo(slo)

@@ -62,7 +62,7 @@ def check(
     The result of a benchmark is a trace and the measured answer at once.
     """
     from kvsim.against.check import check as check_run
-    from kvsim.workload.formats.columns import join_measured
+    from kvsim.workload.formats.table import join_measured
     from kvsim.writing import json_text, write_together
 
     trace = form.open(result)

@@ -179,7 +179,7 @@ class Workers(Bundle):
 
 def note_arrivals(trace: Trace, configs: Iterable[RunConfig]) -> None:
     """Say on standard error, once, if some of these settings have to send all requests at once."""
-    from kvsim.workload.arrivals import missing_arrivals
+    from kvsim.workload.clients import missing_arrivals
 
     for config in configs:
         if notes := missing_arrivals(trace.rows, config):

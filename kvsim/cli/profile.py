@@ -123,7 +123,7 @@ def fit_run(
     settings: SettingOptions,
 ) -> None:
     """Fit constants of the machine to the first part of a real run; the rest judges them."""
-    from kvsim.workload.formats.columns import join_measured
+    from kvsim.workload.formats.table import join_measured
 
     loaded = settings.load(config, server.word())
     trace = form.open(run)

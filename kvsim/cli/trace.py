@@ -33,7 +33,7 @@ def info(
 @takes_bundles
 def check(*, file: Annotated[str, Argument(metavar="FILE")], form: TraceForm) -> None:
     """Say whether a trace can be read, and if not, why: file, line and field of each fault."""
-    from kvsim.workload.open import check_trace
+    from kvsim.workload import check_trace
 
     trace, faults = check_trace(file, form.trace_format, form.columns)
     if trace is None:
@@ -57,8 +57,8 @@ def convert(
     form: TraceForm,
 ) -> None:
     """Write a trace in another format; reports what the format cannot hold."""
+    from kvsim.workload import convert as write
     from kvsim.workload import open_trace
-    from kvsim.workload.export import convert as write
 
     opened = open_trace(source, form.trace_format, form.columns)
     note(*write(opened, target, to, block_size))

@@ -133,10 +133,6 @@ def _home(content: i64, mask: i64) -> i64:
     return (content + (((content >> 24) & 0x3FFFFFFF) * BASES >> 16)) & mask
 
 
-def _longer(blocks: vec[i64], more: i64) -> vec[i64]:
-    return extend(blocks, zeros(more))
-
-
 class Known:
     """Content → the first of the blocks that hold it: a table of chains through these blocks, each
     of which has one content at most."""
@@ -179,12 +175,15 @@ class Known:
         if first:
             return first
         if block >= len(contents):
-            self._contents, self._behind = _longer(contents, block), _longer(behind, block)
+            contents, behind = extend(contents, zeros(block)), extend(behind, zeros(block))
+            self._contents, self._behind = contents, behind
         self.count += 1
         if self.count > self._mask:
             self._grow()
             home = _home(content, self._mask)
-        self._link(content, block, home)
+        heads: vec[i64] = self._heads
+        contents[block], behind[block] = content, heads[home]
+        heads[home] = block
         return 0
 
     def remove(self, content: i64) -> None:
@@ -203,22 +202,19 @@ class Known:
             self._heads[home] = behind[block]
         self.count -= 1
 
-    def _link(self, content: i64, block: i64, home: i64) -> None:
-        self._contents[block], self._behind[block] = content, self._heads[home]
-        self._heads[home] = block
-
     def _grow(self) -> None:
-        heads: vec[i64] = self._heads
-        size: i64 = 4 * len(heads)
-        self._heads, self._mask = zeros(size), size - 1
+        before, contents, behind = self._heads, self._contents, self._behind
+        size: i64 = 4 * len(before)
+        heads: vec[i64] = zeros(size)
         k: i64
-        for k in range(len(heads)):
-            block: i64 = heads[k]
+        for k in range(len(before)):
+            block: i64 = before[k]
             while block:
-                behind: i64 = self._behind[block]
-                content: i64 = self._contents[block]
-                self._link(content, block, _home(content, self._mask))
-                block = behind
+                after: i64 = behind[block]
+                home: i64 = _home(contents[block], size - 1)
+                behind[block], heads[home] = heads[home], block
+                block = after
+        self._heads, self._mask = heads, size - 1
 
 
 guard.keep(Numbering, closed="extend number")

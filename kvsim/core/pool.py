@@ -189,7 +189,11 @@ class Pool:
                 self.num_free += 1
                 if content[block]:
                     self.num_cached += 1
-                    self._put(block, access_ns)
+                    if self.order is None:
+                        self._append(block)
+                    else:
+                        key = self.keys[content[block]]
+                        self.order.put(block, key, self.ends[block], access_ns)
                 elif self.blank_last:
                     self._append(block)
                 else:
@@ -277,13 +281,6 @@ class Pool:
             self._next, self._prev = extend(self._next, more), extend(self._prev, more)
             self._twin, self._last = extend(self._twin, more), extend(self._last, more)
 
-    def _put(self, block: i64, access_ns: i64) -> None:
-        """A block with content became free."""
-        if self.order is not None:
-            self.order.put(block, self.keys[self.content[block]], self.ends[block], access_ns)
-        else:
-            self._append(block)
-
     def _append(self, block: i64) -> None:
         """Puts a block at the end of the free ones."""
         after, before = self._next, self._prev
@@ -298,30 +295,37 @@ class Pool:
 
     def audit(self) -> None:
         """Asserts that every block is in exactly one place, and every content can be found."""
-        idle: set[int] = set()
-        for block in (*self._chain(self._blank), *self._chain(self._next[0])):
-            assert block not in idle, "a block is free twice"
-            assert block < self.fresh and self.refs[block] == 0, "a block is free and in use"
-            idle.add(block)
+        refs, content = self.refs, self.content
+        idle: vec[i64] = zeros(self.fresh)
+        block: i64
+        for start in (self._blank, self._next[0]):
+            block = start
+            while block:
+                self._audit_idle(idle, block)
+                block = self._next[block]
         if self.order is not None:
-            idle.update(self.order)
-        unused = self.size + 1 - self.fresh  # As many as a huge pool has: not looked at one by one.
-        assert len(idle) + unused == self.num_free, "free blocks were miscounted"
-        held: i64 = 0
+            for block in self.order:
+                self._audit_idle(idle, block)
+        free: i64 = self.size + 1 - self.fresh  # Never used.
         cached: i64 = 0
         labelled: i64 = 0
-        k: i64
-        for k in range(1, self.fresh):
-            assert self.refs[k] >= 0, "a block in use has no holder"
-            held += self.refs[k] > 0
-            if self.content[k]:
-                cached += self.refs[k] == 0
-                first: i64 = self.known.find(self.content[k])
-                assert first and self.content[first] == self.content[k], "content was misfiled"
-                labelled += first == k
-        assert held + self.num_free == self.size, "blocks were lost or invented"
+        for block in range(1, self.fresh):
+            assert refs[block] >= 0, "a block in use has no holder"
+            assert (refs[block] == 0) == (idle[block] == 1), "blocks were lost or invented"
+            free += idle[block]
+            if content[block]:
+                cached += idle[block]
+                first: i64 = self.known.find(content[block])
+                assert first and content[first] == content[block], "content was misfiled"
+                labelled += first == block
+        assert free == self.num_free, "free blocks were miscounted"
         assert cached == self.num_cached, "free blocks with content were miscounted"
         assert labelled == self.known.count, "content cannot be found"
+
+    def _audit_idle(self, idle: vec[i64], block: i64) -> None:
+        assert 0 < block < self.fresh, "a block is free that was never used"
+        assert idle[block] == 0, "a block is free twice"
+        idle[block] = 1
 
 
 guard.keep(Pool, "refs content ends named keys")

@@ -1,7 +1,7 @@
 """Prices a step: how many nanoseconds the modelled engine needs for a plan.
 
 A cost model is a small class with a name in `COSTS`, or a user's own `package.module:Class`. Swap
-copies between GPU and CPU are priced on the link (`kvsim.machine.link`).
+copies between GPU and CPU are priced on the link (`kvsim.machine.hardware`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from kvsim.cost.profile import refuse_special
 from kvsim.cost.roofline import RooflineCost
 from kvsim.cost.table import TableCost, UncertainCost, profile_for
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import Hardware
-from kvsim.machine.link import LINKS, LinkTimes, make_link
+from kvsim.machine.hardware import LINKS, Hardware, LinkTimes, make_link
 from kvsim.machine.memory import block_bytes
 from kvsim.machine.models import Model
 from kvsim.settings.config import RunConfig

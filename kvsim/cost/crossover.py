@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from kvsim.cost import MeansPrices, make_cost
-from kvsim.machine.hardware import Hardware
-from kvsim.machine.link import make_link
+from kvsim.machine.hardware import Hardware, make_link
 from kvsim.machine.memory import block_bytes, token_bytes
 from kvsim.machine.models import Model
 from kvsim.settings.config import RunConfig

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.cost.explain import Explains, Wrapped, terms_of
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import AllReduce, Hardware
-from kvsim.machine.link import STAGE_LINK
+from kvsim.machine.hardware import STAGE_LINK, AllReduce, Hardware
 from kvsim.machine.models import DTYPE_BYTES, Model
 from kvsim.settings.config import RunConfig
 from kvsim.settings.library import convert

@@ -51,13 +51,12 @@ from kvsim.cost.sustained import check, label, missed, sustained_terms
 from kvsim.cost.tail import Uneven
 from kvsim.cost.ungrouped import LABEL, beside_prompts
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import AllReduce, Hardware, load_hardware
-from kvsim.machine.link import LINKS
+from kvsim.machine.hardware import LINKS, AllReduce, Hardware, load_hardware
 from kvsim.machine.models import DTYPE_BYTES, Model, model_of
 from kvsim.settings.config import RunConfig
 from kvsim.settings.library import names
 from kvsim.settings.versions import DEFAULT_BLOCK_SIZE
-from kvsim.workload.arrivals import random_stream
+from kvsim.workload.clients import random_stream
 
 if TYPE_CHECKING:
     import numpy as np

@@ -28,11 +28,9 @@ from kvsim.run.simulation import assembled
 from kvsim.run.workers import in_processes, unpickled
 from kvsim.settings.config import RunConfig
 from kvsim.settings.library import overridden
-from kvsim.workload.arrivals import waits_for
-from kvsim.workload.clients import NOTHING, Released, Requests
-from kvsim.workload.columns import column
+from kvsim.workload.clients import NOTHING, Released, Requests, waits_for
 from kvsim.workload.keys import Streams, streams
-from kvsim.workload.trace import Row, Trace
+from kvsim.workload.trace import Row, Trace, column
 
 _OWN = {
     *("__init__", "choose", "route", "sent", "worker_lost", "worker_added"),

@@ -25,10 +25,8 @@ from kvsim.run.blame import blaming
 from kvsim.run.replica.events import Clock
 from kvsim.run.simulation import Settings, assembled, opened, read_config
 from kvsim.settings.config import RunConfig
-from kvsim.workload.arrivals import release_times
-from kvsim.workload.clients import Clients
-from kvsim.workload.columns import column
-from kvsim.workload.trace import Trace
+from kvsim.workload.clients import Clients, release_times
+from kvsim.workload.trace import Trace, column
 
 PartsOf = Callable[[RunConfig], Parts]
 """Turns settings into the objects of a run, as `kvsim.run.assembly.assemble` does."""

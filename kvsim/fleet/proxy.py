@@ -38,8 +38,7 @@ from kvsim.run.replica.rdma import Handover, Keeper, Puller
 from kvsim.run.serving import Serving
 from kvsim.settings.config import RunConfig
 from kvsim.workload.clients import NOTHING, Clients, Released
-from kvsim.workload.columns import column
-from kvsim.workload.trace import Row
+from kvsim.workload.trace import Row, column
 
 
 class Proxy:

@@ -237,11 +237,6 @@ class Formula(Protocol):
         ...
 
 
-def has_blocks(found: Budget) -> bool:
-    """Whether there is a block at all."""
-    return found.num_gpu_blocks > 0
-
-
 def budget(
     model: Model,
     hardware: Hardware,
@@ -249,14 +244,14 @@ def budget(
     formula: Formula,
     max_num_batched_tokens: int,
     max_num_seqs: int,
-    holds: Callable[[Budget], bool] = has_blocks,
+    holds: Callable[[Budget], bool] = lambda found: found.num_gpu_blocks > 0,
 ) -> Budget:
     """Blocks that fit on each GPU, by the formula of an engine.
 
-    `holds`: whether an engine starts with a budget. Where it does with the least that starts were
-    seen to charge, but not with the usual estimate, the least counts. Raises `ConfigError` with all
-    terms if not one block fits and nothing is overridden: vLLM would go on with 0 blocks and refuse
-    to serve, nano-vllm asserts.
+    `holds`: whether an engine starts with a budget; by default, if there is a block at all. Where
+    it does with the least that starts were seen to charge, but not with the usual estimate, the
+    least counts. Raises `ConfigError` with all terms if not one block fits and nothing is
+    overridden: vLLM would go on with 0 blocks and refuse to serve, nano-vllm asserts.
     """
     shard = model.shard(config.tensor_parallel_size, expert_parallel_size(config))
     limits = max_num_batched_tokens, max_num_seqs
@@ -298,12 +293,14 @@ def _stage_budget(formula: Formula, stage: Stage) -> Budget:
     taken, weights = formula.taken(stage), shard.weight_bytes(config.dtype, layers)
     offloaded = min(weights, int(config.cpu_offload_gb * GIB))
     gpus = config.tensor_parallel_size * config.pipeline_parallel_size
+    slots = (config.max_loras or 1) if config.enable_lora else 0
+    rank = config.max_lora_rank or DEFAULT_LORA_RANK
     nvlink = LEAST_NVLINK_BUFFER_BYTES if stage.least else NVLINK_BUFFER_BYTES
     buffers = nvlink if hardware.nvlink else PCIE_BUFFER_BYTES
     terms = {
         "weight_bytes": weights - offloaded,
         "drafter_bytes": drafter(shard, config).weight_bytes,
-        "adapter_bytes": _adapter_bytes(shard, config, layers),
+        "adapter_bytes": adapter_bytes(shard, config.dtype, layers, slots, rank) if slots else 0,
         **taken._asdict(),
         "overhead_bytes": int(taken.overhead_bytes),
         "communication_bytes": buffers if gpus > 1 else 0,
@@ -341,13 +338,6 @@ def _stage_budget(formula: Formula, stage: Stage) -> Budget:
         num_cpu_blocks_overridden=cpu is not None,
         least=stage.least,
     )
-
-
-def _adapter_bytes(shard: Shard, config: RunConfig, layers: range) -> int:
-    if not config.enable_lora:
-        return 0
-    slots, rank = config.max_loras or 1, config.max_lora_rank or DEFAULT_LORA_RANK
-    return adapter_bytes(shard, config.dtype, layers, slots, rank)
 
 
 def peak_bytes(shard: Shard, config: RunConfig, tokens: int, bytes_per_word: int) -> int:

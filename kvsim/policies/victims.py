@@ -36,7 +36,7 @@ from kvsim.core.request import RUNNING, Request
 from kvsim.errors import ConfigError
 from kvsim.policies.future import Future
 from kvsim.policies.named import callable_with, find_rule
-from kvsim.workload.arrivals import random_stream
+from kvsim.workload.clients import random_stream
 
 Victim = Callable[[Sequence[Request], BlockManager], Request]
 """Returns one of the candidates; there is at least one. It must not change the block tables."""

@@ -14,8 +14,7 @@ from kvsim.engines.vllm_v1.manager import KVCacheManager, full_attention
 from kvsim.engines.vllm_v1.planning import groups_of_model, notes_on_groups
 from kvsim.engines.vllm_v1.releases import LATEST, Release, notes_on, release_of
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import Hardware
-from kvsim.machine.link import LinkTimes, make_link
+from kvsim.machine.hardware import Hardware, LinkTimes, make_link
 from kvsim.machine.memory import Budget, block_bytes, budget, tables_of
 from kvsim.machine.models import Model
 from kvsim.policies import ready

@@ -18,12 +18,10 @@ from kvsim.run.replica.inbox import Inbox
 from kvsim.run.result import Outcome, Result
 from kvsim.run.serving import Serving
 from kvsim.run.watchers import Watcher
-from kvsim.workload.arrivals import release_times
-from kvsim.workload.clients import Clients, Requests
-from kvsim.workload.columns import column
+from kvsim.workload.clients import Clients, Requests, release_times
 from kvsim.workload.keys import streams
 from kvsim.workload.streams import Stream
-from kvsim.workload.trace import Row, Trace
+from kvsim.workload.trace import Row, Trace, column
 
 _LONGEST_NS = 1 << 63
 """Sums of the times of all requests stay below this, as 64-bit integers."""

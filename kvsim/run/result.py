@@ -15,7 +15,7 @@ from kvsim.results.plain import plain
 from kvsim.run.assembly import Parts
 from kvsim.settings.config import RunConfig, to_table
 from kvsim.version import __version__
-from kvsim.workload.arrivals import missing_arrivals
+from kvsim.workload.clients import missing_arrivals
 from kvsim.workload.trace import Trace
 
 if TYPE_CHECKING:

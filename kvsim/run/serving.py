@@ -31,8 +31,7 @@ from kvsim.run.replica.pipeline import PipelineTime
 from kvsim.run.result import Books, Outcome, Result, provenance
 from kvsim.run.watchers import Watcher
 from kvsim.workload.clients import Requests
-from kvsim.workload.columns import Rows, column
-from kvsim.workload.trace import Row, Trace
+from kvsim.workload.trace import Row, Rows, Trace, column
 
 if TYPE_CHECKING:
     from kvsim.run.result import Columns

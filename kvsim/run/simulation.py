@@ -15,8 +15,7 @@ from kvsim.settings.config import RunConfig, load_config, make_config
 from kvsim.settings.limits import check_run
 from kvsim.settings.notes import one_of_several, unheeded_wishes
 from kvsim.workload import open_trace
-from kvsim.workload.columns import column
-from kvsim.workload.trace import Row, Trace
+from kvsim.workload.trace import Row, Trace, column
 
 if TYPE_CHECKING:
     from kvsim.run.result import Outcome, Result

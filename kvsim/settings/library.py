@@ -228,7 +228,11 @@ def _parameters(
 def _declared(constructor: Callable[..., Any]) -> tuple[dict[str, Any], set[str], bool]:
     hints: dict[str, Any] = {}
     required: set[str] = set()
-    for each in _constructors(constructor):
+    # A constructor, and those that it hands its `**settings` on to.
+    chain = [constructor]
+    if isinstance(constructor, type):
+        chain += [b for b in constructor.__mro__[1:] if "__init__" in vars(b) and b is not object]
+    for each in chain:
         forwards = False
         for key, parameter in signature(each).parameters.items():
             forwards |= parameter.kind is parameter.VAR_KEYWORD
@@ -239,15 +243,6 @@ def _declared(constructor: Callable[..., Any]) -> tuple[dict[str, Any], set[str]
         if not forwards:
             return hints, required, False
     return hints, required, True
-
-
-def _constructors(constructor: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """A constructor, and those that it hands its `**settings` on to."""
-    bases = constructor.__mro__[1:] if isinstance(constructor, type) else ()
-    return [
-        constructor,
-        *(base for base in bases if "__init__" in vars(base) and base is not object),
-    ]
 
 
 def _hint(constructor: Any, parameter: inspect.Parameter) -> Any:

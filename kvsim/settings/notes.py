@@ -19,29 +19,27 @@ def left_out(config: RunConfig, stages: int = 1) -> tuple[str, ...]:
 
     `stages`: how many stages of a pipeline work on different steps at once.
     """
-    lines = _of_pipeline(config, stages) if config.pipeline_parallel_size > 1 else []
-    if config.enable_expert_parallel:
-        lines.append(
-            "enable_expert_parallel: the experts of each GPU are taken to have as many tokens;"
-            " uneven loads are not simulated"
-        )
-    if config.cpu_offload_gb > 0:
-        lines.append(
-            f"cpu_offload_gb {config.cpu_offload_gb:g}: GPU memory is saved, but reading these"
-            " weights over the host link in every step is not simulated"
-        )
-    if config.max_loras is not None and not config.enable_lora:
-        lines.append("max_loras: there are no adapters without --enable-lora, so it limits nothing")
-    if config.cuda_graph_max_bs is not None and config.engine != "sglang":
-        lines.append("cuda_graph_max_bs: only SGLang's memory depends on it, so it changes nothing")
-    if config.enforce_eager:
-        lines.append(
-            "enforce_eager: no memory goes to CUDA graphs, but step times are those with graphs"
-        )
-    return tuple(lines)
+    lines = {
+        "enable_expert_parallel: the experts of each GPU are taken to have as many tokens; uneven"
+        " loads are not simulated": config.enable_expert_parallel,
+        f"cpu_offload_gb {config.cpu_offload_gb:g}: GPU memory is saved, but reading these weights"
+        " over the host link in every step is not simulated": config.cpu_offload_gb > 0,
+        "max_loras: there are no adapters without --enable-lora, so it limits nothing": (
+            config.max_loras is not None and not config.enable_lora
+        ),
+        "cuda_graph_max_bs: only SGLang's memory depends on it, so it changes nothing": (
+            config.cuda_graph_max_bs is not None and config.engine != "sglang"
+        ),
+        "enforce_eager: no memory goes to CUDA graphs, but step times are those with graphs": (
+            config.enforce_eager
+        ),
+    }
+    return (*_of_pipeline(config, stages), *(line for line, applies in lines.items() if applies))
 
 
 def _of_pipeline(config: RunConfig, stages: int) -> list[str]:
+    if config.pipeline_parallel_size == 1:
+        return []
     key = f"pipeline_parallel_size {config.pipeline_parallel_size}"
     if stages == 1:
         return [

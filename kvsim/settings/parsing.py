@@ -85,10 +85,6 @@ def _refuse_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not a number of JSON")
 
 
-def _infinite(text: str) -> float:
-    return _refuse_constant(text) if text == "NaN" else float(text)
-
-
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
@@ -97,7 +93,11 @@ def _finite(text: str) -> float:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, parse_int=_short)
-_WITH_INFINITIES = json.JSONDecoder(parse_constant=_infinite, parse_float=_finite, parse_int=_short)
+_WITH_INFINITIES = json.JSONDecoder(
+    parse_constant=lambda text: _refuse_constant(text) if text == "NaN" else float(text),
+    parse_float=_finite,
+    parse_int=_short,
+)
 
 
 def named_code(value: Any) -> Iterator[str]:

@@ -15,10 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import TraceError
-from kvsim.workload import chain
-from kvsim.workload.columns import column, hash_runs
 from kvsim.workload.source import Source
-from kvsim.workload.trace import HashContent, Row, Runs, Trace, runs_of
+from kvsim.workload.trace import HashContent, Row, Runs, Trace, column, hash_runs, runs_of
 
 _ROOT = -1
 """Predecessor of a prompt's first id. It is 0 - 1, so a first id 0 counts as inside a run."""
@@ -79,7 +77,9 @@ def _cut(rows: Sequence[Row]) -> tuple[_Ints, _Ints, _Ints]:
     # A cut is known by the id before it, which the first id of all has not.
     before = np.concatenate((starts - 1, starts + (counts - 1).astype(np.uint64)))
     inside = np.concatenate((starts > 0, np.ones(len(starts), bool)))
-    scopes = np.tile(_scopes(rows)[owners], 2)
+    names = column(rows, "scope")
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    scopes = np.tile(np.array([*map(numbers.__getitem__, names)], np.int64)[owners], 2)
     order = np.lexsort((before, inside, scopes))
     new = np.zeros(len(order), bool)
     new[:1] = True
@@ -91,13 +91,6 @@ def _cut(rows: Sequence[Row]) -> tuple[_Ints, _Ints, _Ints]:
     number = high - low
     pieces = np.arange(number.sum()) + np.repeat(high - np.cumsum(number), number)
     return np.repeat(owners, number), (cuts[pieces + 1] - cuts[pieces]).astype(np.int64), pieces
-
-
-def _scopes(rows: Sequence[Row]) -> _Ints:
-    """A number for the scope of each row."""
-    names = column(rows, "scope")
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    return np.array([*map(numbers.__getitem__, names)], np.int64)
 
 
 def _first(labels: _Ints) -> _Ints:
@@ -252,7 +245,7 @@ def settle_blocks(source: Source, trace: Trace, size: int, remedy: str) -> None:
 def settle_kind(trace: Trace) -> None:
     """Find out whether ids stand for a block and all before it, or for the block alone (a note)."""
     trace.hash_kind = "prefix"
-    conflict = chain.first_conflict(trace)
+    conflict = first_conflict(trace)
     if conflict is not None:
         trace.hash_kind = "content"
         row, what = conflict

@@ -1,28 +1,155 @@
-"""Gathers the requests of a foreign file: drops what failed, sorts, counts time from the first.
+"""What readers share: values of a row are checked, and the requests of a foreign file gathered.
 
-Whatever is dropped or changed is counted and becomes a note of the trace.
+Gathering drops what failed, sorts, and counts time from the first. Whatever is dropped or changed
+is counted and becomes a note of the trace.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from kvsim.workload.columns import column
-from kvsim.workload.source import MAX_NS, MAX_TOKENS, Head, Source, identifier, nanoseconds, shown
-from kvsim.workload.trace import Row, Trace
+from kvsim.workload.source import MAX_NS, MAX_TOKENS, NS_PER_S, Source, shown
+from kvsim.workload.trace import Row, Trace, column
+
+_TIME = re.compile(
+    r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?", re.ASCII
+)
+_MISSING = object()
 
 
-class Reader(NamedTuple):
-    """A format of a module that has several."""
+def integer(source: Source, table: dict[str, Any], key: str, low: int) -> int:
+    """`table[key]`, an integer in `low .. MAX_TOKENS` (not `true`, not `512.0`)."""
+    value = table.get(key, _MISSING)
+    if type(value) is int and low <= value <= MAX_TOKENS:
+        return value
+    if value is _MISSING:
+        raise source.error(f"missing; give an integer >= {low}", key)
+    if type(value) is int and value > MAX_TOKENS:
+        raise source.error(f"{shown(value)} is above {MAX_TOKENS}; give less", key)
+    raise source.error(f"{shown(value)} is not an integer >= {low}; give one", key)
 
-    recognises: Callable[[Head], bool]
-    """Whether a file is in this format."""
-    read: Callable[[Source], Trace]
-    """The trace in it. Raises `TraceError` at the first line that is wrong."""
+
+def integers(source: Source, table: dict[str, Any], key: str, high: int) -> list[int]:
+    """`table[key]`, a list of integers in `0 .. high`."""
+    values = table[key]
+    if not isinstance(values, list):
+        raise source.error(f"{shown(values)} is not a list of integers; give one", key)
+    if values and not (
+        set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= high
+    ):
+        bad = next(v for v in values if type(v) is not int or not 0 <= v <= high)
+        raise source.error(f"{shown(bad)} is not an integer in 0 .. {high}; give one", key)
+    return values
+
+
+def nanoseconds(source: Source, table: dict[str, Any], key: str, unit_ns: int) -> int:
+    """`table[key]`, a number >= 0 of units of `unit_ns`, rounded to whole nanoseconds."""
+    value = table[key]
+    if type(value) is not int and type(value) is not float:
+        raise source.error(f"{shown(value)} is not a number >= 0; give one", key)
+    if value < 0:
+        raise source.error(f"{shown(value)} is negative; count from the start of the trace", key)
+    if value * unit_ns >= MAX_NS:
+        raise source.error(f"{shown(value)} is too large; subtract the first time", key)
+    return round(value * unit_ns)
+
+
+def string(source: Source, table: dict[str, Any], key: str) -> str | None:
+    """`table[key]`, a string without lone surrogates; None if the key is absent."""
+    value = table.get(key, _MISSING)
+    if value is _MISSING:
+        return None
+    if type(value) is not str:
+        raise source.error(f"{shown(value)} is not a string; put it in quotes", key)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise source.error(f"{shown(value)} holds half a surrogate pair; fix it", key) from None
+    return value
+
+
+def identifier(source: Source, table: dict[str, Any], key: str) -> str:
+    """`table[key]`, a string or an integer, as text."""
+    value = table[key]
+    if type(value) is int:
+        return str(value)
+    if type(value) is not str:
+        raise source.error(f"{shown(value)} is not a string or an integer; give one", key)
+    return string(source, table, key) or ""
+
+
+def mapping(source: Source, table: dict[str, Any], key: str) -> dict[str, Any] | None:
+    """`table[key]`, an object; None if the key is absent."""
+    value = table.get(key, _MISSING)
+    if value is _MISSING:
+        return None
+    if not isinstance(value, dict):
+        raise source.error(f"{shown(value)} is not an object; give one", key)
+    return value
+
+
+def tokens(source: Source, field: str, value: object, low: int = 1) -> int:
+    """A number of tokens >= `low`: an integer, also as text or as `512.0`."""
+    number = value
+    if type(value) is float and value.is_integer():
+        number = int(value)
+    elif isinstance(value, str):
+        text = value.strip().removesuffix(".0")
+        digits = text.removeprefix("-")
+        if digits.isascii() and digits.isdecimal() and len(digits) <= 18:
+            number = int(text)
+    if type(number) is not int or number < low:
+        remedy = "leave failed requests out" if value == "" else "fix it"
+        raise source.error(f"{shown(value)} is not an integer >= {low}; {remedy}", field)
+    if number > MAX_TOKENS:
+        raise source.error(f"{shown(value)} is above {MAX_TOKENS}; give less", field)
+    return number
+
+
+def instant(source: Source, field: str, value: object, unit_ns: int) -> int:
+    """A time in nanoseconds, of a number of units of `unit_ns`, also as text; exact."""
+    try:
+        number = Decimal(value) if isinstance(value, (int, str)) else Decimal(repr(value))
+    except (InvalidOperation, ValueError):
+        number = Decimal("NaN")
+    if isinstance(value, bool) or not number.is_finite():
+        raise source.error(f"{shown(value)} is not a number; give one", field)
+    if number.copy_abs() > (MAX_NS - 1) // unit_ns:
+        what = f"{shown(value)} is too large for a time; is the unit right? fix it"
+        raise source.error(what, field)
+    return round(number * unit_ns)
+
+
+def date(source: Source, field: str, text: str) -> int:
+    """Nanoseconds since 1970 of a date, exact to nine decimals; without a zone: UTC."""
+    match = _TIME.fullmatch(text.strip())
+    if match is None:
+        what = f"{shown(text)} is not a time YYYY-MM-DD HH:MM:SS.fffffff"
+        raise source.error(f"{what}; fix it", field)
+    second, fraction, zone = match.groups()
+    try:
+        return _second(second, zone or "") * NS_PER_S + int((fraction or "0").ljust(9, "0"))
+    except (ValueError, OverflowError):
+        raise source.error(f"{shown(text)} is not a date; fix it", field) from None
+
+
+def is_date(text: str) -> bool:
+    """Whether `date` understands the form of this text."""
+    return _TIME.fullmatch(text.strip()) is not None
+
+
+@lru_cache(maxsize=1024)
+def _second(text: str, zone: str) -> int:
+    time = datetime.fromisoformat(text + zone)
+    return int((time if zone else time.replace(tzinfo=UTC)).timestamp())
 
 
 class RowRules:
@@ -49,23 +176,18 @@ class RowRules:
             raise self._source.error(f"{shown(name)} is also on line {line}; make it unique", key)
         return name
 
-    def arrival(self, table: dict[str, Any], key: str, unit_ns: int) -> int | None:
-        """The row's time in nanoseconds; None if no row has one."""
+    def arrival(
+        self, table: dict[str, Any], key: str, unit_ns: int, *, ordered: bool = False
+    ) -> int | None:
+        """The row's time in nanoseconds; None if no row has one. One that is `ordered` must not be
+        before that of the previous row."""
         if not self._on_all_or_none(table, key):
             return None
-        return nanoseconds(self._source, table, key, unit_ns)
-
-    def ordered_arrival(self, table: dict[str, Any], key: str, unit_ns: int) -> int | None:
-        """`arrival`, which must not be before that of the previous row."""
-        arrival_ns = self.arrival(table, key, unit_ns)
-        if self.rows and arrival_ns is not None and arrival_ns < (self.rows[-1].arrival_ns or 0):
+        arrival_ns = nanoseconds(self._source, table, key, unit_ns)
+        if ordered and self.rows and arrival_ns < (self.rows[-1].arrival_ns or 0):
             what = f"{shown(table[key])} is before the previous row's time; sort the file by {key}"
             raise self._source.error(what, key)
         return arrival_ns
-
-    def check_total(self, input_length: int, output_length: int, key: str) -> None:
-        """Refuse a request of too many tokens (`check_total`)."""
-        check_total(self._source, input_length, output_length, key)
 
     def append(self, row: Row) -> None:
         """Append a checked row."""
@@ -116,25 +238,30 @@ class Gathered:
         output_length: int,
         *,
         time_ns: int | None = None,
-        id: str | None = None,
+        id: object = None,
+        session: object = None,
+        model: object = None,
         **further: Any,
     ) -> Row:
         """Keep a request; `time_ns` may count from any moment, but is given for all or for none.
 
-        `further`: other attributes of the `Row`.
+        An `id`, `session` or `model` that is no text counts as missing. `further`: other attributes
+        of the `Row`.
         """
         if self.rows and (time_ns is None) != (self.rows[0].arrival_ns is None):
             what = "a time is missing here or on earlier rows; give it on all rows or on none"
             raise self.source.error(what)
         check_total(self.source, input_length, output_length, "")
-        self._named &= id is not None
+        self._named &= isinstance(id, str)
         row = Row(
             index=len(self.rows),
-            id=str(len(self.rows)) if id is None else id,
+            id=id if isinstance(id, str) else str(len(self.rows)),
             line=self.source.line,
             arrival_ns=time_ns,
             input_length=input_length,
             output_length=output_length,
+            session=session if isinstance(session, str) else None,
+            model=model if isinstance(model, str) else None,
             **further,
         )
         self.rows.append(row)

@@ -26,32 +26,36 @@ from dataclasses import fields
 from functools import cached_property
 from itertools import accumulate, chain
 from sys import maxsize
-from typing import NamedTuple, TypeVar, overload
+from typing import NamedTuple, TypeAlias, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh64_intdigest
 
 from kvsim.workload.chain import Chains
-from kvsim.workload.columns import Rows, column, hash_runs
 from kvsim.workload.streams import Piece, Span, block_spans, joined, span_pieces
 from kvsim.workload.trace import (
     HashContent,
     ParentContent,
     Row,
+    Rows,
     SegmentContent,
     TokenContent,
     Trace,
+    column,
+    hash_runs,
 )
 
+SpannedStream: TypeAlias = "SpanStream | TokenStream"
+"""A stream in which most keys follow from the key before."""
 IntT = TypeVar("IntT", int, NDArray[np.int64])
 _REGION = (1 << 24) + 0x9E3779
 """Width of the region of one row or segment. It exceeds the longest stream, and regions differ in
 their low bits too, which hash tables look at first."""
 _SEGMENTS = 1 << 57
 """First key of segments, above the keys of all hash ids."""
-_ENDLESS = (maxsize,)
-"""Where the one span of a stream without content ends."""
+_ALL_UNIQUE = ((maxsize,), ())
+"""The spans of a stream without content: one, which has no end."""
 _DIGESTS = 1 << 64
 """First key of digests, above all other keys."""
 _SALT = 0x9E3779B97F4A7C15F39D
@@ -91,16 +95,16 @@ class _HashSpans(NamedTuple):
     """Leading tokens of each row with hash ids that another row has, too."""
 
 
-class Streams(Sequence["SpanStream | TokenStream"]):
+class Streams(Sequence["SpannedStream"]):
     """Streams in the order of their rows. One that plain hash ids or nothing identifies is kept as
     numbers and made at each access, because those of a long trace would fill the memory."""
 
     def __init__(self, rows: int, lengths: array[int], unit: int, spans: _HashSpans) -> None:
         """`rows`: how many the trace has. `lengths`: of the prompts. `unit`: tokens per hash id."""
         self._rows, self._lengths, self._unit, self._spans = rows, lengths, unit, spans
-        self._made: dict[int, SpanStream | TokenStream] = {}
+        self._made: dict[int, SpannedStream] = {}
 
-    def put(self, index: int, stream: SpanStream | TokenStream) -> None:
+    def put(self, index: int, stream: SpannedStream) -> None:
         """Set the stream of a row that something else identifies."""
         self._made[index] = stream
 
@@ -112,7 +116,7 @@ class Streams(Sequence["SpanStream | TokenStream"]):
         some._made = made
         return some
 
-    def inherited(self, index: int, tokens: int) -> SpanStream | TokenStream:
+    def inherited(self, index: int, tokens: int) -> SpannedStream:
         """A stream, to begin another one with so many of its tokens."""
         stream = self._made.setdefault(index, self[index])
         stream.inherit(tokens)
@@ -138,12 +142,10 @@ class Streams(Sequence["SpanStream | TokenStream"]):
         return len(self._lengths)
 
     @overload
-    def __getitem__(self, index: int) -> SpanStream | TokenStream: ...
+    def __getitem__(self, index: int) -> SpannedStream: ...
     @overload
-    def __getitem__(self, index: slice) -> list[SpanStream | TokenStream]: ...
-    def __getitem__(
-        self, index: int | slice
-    ) -> SpanStream | TokenStream | list[SpanStream | TokenStream]:
+    def __getitem__(self, index: slice) -> list[SpannedStream]: ...
+    def __getitem__(self, index: int | slice) -> SpannedStream | list[SpannedStream]:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
         if index < 0:
@@ -158,8 +160,7 @@ class Streams(Sequence["SpanStream | TokenStream"]):
             index,
             self._rows,
             self._lengths[index],
-            stops[first:last],
-            offsets[first:last],
+            (stops[first:last], offsets[first:last]),
             salt=salt,
             unit=self._unit if last - first > 1 else 1,
             shared=None if salt else shared[index],
@@ -194,17 +195,18 @@ class SpanStream:
         row: int,
         rows: int,
         input_length: int,
-        stops: Sequence[int] = _ENDLESS,
-        offsets: Sequence[int] = (),
+        spans: tuple[Sequence[int], Sequence[int]] = _ALL_UNIQUE,
         *,
-        base: SpanStream | TokenStream | None = None,
-        keep: int = 0,
+        begin: tuple[SpannedStream | None, int] = (None, 0),
         salt: int = 0,
         unit: int = 1,
         shared: int | None = None,
     ) -> None:
-        """`stops`, `offsets`: of each span; the last is in the region of the row and has no end.
-        `shared`: tokens before that one that other streams have; None: maybe all."""
+        """`spans`: stops and offsets; the last is in the region of the row and has no end. `begin`:
+        `base`, `keep`. `shared`: tokens before the last span that other streams have; None: maybe
+        all."""
+        stops, offsets = spans
+        base, keep = begin
         self._unit = unit
         """Tokens per hash id; the keys of one id begin at a multiple of it."""
         self._row = row
@@ -236,7 +238,7 @@ class SpanStream:
             return block_spans(0, maxsize, block_size, self._stops, self._offsets, self.salt)
         found: list[Span] = []
         last = maxsize
-        stream: SpanStream | TokenStream | None = self
+        stream: SpannedStream | None = self
         while isinstance(stream, SpanStream) and last:
             own = stream._keep // block_size
             if own < last:
@@ -259,7 +261,7 @@ class SpanStream:
     def content_keys(self, first: int, last: int, block_size: int) -> list[int]:
         """Keys of the blocks `first .. last - 1` of `block_size` tokens, without the salt."""
         parts: list[list[int]] = []
-        stream: SpanStream | TokenStream | None = self
+        stream: SpannedStream | None = self
         while isinstance(stream, SpanStream) and first < last:
             own = max(first, stream._keep // block_size)
             if own < last:
@@ -273,7 +275,7 @@ class SpanStream:
     def pieces(self, length: int) -> list[Piece]:
         """The first `length` tokens, in order."""
         parts: list[list[Piece]] = []
-        stream: SpanStream | TokenStream | None = self
+        stream: SpannedStream | None = self
         while isinstance(stream, SpanStream) and length > 0:
             if stream._keep < length:
                 parts.append(span_pieces(stream._keep, length, stream._stops, stream._offsets))
@@ -503,9 +505,11 @@ class _Builder:
 
     def add(self, row: Row) -> None:
         """Set the stream of the next row."""
-        salt = -_SALT * self._salts.setdefault(_salt_of(row), len(self._salts))
+        # An adapter keeps rows of equal content apart: it computes other KV.
+        apart = (row.lora, row.salt) if row.lora else row.salt
+        salt = -_SALT * self._salts.setdefault(apart, len(self._salts))
         index, rows, length = row.index, self._rows, row.input_length
-        stream: SpanStream | TokenStream
+        stream: SpannedStream
         match row.content:
             case None | HashContent():
                 if not salt:
@@ -516,13 +520,11 @@ class _Builder:
                     prompt, output or (), row=index, rows=rows, salt=salt, numbers=self._numbers
                 )
             case ParentContent(parent, keep):
-                base = self._streams.inherited(parent, keep)
-                stream = SpanStream(
-                    index, rows, length, base=base, keep=keep, salt=salt, unit=self._unit
-                )
+                begin = (self._streams.inherited(parent, keep), keep)
+                stream = SpanStream(index, rows, length, begin=begin, salt=salt, unit=self._unit)
             case SegmentContent():
                 spans = self._segment_spans(row, row.content)
-                stream = SpanStream(index, rows, length, *spans, salt=salt)
+                stream = SpanStream(index, rows, length, spans, salt=salt)
         self._streams.put(index, stream)
 
     def _segment_spans(self, row: Row, content: SegmentContent) -> tuple[list[int], list[int]]:
@@ -541,16 +543,10 @@ def _unique_offset(row: IntT) -> IntT:
 
 
 def _sample_of(
-    base: SpanStream | TokenStream, index: int, row: int, rows: int, input_length: int, salt: int
+    base: SpannedStream, index: int, row: int, rows: int, input_length: int, salt: int
 ) -> SpanStream:
-    return SpanStream(
-        row + index * rows, rows, input_length, base=base, keep=input_length, salt=salt
-    )
-
-
-def _salt_of(row: Row) -> str | tuple[str, str | None] | None:
-    """What keeps a row apart from others of equal content: its adapter computes other KV."""
-    return (row.lora, row.salt) if row.lora else row.salt
+    begin = (base, input_length)
+    return SpanStream(row + index * rows, rows, input_length, begin=begin, salt=salt)
 
 
 def _salted(keys: list[int], salt: int) -> list[int]:

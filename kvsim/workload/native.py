@@ -14,28 +14,26 @@ form of a line.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 from kvsim.errors import TraceError, nearest
-from kvsim.workload import chain
-from kvsim.workload.gather import RowRules
-from kvsim.workload.source import (
-    MAX_TOKENS,
-    NS_PER_S,
-    Head,
-    Source,
+from kvsim.workload.chain import first_conflict
+from kvsim.workload.gather import (
+    RowRules,
+    check_total,
     identifier,
     integer,
     integers,
     mapping,
     nanoseconds,
-    parse,
-    shown,
     string,
 )
+from kvsim.workload.source import MAX_TOKENS, NS_PER_S, Source, parse, shown
 from kvsim.workload.trace import (
     MAX_ID,
+    MAX_TOKEN_ID,
     Content,
     HashContent,
     ParentContent,
@@ -50,7 +48,6 @@ from kvsim.workload.trace import (
 )
 from kvsim.writing import write_lines
 
-_MAX_TOKEN_ID = (1 << 63) - 1
 _FORMS = ("hash_ids", "hash_runs", "tokens", "prefix", "parent")
 _ADDITIONS = {
     "output_hash_ids": ("hash_ids", "hash_runs"),
@@ -62,128 +59,8 @@ _ADDITIONS = {
 CONTENT_KEYS = frozenset(_FORMS) | _ADDITIONS.keys()
 
 
-class ContentReader:
-    """Reads and checks what the rows of a native file say about their tokens.
-
-    `index_of` gives the index of each earlier row's id; it grows with the trace.
-    """
-
-    def __init__(self, source: Source, trace: Trace, index_of: Mapping[str, int]) -> None:
-        self._source = source
-        self._trace = trace
-        self._index_of = index_of
-
-    def read(self, table: dict[str, Any], input_length: int, output_length: int) -> Content | None:
-        """The content of the row `table`; None if its tokens are unique. Raises `TraceError`."""
-        if CONTENT_KEYS.isdisjoint(table):
-            return None
-        found = [key for key in _FORMS if key in table]
-        if len(found) > 1:
-            raise self._source.error(f"there is also {found[1]}; keep one of them", found[0])
-        for key, forms in _ADDITIONS.items():
-            if key in table and not any(form in found for form in forms):
-                raise self._source.error(f"without {' or '.join(forms)}; add it or drop this", key)
-        match found[0]:
-            case "tokens":
-                return self._tokens(table, input_length, output_length)
-            case "prefix":
-                return self._segments(table, input_length)
-            case "parent":
-                return self._parent(table, input_length)
-        return self._hashes(table, found[0], input_length, output_length)
-
-    def _hashes(
-        self, table: dict[str, Any], key: str, input_length: int, output_length: int
-    ) -> HashContent:
-        size = self._trace.block_size
-        if size is None:
-            what = "the header has no block_size; add block_size, hash_kind and partial_hash to it"
-            raise self._source.error(what, key)
-        prompt = self._ids(table, "hash_ids", "hash_runs")
-        full, tail = divmod(input_length, size)
-        partial = bool(self._trace.partial_hash and tail)
-        if total(prompt) != full + partial:
-            rule = "ceil" if self._trace.partial_hash else "floor"
-            expected = f"{full + partial} = {rule}({input_length}/{size})"
-            what = f"{total(prompt)} ids, expected {expected}; fix the ids"
-            raise self._source.error(what, key)
-        output = self._ids(table, "output_hash_ids", "output_hash_runs")
-        key = "output_hash_ids" if "output_hash_ids" in table else "output_hash_runs"
-        if output and partial:
-            what = "the block they begin with is partial and has an id already; drop them"
-            raise self._source.error(what, key)
-        most = (input_length + output_length) // size - full
-        if total(output) > most:
-            what = f"{total(output)} ids, but the output completes {most} blocks; drop the rest"
-            raise self._source.error(what, key)
-        return HashContent(prompt, output)
-
-    def _ids(self, table: dict[str, Any], ids_key: str, runs_key: str) -> Runs:
-        if ids_key in table and runs_key in table:
-            raise self._source.error(f"there is also {runs_key}; keep one of them", ids_key)
-        if ids_key in table:
-            return collapse(integers(self._source, table, ids_key, MAX_ID))
-        runs = table.get(runs_key, [])
-        if not isinstance(runs, list):
-            raise self._source.error(
-                f"{shown(runs)} is not a list of [start, count]; give one", runs_key
-            )
-        for run in runs:
-            if not _is_run(run):
-                what = f"{shown(run)} is not [start, count] with count >= 1 and ids 0 .. 2**64 - 1"
-                raise self._source.error(f"{what}; fix it", runs_key)
-        return merge(runs)
-
-    def _tokens(self, table: dict[str, Any], input_length: int, output_length: int) -> TokenContent:
-        def tokens(key: str, length_key: str, length: int) -> tuple[int, ...]:
-            values = integers(self._source, table, key, _MAX_TOKEN_ID)
-            if len(values) != length:
-                what = f"{len(values)} tokens, but {length_key} is {length}; fix one of them"
-                raise self._source.error(what, key)
-            return tuple(values)
-
-        prompt = tokens("tokens", "input_length", input_length)
-        if "output_tokens" not in table:
-            return TokenContent(prompt)
-        return TokenContent(prompt, tokens("output_tokens", "output_length", output_length))
-
-    def _segments(self, table: dict[str, Any], input_length: int) -> SegmentContent:
-        segments = table["prefix"]
-        if not isinstance(segments, list):
-            raise self._source.error(
-                f"{shown(segments)} is not a list of [name, length]; give one", "prefix"
-            )
-        for segment in segments:
-            if not _is_segment(segment):
-                what = f"{shown(segment)} is not [name, length] with length >= 1; fix it"
-                raise self._source.error(what, "prefix")
-            string(self._source, {"prefix": segment[0]}, "prefix")
-        length = sum(length for _, length in segments)
-        if length > input_length:
-            what = f"{length} tokens, but input_length is {input_length}; shorten the segments"
-            raise self._source.error(what, "prefix")
-        return SegmentContent(tuple((name, length) for name, length in segments))
-
-    def _parent(self, table: dict[str, Any], input_length: int) -> ParentContent:
-        index = earlier_row(self._source, self._index_of, table, "parent")
-        parent = self._trace.rows[index]
-        length = parent.input_length + parent.output_length
-        if "keep" not in table:
-            if length > input_length:
-                what = f"its stream has {length} tokens, but input_length is {input_length}"
-                raise self._source.error(f"{what}; give keep", "parent")
-            return ParentContent(index, length)
-        keep = integer(self._source, table, "keep", 0)
-        if keep > min(length, input_length):
-            what = (
-                f"{keep} is above the parent's stream ({length}) or input_length ({input_length})"
-            )
-            raise self._source.error(f"{what}; give less", "keep")
-        return ParentContent(index, keep)
-
-
 def content_table(row: Row, trace: Trace) -> dict[str, Any]:
-    """The keys of a row that `ContentReader` reads."""
+    """The keys of a row that say what its tokens are."""
     match row.content:
         case HashContent(prompt, output):
             table: dict[str, Any] = {"hash_runs": prompt}
@@ -241,17 +118,6 @@ OWN = "x_"
 """What keys of the user's own begin with."""
 _HASH_KEYS = ("block_size", "hash_kind", "partial_hash")
 _HEADER_KEYS = frozenset({"kvsim_trace", *_HASH_KEYS, "hash_scope", "model", "origin", "source"})
-_ROW_KEYS = frozenset(
-    {"id", "session", "turn", "arrival_s", "after", "delay_s", "input_length", "output_length"}
-    | {"scope", "salt", "model", "priority", "deadline_s", "tags", "observed"}
-    | {"max_new_tokens", "ignore_eos", "lora", "abort_after_s", "accepted_drafts"}
-    | CONTENT_KEYS
-)
-
-
-def recognises(head: Head) -> bool:
-    """Whether the first line is a header of this format."""
-    return "kvsim_trace" in head.keys
 
 
 def read(source: Source) -> Trace:
@@ -331,7 +197,7 @@ def _check_whole(source: Source, trace: Trace) -> None:
     """Refuse what only shows when all rows are read."""
     if not trace.rows:
         raise source.error("no requests after the header; add one request per line")
-    conflict = chain.first_conflict(trace) if trace.hash_kind == "prefix" else None
+    conflict = first_conflict(trace) if trace.hash_kind == "prefix" else None
     if conflict is not None:
         row, what = conflict
         what = f'{what}; fix the ids or declare hash_kind "content"'
@@ -398,7 +264,6 @@ class _RowReader:
         self._trace = trace
         self._model = model
         self._rules = RowRules(source)
-        self._contents = ContentReader(source, trace, self._rules.index_of)
         trace.rows = self._rules.rows
 
     def add(self, table: dict[str, Any]) -> None:
@@ -407,19 +272,12 @@ class _RowReader:
         row = self.prompt(table, len(self._trace.rows))
         row.after, row.delay_ns = self._after(table)
         row.id = self._rules.id(table, "id")
-        row.arrival_ns = self._rules.ordered_arrival(table, "arrival_s", NS_PER_S)
-        row.session = string(source, table, "session")
-        row.turn = integer(source, table, "turn", 0) if "turn" in table else None
+        row.arrival_ns = self._rules.arrival(table, "arrival_s", NS_PER_S, ordered=True)
         row.model = string(source, table, "model") if "model" in table else self._model
-        row.priority = _priority(source, table)
-        row.deadline_ns = _time(source, table, "deadline_s")
-        row.max_new_tokens = _announced(source, table, row.output_length)
-        row.ignore_eos = bool(_choice(source, table, "ignore_eos", (True, False)))
-        row.lora = string(source, table, "lora") or None if "lora" in table else None
-        row.abort_after_ns = _time(source, table, "abort_after_s")
-        row.accepted_drafts = _accepted(source, table)
-        row.tags = mapping(source, table, "tags")
-        row.observed = mapping(source, table, "observed")
+        for key, (attribute, read, _) in _KEYS.items():
+            if key in table:
+                setattr(row, attribute, read(source, table, key))
+        _announce(source, row)
         self._rules.append(row)
 
     def prompt(self, table: dict[str, Any], index: int) -> Row:
@@ -428,8 +286,8 @@ class _RowReader:
         extra = _own(source, table, _ROW_KEYS)
         input_length = integer(source, table, "input_length", 1)
         output_length = integer(source, table, "output_length", 1)
-        self._rules.check_total(input_length, output_length, "input_length")
-        content = self._contents.read(table, input_length, output_length)
+        check_total(source, input_length, output_length, "input_length")
+        content = self._content(table, input_length, output_length)
         scope, salt = self._scope(table, content), string(source, table, "salt")
         return Row(
             *(index, str(index), source.line, None, input_length, output_length, content),
@@ -444,7 +302,7 @@ class _RowReader:
                 raise self._source.error("without after; add after or drop it", "delay_s")
             return -1, 0
         after = earlier_row(self._source, self._rules.index_of, table, "after")
-        return after, _time(self._source, table, "delay_s") or 0
+        return after, _time(self._source, table, "delay_s") if "delay_s" in table else 0
 
     def _scope(self, table: dict[str, Any], content: Content | None) -> str | None:
         by_session = self._trace.hash_scope == "session" and isinstance(content, HashContent)
@@ -455,36 +313,182 @@ class _RowReader:
         what = 'missing; with hash_scope "session" a row with hash ids needs a scope or a session'
         raise self._source.error(what, "scope")
 
+    def _content(
+        self, table: dict[str, Any], input_length: int, output_length: int
+    ) -> Content | None:
+        """The content of the row `table`; None if its tokens are unique. Raises `TraceError`."""
+        if CONTENT_KEYS.isdisjoint(table):
+            return None
+        found = [key for key in _FORMS if key in table]
+        if len(found) > 1:
+            raise self._source.error(f"there is also {found[1]}; keep one of them", found[0])
+        for key, forms in _ADDITIONS.items():
+            if key in table and not any(form in found for form in forms):
+                raise self._source.error(f"without {' or '.join(forms)}; add it or drop this", key)
+        match found[0]:
+            case "tokens":
+                return self._tokens(table, input_length, output_length)
+            case "prefix":
+                return self._segments(table, input_length)
+            case "parent":
+                return self._parent(table, input_length)
+        return self._hashes(table, found[0], input_length, output_length)
 
-def _time(source: Source, table: dict[str, Any], key: str) -> int | None:
-    return nanoseconds(source, table, key, NS_PER_S) if key in table else None
+    def _hashes(
+        self, table: dict[str, Any], key: str, input_length: int, output_length: int
+    ) -> HashContent:
+        size = self._trace.block_size
+        if size is None:
+            what = "the header has no block_size; add block_size, hash_kind and partial_hash to it"
+            raise self._source.error(what, key)
+        prompt = self._ids(table, "hash_ids", "hash_runs")
+        full, tail = divmod(input_length, size)
+        partial = bool(self._trace.partial_hash and tail)
+        if total(prompt) != full + partial:
+            rule = "ceil" if self._trace.partial_hash else "floor"
+            expected = f"{full + partial} = {rule}({input_length}/{size})"
+            what = f"{total(prompt)} ids, expected {expected}; fix the ids"
+            raise self._source.error(what, key)
+        output = self._ids(table, "output_hash_ids", "output_hash_runs")
+        key = "output_hash_ids" if "output_hash_ids" in table else "output_hash_runs"
+        if output and partial:
+            what = "the block they begin with is partial and has an id already; drop them"
+            raise self._source.error(what, key)
+        most = (input_length + output_length) // size - full
+        if total(output) > most:
+            what = f"{total(output)} ids, but the output completes {most} blocks; drop the rest"
+            raise self._source.error(what, key)
+        return HashContent(prompt, output)
+
+    def _ids(self, table: dict[str, Any], ids_key: str, runs_key: str) -> Runs:
+        if ids_key in table and runs_key in table:
+            raise self._source.error(f"there is also {runs_key}; keep one of them", ids_key)
+        if ids_key in table:
+            return collapse(integers(self._source, table, ids_key, MAX_ID))
+        runs = table.get(runs_key, [])
+        if not isinstance(runs, list):
+            raise self._source.error(
+                f"{shown(runs)} is not a list of [start, count]; give one", runs_key
+            )
+        for run in runs:
+            if not _is_run(run):
+                what = f"{shown(run)} is not [start, count] with count >= 1 and ids 0 .. 2**64 - 1"
+                raise self._source.error(f"{what}; fix it", runs_key)
+        return merge(runs)
+
+    def _tokens(self, table: dict[str, Any], input_length: int, output_length: int) -> TokenContent:
+        def tokens(key: str, length_key: str, length: int) -> tuple[int, ...]:
+            values = integers(self._source, table, key, MAX_TOKEN_ID)
+            if len(values) != length:
+                what = f"{len(values)} tokens, but {length_key} is {length}; fix one of them"
+                raise self._source.error(what, key)
+            return tuple(values)
+
+        prompt = tokens("tokens", "input_length", input_length)
+        if "output_tokens" not in table:
+            return TokenContent(prompt)
+        return TokenContent(prompt, tokens("output_tokens", "output_length", output_length))
+
+    def _segments(self, table: dict[str, Any], input_length: int) -> SegmentContent:
+        segments = table["prefix"]
+        if not isinstance(segments, list):
+            raise self._source.error(
+                f"{shown(segments)} is not a list of [name, length]; give one", "prefix"
+            )
+        for segment in segments:
+            if not _is_segment(segment):
+                what = f"{shown(segment)} is not [name, length] with length >= 1; fix it"
+                raise self._source.error(what, "prefix")
+            string(self._source, {"prefix": segment[0]}, "prefix")
+        length = sum(length for _, length in segments)
+        if length > input_length:
+            what = f"{length} tokens, but input_length is {input_length}; shorten the segments"
+            raise self._source.error(what, "prefix")
+        return SegmentContent(tuple((name, length) for name, length in segments))
+
+    def _parent(self, table: dict[str, Any], input_length: int) -> ParentContent:
+        index = earlier_row(self._source, self._rules.index_of, table, "parent")
+        parent = self._rules.rows[index]
+        length = parent.input_length + parent.output_length
+        if "keep" not in table:
+            if length > input_length:
+                what = f"its stream has {length} tokens, but input_length is {input_length}"
+                raise self._source.error(f"{what}; give keep", "parent")
+            return ParentContent(index, length)
+        keep = integer(self._source, table, "keep", 0)
+        if keep > min(length, input_length):
+            what = (
+                f"{keep} is above the parent's stream ({length}) or input_length ({input_length})"
+            )
+            raise self._source.error(f"{what}; give less", "keep")
+        return ParentContent(index, keep)
 
 
-def _priority(source: Source, table: dict[str, Any]) -> int:
-    value = table.get("priority", 0)
+def _announce(source: Source, row: Row) -> None:
+    """An output that goes on to `max_new_tokens` has its length; no other one exceeds it."""
+    if row.max_new_tokens is None:
+        row.max_new_tokens = row.output_length if row.ignore_eos else None
+        return
+    most, length = row.max_new_tokens, row.output_length
+    if most < length or (row.ignore_eos and most != length):
+        what = f"{most}, but output_length is {length}; fix one of them"
+        raise source.error(what, "max_new_tokens")
+
+
+def _time(source: Source, table: dict[str, Any], key: str) -> int:
+    return nanoseconds(source, table, key, NS_PER_S)
+
+
+def _seconds(time_ns: int | None) -> float | None:
+    """Seconds as the shortest number that `read` turns into the same nanoseconds."""
+    return None if time_ns is None else time_ns / NS_PER_S
+
+
+def _priority(source: Source, table: dict[str, Any], key: str) -> int:
+    value = table[key]
     if type(value) is not int or not -(2**31) <= value < 2**31:
-        raise source.error(f"{shown(value)} is not an integer of 32 bits; give one", "priority")
+        raise source.error(f"{shown(value)} is not an integer of 32 bits; give one", key)
     return value
 
 
-def _announced(source: Source, table: dict[str, Any], output_length: int) -> int | None:
-    """`max_new_tokens`; an output that goes on to it has its length."""
-    if "max_new_tokens" not in table:
-        return output_length if table.get("ignore_eos") is True else None
-    most = integer(source, table, "max_new_tokens", 1)
-    if most < output_length or (table.get("ignore_eos") is True and most != output_length):
-        what = f"{most}, but output_length is {output_length}; fix one of them"
-        raise source.error(what, "max_new_tokens")
-    return most
-
-
-def _accepted(source: Source, table: dict[str, Any]) -> tuple[int, ...]:
-    if "accepted_drafts" not in table:
-        return ()
-    found = tuple(integers(source, table, "accepted_drafts", MAX_TOKENS))
+def _accepted(source: Source, table: dict[str, Any], key: str) -> tuple[int, ...]:
+    found = tuple(integers(source, table, key, MAX_TOKENS))
     if not found:
-        raise source.error("is empty; give one number a step, or leave it out", "accepted_drafts")
+        raise source.error("is empty; give one number a step, or leave it out", key)
     return found
+
+
+class _Key(NamedTuple):
+    """A key of a row that says one attribute of it, whatever the other keys are."""
+
+    attribute: str
+    read: Callable[[Source, dict[str, Any], str], Any]
+    """The attribute that a table with this key says."""
+    write: Callable[[Any], Any] = lambda value: value
+    """What a file says of the attribute; None: nothing."""
+
+
+_KEYS = {
+    "session": _Key("session", string),
+    "turn": _Key("turn", partial(integer, low=0)),
+    "priority": _Key("priority", _priority, lambda value: value or None),
+    "deadline_s": _Key("deadline_ns", _time, _seconds),
+    "max_new_tokens": _Key("max_new_tokens", partial(integer, low=1)),
+    "ignore_eos": _Key(
+        "ignore_eos", partial(_choice, choices=(True, False)), lambda value: value or None
+    ),
+    "lora": _Key("lora", lambda *key: string(*key) or None),
+    "abort_after_s": _Key("abort_after_ns", _time, _seconds),
+    "accepted_drafts": _Key("accepted_drafts", _accepted, lambda value: list(value) or None),
+    "tags": _Key("tags", mapping),
+    "observed": _Key("observed", mapping),
+}
+_ROW_KEYS = frozenset(
+    {"id", "arrival_s", "after", "delay_s", "input_length", "output_length"}
+    | {"scope", "salt", "model"}
+    | CONTENT_KEYS
+    | _KEYS.keys()
+)
 
 
 def _header_table(trace: Trace) -> dict[str, Any]:
@@ -501,40 +505,24 @@ def _header_table(trace: Trace) -> dict[str, Any]:
 
 
 def _row_table(row: Row, trace: Trace, shared_model: str | None) -> dict[str, Any]:
+    by_session = trace.hash_scope == "session" and isinstance(row.content, HashContent)
+    said = {key: write(getattr(row, name)) for key, (name, _, write) in _KEYS.items()}
     optional = {
-        "session": row.session,
-        "turn": row.turn,
+        "session": said.pop("session"),
+        "turn": said.pop("turn"),
         "arrival_s": _seconds(row.arrival_ns),
         "after": written_id(trace.rows[row.after]) if row.after >= 0 else None,
         "delay_s": _seconds(row.delay_ns or None),
         "input_length": row.input_length,
         "output_length": row.output_length,
-        "scope": None if _scope_is_session(row, trace) else row.scope,
+        "scope": None if by_session and row.scope == row.session else row.scope,
         "salt": row.salt,
         **content_table(row, trace),
         "model": None if row.model == shared_model else row.model,
-        "priority": row.priority or None,
-        "deadline_s": _seconds(row.deadline_ns),
-        "max_new_tokens": row.max_new_tokens,
-        "ignore_eos": row.ignore_eos or None,
-        "lora": row.lora,
-        "abort_after_s": _seconds(row.abort_after_ns),
-        "accepted_drafts": list(row.accepted_drafts) or None,
-        "tags": row.tags,
-        "observed": row.observed,
+        **said,
         **{OWN + name: value for name, value in (row.extra or {}).items()},
     }
     return {key: value for key, value in optional.items() if value is not None}
-
-
-def _scope_is_session(row: Row, trace: Trace) -> bool:
-    by_session = trace.hash_scope == "session" and isinstance(row.content, HashContent)
-    return by_session and row.scope == row.session
-
-
-def _seconds(time_ns: int | None) -> float | None:
-    """Seconds as the shortest number that `read` turns into the same nanoseconds."""
-    return None if time_ns is None else time_ns / NS_PER_S
 
 
 def _shared_model(trace: Trace) -> str | None:
@@ -542,5 +530,4 @@ def _shared_model(trace: Trace) -> str | None:
     return models.pop() if len(models) == 1 else None
 
 
-def _text(table: dict[str, Any]) -> str:
-    return json.dumps(table, separators=(",", ":"), allow_nan=False)
+_text = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode

@@ -1,4 +1,5 @@
-"""Reads a trace file as a stream of clean lines, and reports where and why it is faulty."""
+"""Reads a trace file as a stream of clean lines, or as one JSON document, and reports where and why
+it is faulty."""
 
 from __future__ import annotations
 
@@ -11,11 +12,9 @@ import os
 import re
 import zlib
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Collection, Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from decimal import Decimal, InvalidOperation
-from functools import lru_cache, partial
+from functools import partial
 from itertools import filterfalse, islice
 from typing import Any, NoReturn
 
@@ -24,6 +23,7 @@ from kvsim.settings import limits
 
 MAX_TOKENS = (1 << 24) - 1
 """Most tokens of one request, prompt and output together."""
+NS_PER_S = 1_000_000_000
 MAX_NS = 1 << 62
 """Times stay below this (146 years), so that they fit into 64 bits with room for a run."""
 
@@ -252,6 +252,11 @@ def parse(source: Source, text: str) -> dict[str, Any]:
     return value
 
 
+def tables(source: Source) -> Iterator[dict[str, Any]]:
+    """The JSON object of each line (`parse`)."""
+    return (parse(source, line) for line in source.lines())
+
+
 def _plain(text: str) -> dict[str, Any] | None:
     """The object, if its quotation marks are those of its keys and texts: then no key is there
     twice, at any depth. None where a closer look is needed."""
@@ -323,87 +328,6 @@ def _kind(value: object) -> str:
     return names.get(type(value), "number")
 
 
-_MISSING = object()
-
-
-def integer(
-    source: Source, table: dict[str, Any], key: str, low: int, high: int = MAX_TOKENS
-) -> int:
-    """`table[key]`, an integer in `low .. high` (not `true`, not `512.0`)."""
-    value = table.get(key, _MISSING)
-    if type(value) is int and low <= value <= high:
-        return value
-    if value is _MISSING:
-        raise source.error(f"missing; give an integer >= {low}", key)
-    if type(value) is int and value > high:
-        raise source.error(f"{shown(value)} is above {high}; give less", key)
-    raise source.error(f"{shown(value)} is not an integer >= {low}; give one", key)
-
-
-def integers(source: Source, table: dict[str, Any], key: str, high: int) -> list[int]:
-    """`table[key]`, a list of integers in `0 .. high`."""
-    values = table[key]
-    if not isinstance(values, list):
-        raise source.error(f"{shown(values)} is not a list of integers; give one", key)
-    if not all_whole(values, 0, high):
-        bad = next(v for v in values if type(v) is not int or not 0 <= v <= high)
-        raise source.error(f"{shown(bad)} is not an integer in 0 .. {high}; give one", key)
-    return values
-
-
-def all_whole(values: Collection[Any], low: int, high: int) -> bool:
-    """Whether all values are integers in `low .. high` (not `true`, not `512.0`)."""
-    if not values:
-        return True
-    return set(map(type, values)) == {int} and low <= min(values) and max(values) <= high
-
-
-def nanoseconds(source: Source, table: dict[str, Any], key: str, unit_ns: int) -> int:
-    """`table[key]`, a number >= 0 of units of `unit_ns`, rounded to whole nanoseconds."""
-    value = table[key]
-    if type(value) is not int and type(value) is not float:
-        raise source.error(f"{shown(value)} is not a number >= 0; give one", key)
-    if value < 0:
-        raise source.error(f"{shown(value)} is negative; count from the start of the trace", key)
-    if value * unit_ns >= MAX_NS:
-        raise source.error(f"{shown(value)} is too large; subtract the first time", key)
-    return round(value * unit_ns)
-
-
-def string(source: Source, table: dict[str, Any], key: str) -> str | None:
-    """`table[key]`, a string without lone surrogates; None if the key is absent."""
-    value = table.get(key, _MISSING)
-    if value is _MISSING:
-        return None
-    if type(value) is not str:
-        raise source.error(f"{shown(value)} is not a string; put it in quotes", key)
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise source.error(f"{shown(value)} holds half a surrogate pair; fix it", key) from None
-    return value
-
-
-def identifier(source: Source, table: dict[str, Any], key: str) -> str:
-    """`table[key]`, a string or an integer, as text."""
-    value = table[key]
-    if type(value) is int:
-        return str(value)
-    if type(value) is not str:
-        raise source.error(f"{shown(value)} is not a string or an integer; give one", key)
-    return string(source, table, key) or ""
-
-
-def mapping(source: Source, table: dict[str, Any], key: str) -> dict[str, Any] | None:
-    """`table[key]`, an object; None if the key is absent."""
-    value = table.get(key, _MISSING)
-    if value is _MISSING:
-        return None
-    if not isinstance(value, dict):
-        raise source.error(f"{shown(value)} is not an object; give one", key)
-    return value
-
-
 PARQUET = "PAR1"
 """The first four bytes of a Parquet file."""
 _KEY = re.compile(r'"([^"\\]+)"\s*:')
@@ -420,7 +344,7 @@ class Head:
     """Keys of the first JSON object; empty if the file does not begin with JSON. If that object
     spans lines or is damaged: all keys in `text`, inner ones too. The value of `schema` is one."""
     columns: tuple[str, ...]
-    """Cells of the first line, if the file does not begin with JSON."""
+    """Cells of the first line without quotes, if the file does not begin with JSON."""
 
     @property
     def is_json(self) -> bool:
@@ -432,11 +356,6 @@ class Head:
         """Whether this is a Parquet file."""
         return self.text.startswith(PARQUET)
 
-    @property
-    def is_blank(self) -> bool:
-        """Whether there is nothing, or nothing but white space."""
-        return not self.text.strip()
-
 
 def look(source: Source) -> Head:
     """The head of a file, of which nothing is read."""
@@ -444,12 +363,8 @@ def look(source: Source) -> Head:
     first = next((line for line in text.splitlines() if line.strip()), "")
     if text.lstrip()[:1] in ("{", "["):
         return Head(text, _keys(first, text), ())
-    return Head(text, frozenset(), split_header(first))
-
-
-def split_header(line: str) -> tuple[str, ...]:
-    """The column names in the first line of a CSV file, without quotes around them."""
-    return tuple(cell.strip().strip('"') for cell in line.split(separator_of(line)))
+    cells = first.split(separator_of(first))
+    return Head(text, frozenset(), tuple(cell.strip().strip('"') for cell in cells))
 
 
 def separator_of(header: str) -> str:
@@ -468,63 +383,91 @@ def _keys(first: str, text: str) -> Set[str]:
     return {*table, schema} if isinstance(schema, str) else table.keys()
 
 
-NS_PER_S = 1_000_000_000
-_TIME = re.compile(
-    r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?", re.ASCII
-)
+MAX_BYTES = 1 << 30
+"""A larger document, or element of a streamed list, is refused: it would fill the memory."""
+_SPACE = " \t\r\n"
 
 
-def tokens(source: Source, field: str, value: object, low: int = 1) -> int:
-    """A number of tokens >= `low`: an integer, also as text or as `512.0`."""
-    number = value
-    if type(value) is float and value.is_integer():
-        number = int(value)
-    elif isinstance(value, str):
-        text = value.strip().removesuffix(".0")
-        digits = text.removeprefix("-")
-        if digits.isascii() and digits.isdecimal() and len(digits) <= 18:
-            number = int(text)
-    if type(number) is not int or number < low:
-        remedy = "leave failed requests out" if value == "" else "fix it"
-        raise source.error(f"{shown(value)} is not an integer >= {low}; {remedy}", field)
-    if number > MAX_TOKENS:
-        raise source.error(f"{shown(value)} is above {MAX_TOKENS}; give less", field)
-    return number
+def read_objects(source: Source) -> list[dict[str, Any]]:
+    """The JSON objects of a file, usually one. Raises `TraceError`."""
+    text = _whole(source)
+    found: list[dict[str, Any]] = []
+    at = _skip(text, 0)
+    while at < len(text):
+        try:
+            value, at = decode(source, text, at)
+        except json.JSONDecodeError as error:
+            what = f"not JSON: {error.msg} at column {error.colno}; write the file again"
+            raise source.error(what, line=error.lineno) from None
+        if not isinstance(value, dict):
+            raise source.error("not a JSON object; give the file as its tool wrote it", line=0)
+        found.append(value)
+        at = _skip(text, at)
+    return found
 
 
-def instant(source: Source, field: str, value: object, unit_ns: int) -> int:
-    """A time in nanoseconds, of a number of units of `unit_ns`, also as text; exact."""
-    try:
-        number = Decimal(value) if isinstance(value, (int, str)) else Decimal(repr(value))
-    except (InvalidOperation, ValueError):
-        number = Decimal("NaN")
-    if isinstance(value, bool) or not number.is_finite():
-        raise source.error(f"{shown(value)} is not a number; give one", field)
-    if number.copy_abs() > (MAX_NS - 1) // unit_ns:
-        what = f"{shown(value)} is too large for a time; is the unit right? fix it"
-        raise source.error(what, field)
-    return round(number * unit_ns)
+def read_elements(source: Source) -> Iterator[Any]:
+    """The elements of a file that is one JSON list, one by one; the list is never held whole."""
+    texts = source.texts()
+    rest = next(texts).lstrip(_SPACE)
+    if not rest.startswith("["):
+        raise source.error("not a JSON list; give the file as its tool wrote it", line=0)
+    rest, wants_comma, number = rest[1:], False, 0
+    while True:
+        rest = rest.lstrip(_SPACE)
+        if rest.startswith("]"):
+            _check_end(source, rest[1:], texts)
+            return
+        if wants_comma and rest.startswith(","):
+            rest, wants_comma = rest[1:].lstrip(_SPACE), False
+        try:
+            if wants_comma and rest:
+                raise json.JSONDecodeError("Expecting ',' delimiter", rest, 0)
+            value, end = decode(source, rest)
+            if end == len(rest):
+                raise json.JSONDecodeError("Unfinished", rest, end)
+        except json.JSONDecodeError as error:
+            if not (more := _more(source, texts, len(rest))):
+                where = f"element {number}"
+                raise source.error(
+                    f"not JSON: {error.msg}; write the file again", where, 0
+                ) from None
+            rest += more
+            continue
+        rest, wants_comma, number = rest[end:], True, number + 1
+        yield value
 
 
-def date(source: Source, field: str, text: str) -> int:
-    """Nanoseconds since 1970 of a date, exact to nine decimals; without a zone: UTC."""
-    match = _TIME.fullmatch(text.strip())
-    if match is None:
-        what = f"{shown(text)} is not a time YYYY-MM-DD HH:MM:SS.fffffff"
-        raise source.error(f"{what}; fix it", field)
-    second, fraction, zone = match.groups()
-    try:
-        return _second(second, zone or "") * NS_PER_S + int((fraction or "0").ljust(9, "0"))
-    except (ValueError, OverflowError):
-        raise source.error(f"{shown(text)} is not a date; fix it", field) from None
+def _more(source: Source, texts: Iterator[str], held: int) -> str:
+    """At least as much text as is held, so that what is decoded again stays in proportion."""
+    if held > MAX_BYTES:
+        raise source.error("one element has more than 1 GiB; split it", line=0)
+    found = ""
+    while (piece := next(texts, "")) and len(found) < held:
+        found += piece
+    return found + piece
 
 
-def is_date(text: str) -> bool:
-    """Whether `date` understands the form of this text."""
-    return _TIME.fullmatch(text.strip()) is not None
+def _check_end(source: Source, rest: str, texts: Iterator[str]) -> None:
+    while not rest.strip(_SPACE):
+        piece = next(texts, None)
+        if piece is None:
+            return
+        rest = piece
+    raise source.error("there is more after the list; give one JSON list", line=0)
 
 
-@lru_cache(maxsize=1024)
-def _second(text: str, zone: str) -> int:
-    time = datetime.fromisoformat(text + zone)
-    return int((time if zone else time.replace(tzinfo=UTC)).timestamp())
+def _whole(source: Source) -> str:
+    pieces, size = [], 0
+    for piece in source.texts():
+        size += len(piece)
+        if size > MAX_BYTES:
+            raise source.error("one JSON document of more than 1 GiB; split it", line=0)
+        pieces.append(piece)
+    return "".join(pieces)
+
+
+def _skip(text: str, at: int) -> int:
+    while at < len(text) and text[at] in _SPACE:
+        at += 1
+    return at

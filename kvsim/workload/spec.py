@@ -8,14 +8,17 @@ output_len = 5000
 range_ratio = 0.2
 ```
 The keys are the options of `kvsim trace synth`. A run without a trace replays the load that its
-`workload` names, drawn with its seed.
+`workload` names, drawn with its seed. Requests without content, also those of a trace, can be given
+shared prefixes, so that an assumed share of tokens hits (`assume_hit_rate`).
 """
 
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import ceil, floor
+from random import Random
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,8 +29,10 @@ from kvsim.settings import limits
 from kvsim.settings.config import RunConfig, read_toml
 from kvsim.settings.library import convert, find
 from kvsim.settings.limits import check_size
+from kvsim.workload.keys import streams
+from kvsim.workload.reuse import ceiling_tokens
 from kvsim.workload.synthetic import kind_of, made_trace, synthesise
-from kvsim.workload.trace import Row, Trace
+from kvsim.workload.trace import Row, SegmentContent, Trace
 
 if TYPE_CHECKING:
     import numpy as np
@@ -214,3 +219,73 @@ def _requests(workload: Workload) -> int:
 
 
 _RANDOM_ONLY = ("input_len", "output_len", "range_ratio", "long_inputs", "long_outputs")
+
+
+PREFIXES = 16
+_HALVINGS = 24
+
+
+def assume_hit_rate(
+    trace: Trace, hit_rate: float, block_size: int, *, prefixes: int = PREFIXES, seed: int = 0
+) -> Trace:
+    """A copy of the trace in which `hit_rate` of the prompt tokens hit an unlimited cache.
+
+    Each request begins with one of `prefixes` shared texts; the k-th is chosen 1/k times as often
+    as the first. The same share of every prompt is shared text. That share is chosen to give the
+    hit rate, at blocks of `block_size` tokens and one request at a time. A real engine hits less:
+    it evicts blocks, and requests that are admitted together do not hit each other.
+
+    Raises `ConfigError` if the trace has content of its own, or if no share is enough.
+    """
+    if any(row.content is not None for row in trace.rows):
+        raise ConfigError(
+            "--hit-rate: the trace says what its requests share; leave it out, the hit rate follows"
+        )
+    if not 0 < hit_rate < 1:
+        raise ConfigError(f"--hit-rate: {hit_rate:g} is not between 0 and 1")
+    random = Random(f"kvsim hit rate {seed}")
+    weights = [1 / (k + 1) for k in range(prefixes)]
+    chosen = random.choices(range(prefixes), weights, k=len(trace.rows))
+    share = _share(trace, chosen, hit_rate, block_size)
+    rows = _shared(trace.rows, chosen, share)
+    reached = _rate(trace, rows, block_size)
+    note = (
+        f"assumed: {100 * share:.1f} % of every prompt is one of {prefixes} shared beginnings;"
+        f" {100 * reached:.1f} % of the prompt tokens hit a cache without limit"
+    )
+    made = made_trace(trace.path, rows, f"{trace.path} --hit-rate {hit_rate:g}", note)
+    return replace(made, path=trace.path, notes=[*trace.notes, note])
+
+
+def _share(trace: Trace, chosen: Sequence[int], hit_rate: float, block_size: int) -> float:
+    """The least share of every prompt that reaches the hit rate, by bisection."""
+    most = _rate(trace, _shared(trace.rows, chosen, 1.0), block_size)
+    if most < hit_rate:
+        raise ConfigError(
+            f"--hit-rate: {hit_rate:g} cannot be reached with {len(set(chosen))} prefixes and"
+            f" blocks of {block_size} tokens, at most {most:.3f}; take fewer --prefixes"
+        )
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        reached = _rate(trace, _shared(trace.rows, chosen, middle), block_size)
+        low, high = (low, middle) if reached >= hit_rate else (middle, high)
+    return high
+
+
+def _shared(rows: Sequence[Row], chosen: Sequence[int], share: float) -> list[Row]:
+    """Rows whose prompts share their first part, of length `share`, within each choice."""
+    return [
+        replace(row, content=_content(number, round(row.input_length * share)))
+        for row, number in zip(rows, chosen, strict=True)
+    ]
+
+
+def _content(number: int, tokens: int) -> SegmentContent | None:
+    return SegmentContent(((f"prefix-{number}", tokens),)) if tokens else None
+
+
+def _rate(trace: Trace, rows: list[Row], block_size: int) -> float:
+    shared = replace(trace, rows=rows)
+    hits = ceiling_tokens(rows, streams(shared), block_size)
+    return hits / sum(row.input_length for row in rows)

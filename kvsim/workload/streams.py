@@ -55,32 +55,6 @@ class Stream(Protocol):
         ...
 
 
-class SpannedStream(Stream, Protocol):
-    """A stream in which most keys follow from the key before."""
-
-    salt: int
-    """Offset of every key; 0 without a salt."""
-
-    def spans(self, block_size: int) -> list[Span]:
-        """Returns all full blocks as spans, including those of tokens that do not exist yet. The
-        keys may differ from those of `keys`, but they are equal in the same places."""
-        ...
-
-    @property
-    def shared_tokens(self) -> int:
-        """Returns a token count beyond which no block of this stream occurs in another stream."""
-        ...
-
-    @property
-    def named_tokens(self) -> int:
-        """Returns a token count beyond which nothing is said about the tokens of this stream."""
-        ...
-
-    def pieces(self, length: int) -> list[Piece]:
-        """Returns the first `length` tokens in order, without the salt."""
-        ...
-
-
 def span_pieces(first: int, last: int, stops: Sequence[int], offsets: Sequence[int]) -> list[Piece]:
     """Pieces of the tokens `first .. last - 1`, by the spans that hold them (`SpanStream`)."""
     pieces: list[Piece] = []

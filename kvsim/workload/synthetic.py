@@ -9,22 +9,81 @@
 
 Lengths and times come from `kvsim.workload.synthetic`. Other figures have no public source (what is
 shared, how many turns a chat has). They are chosen here, and the trace's `source.note` says so.
+
+For `agentx`, vLLM's AgentX post (vllm.ai/blog/2026-09-08-vllm-agentx, as vLLM #57103 quotes it) has
+medians of 43 turns a session, 142,000 tokens a prompt and 444 an output, hits above 96 %, and
+subagents in 44 % of the sessions. vllm-project/router #285 has the pauses of 32 tasks: 86.46 % of
+an agent's requests follow within 1 s, 95.12 % within 10 s. Chosen here: how turns, growth and
+pauses are spread around these figures, which tools take which pauses, the shared beginning of
+18,000 tokens, what a compaction keeps, and how long subagents work.
+
+A turn's hints say what its client knows when it sends it or reads its answer, and never how long
+the pause will be: `tool` that its answer calls, `pause_s` that this tool takes in the median,
+`ttl_s` within which it nearly always returns, `retain` 1 if the session surely goes on, `release`
+where a session or a subagent ends, `prefetch` where a long pause will end.
 """
 
 from __future__ import annotations
 
 import hashlib
 import heapq
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import count, islice, pairwise
+from math import exp, log
 from random import Random
+from typing import Any, NamedTuple
 
+from kvsim.core.sums import added
 from kvsim.errors import ConfigError, nearest
 from kvsim.workload import native
-from kvsim.workload.agentic import agentic_turns
-from kvsim.workload.drawn import Quantiles, Segments, Turn, draw, mean, quantiles
 from kvsim.workload.trace import Content, ParentContent, Row, SegmentContent, Trace
+
+Quantiles = tuple[tuple[float, float], ...]
+Segments = tuple[tuple[str, int], ...]
+
+
+def quantiles(text: str) -> Quantiles:
+    """Points as `SHARE VALUE, ...`."""
+    points = (point.split() for point in text.split(","))
+    return tuple((float(share), float(value)) for share, value in points)
+
+
+def draw(quantiles: Quantiles, random: Random) -> int:
+    """A random whole number with these quantiles, linear in between."""
+    share = random.random()
+    above = bisect_right(quantiles, share, key=lambda point: point[0])
+    (low_share, low), (high_share, high) = quantiles[above - 1], quantiles[above]
+    return round(low + (high - low) * (share - low_share) / (high_share - low_share))
+
+
+def mean(quantiles: Quantiles) -> float:
+    """The mean of the values of `draw`, before rounding."""
+    return added((q - p) * (low + high) / 2 for (p, low), (q, high) in pairwise(quantiles))
+
+
+@dataclass(slots=True)
+class Turn:
+    """A request without a position in the file yet."""
+
+    arrival_ns: int
+    input_length: int
+    output_length: int
+    segments: Segments = ()
+    session: str | None = None
+    turn: int | None = None
+    before: Turn | None = None
+    """The turn with whose tokens its prompt begins."""
+    keep: int = 0
+    think_ns: int = 0
+    index: int = -1
+    """Its position in the file, once it has one."""
+    after: Turn | None = None
+    """The turn that it waits for, if that is not `before`."""
+    hints: dict[str, Any] | None = None
+    """What it says to policies, as keys of its own (`x_NAME`) by NAME."""
+
 
 AZURE_CODE_INPUT = quantiles(
     "0 3, 0.05 75, 0.1 147, 0.25 578, 0.5 1469, 0.75 2745, 0.9 5188, 0.95 7303, 0.99 7436, 1 7437"
@@ -273,6 +332,117 @@ def _api_turns(random: Random, per_s: float) -> Iterator[Turn]:
         clock_us += round(draw(AZURE_CODE_GAP_US, random) * scale)
 
 
+# Of `agentx`, up to the kinds.
+_FIRST_MS, _NEXT_MS = 500, 12
+"""Its `_FIRST_TOKEN_MS` and `_TOKEN_MS`."""
+
+
+class _Tool(NamedTuple):
+    share: float
+    pause_ms: Quantiles
+    pause_s: float
+    """Median."""
+    ttl_s: float
+
+
+_TOOLS = {
+    "file": _Tool(0.80, quantiles("0 20, 0.5 150, 0.9 600, 1 999"), 0.15, 1),
+    "shell": _Tool(0.1512, quantiles("0 300, 0.427 999, 0.8 4000, 1 9999"), 1.4, 10),
+    "wait": _Tool(0.0488, quantiles("0 10000, 0.5 60000, 0.9 240000, 1 900000"), 60, 300),
+}
+"""What an answer calls: the files at hand, a command, or what takes minutes (a build, a person)."""
+
+_PROMPT = quantiles("0 50000, 0.5 105000, 0.9 140000, 1 160000")
+_GROWTH = quantiles("0 40, 0.25 300, 0.5 1000, 0.75 2300, 0.9 4500, 0.99 12000, 1 22000")
+_OUTPUT = quantiles("0 40, 0.25 190, 0.5 444, 0.75 800, 0.9 1600, 0.99 5000, 1 8000")
+_MEDIAN_TURNS, _SPREAD_TURNS = 43, 0.7
+_SUBAGENTS = 0.44
+"""Share of sessions that have any."""
+_SUB_TURNS, _SUB_PROMPT = quantiles("0 3, 0.5 8, 1 24"), quantiles("0 2000, 0.5 9000, 1 30000")
+_MOST_TOKENS = 200_000
+"""A prompt beyond that is compacted first: its beginning stays, a summary follows."""
+_SHARED: Segments = (("tools", 14_000), ("rules", 4_000))
+_SUMMARY_TOKENS = 85_000
+
+
+def _agentx_turns(random: Random, per_s: float) -> Iterator[Turn]:
+    """Turns of sessions that begin at random (Poisson), for ever, in order of arrival."""
+    clock_s, coming = 0.0, list[Turn]()
+    for number in count():
+        clock_s += random.expovariate(per_s)
+        start_ns = round(clock_s * 1000) * _NS_PER_MS
+        coming += _agentx_session(random, f"s{number}", start_ns)
+        coming.sort(key=lambda turn: turn.arrival_ns)
+        ready = sum(turn.arrival_ns < start_ns for turn in coming)
+        yield from coming[:ready]
+        del coming[:ready]
+
+
+def _agentx_session(random: Random, name: str, start_ns: int) -> list[Turn]:
+    """The turns of a session and of its subagents."""
+    turns = max(2, round(exp(log(_MEDIAN_TURNS) + _SPREAD_TURNS * random.gauss(0, 1))))
+    branches = set[int]()
+    if random.random() < _SUBAGENTS:
+        branches = {random.randrange(1, turns) for _ in range(random.choice((1, 1, 2, 3)))}
+    made = _thread(random, name, start_ns, draw(_PROMPT, random), turns)
+    found: list[Turn] = []
+    late_ns = 0
+    for number, turn in enumerate(made):
+        turn.arrival_ns += late_ns
+        if number in branches:
+            before = made[number - 1]
+            begin_ns = _end_ns(before) + 50 * _NS_PER_MS
+            length = draw(_SUB_TURNS, random)
+            inner = _thread(random, f"{name}/{number}", begin_ns, draw(_SUB_PROMPT, random), length)
+            inner[0].after, inner[0].think_ns = before, 50 * _NS_PER_MS
+            before.hints = {"tool": "agent", "pause_s": 60, "ttl_s": 300, "retain": 1}
+            turn.after, turn.think_ns = inner[-1], 20 * _NS_PER_MS
+            came_ns = _end_ns(inner[-1]) + turn.think_ns
+            late_ns, turn.arrival_ns = late_ns + came_ns - turn.arrival_ns, came_ns
+            found += inner
+        found.append(turn)
+    return found
+
+
+def _thread(random: Random, name: str, start_ns: int, prompt: int, turns: int) -> list[Turn]:
+    """The turns of one thread, which begins with what all sessions share."""
+    shared = sum(tokens for _, tokens in _SHARED)
+    made = [Turn(start_ns, shared + prompt, draw(_OUTPUT, random), _SHARED, name, 0)]
+    while len(made) < turns:
+        before = made[-1]
+        before.hints, pause_ns = _tool_call(random)
+        keep, grown = before.input_length + before.output_length, max(1, draw(_GROWTH, random))
+        if keep + grown > _MOST_TOKENS:
+            keep, grown = shared, _SUMMARY_TOKENS
+        made.append(
+            Turn(
+                _end_ns(before) + pause_ns,
+                keep + grown,
+                draw(_OUTPUT, random),
+                session=name,
+                turn=len(made),
+                before=before,
+                keep=keep,
+                think_ns=pause_ns,
+            )
+        )
+    made[-1].hints = {"release": True}
+    return made
+
+
+def _tool_call(random: Random) -> tuple[dict[str, Any], int]:
+    """The hints of an answer that calls a tool, and the pause in ns."""
+    [name] = random.choices(list(_TOOLS), [tool.share for tool in _TOOLS.values()])
+    tool = _TOOLS[name]
+    hints: dict[str, Any] = {"tool": name, "pause_s": tool.pause_s, "ttl_s": tool.ttl_s}
+    hints |= {"prefetch": True} if name == "wait" else {"retain": 1}
+    return hints, draw(tool.pause_ms, random) * _NS_PER_MS
+
+
+def _end_ns(turn: Turn) -> int:
+    return turn.arrival_ns + (_FIRST_MS + _NEXT_MS * turn.output_length) * _NS_PER_MS
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of synthetic trace, with the size and the rate of the shipped one."""
@@ -306,7 +476,7 @@ KINDS = {
         " prompts chosen, sessions end before 24,000 tokens",
     ),
     "agentx": Kind(
-        agentic_turns,
+        _agentx_turns,
         requests=1500,
         rate=0.02,
         note="turns, prompts, outputs and subagents with the medians of vLLM's AgentX post; pauses"

@@ -9,17 +9,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from kvsim.workload import HashContent, ParentContent, Row, SegmentContent, TokenContent, Trace
 from kvsim.workload.source import Source
-from kvsim.workload.trace import (
-    Content,
-    HashContent,
-    ParentContent,
-    Row,
-    SegmentContent,
-    TokenContent,
-    Trace,
-    collapse,
-)
+from kvsim.workload.trace import Content, collapse
 
 HASHED = {"kvsim_trace": 1, "block_size": 4, "hash_kind": "prefix", "partial_hash": True}
 

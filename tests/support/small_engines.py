@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import strategies as st
 from worlds import MS, config, hashed
 
-from kvsim.workload.trace import Trace
+from kvsim.workload import Trace
 
 PRICES = {"step": 7 * MS, "seq": 300_001, "context": 1_003}
 COST = {

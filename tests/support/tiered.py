@@ -9,7 +9,7 @@ from made import make_trace
 from kvsim.results.ledger import KERNELS, TIME_PARTS
 from kvsim.run.result import Result
 from kvsim.run.simulation import simulate
-from kvsim.workload.trace import TokenContent, Trace
+from kvsim.workload import TokenContent, Trace
 
 MS = 1_000_000
 SMALL = {

@@ -6,9 +6,9 @@ from itertools import combinations
 from random import Random
 from typing import NamedTuple
 
+from kvsim.workload import HashContent, Row, Trace
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, Reuse, find_reuse
-from kvsim.workload.trace import HashContent, Row, Trace
 
 BLOCK = 4
 

@@ -8,7 +8,7 @@ from kvsim.core.batch import Batch
 from kvsim.engines.vllm_v1.groups import Full
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.engines.vllm_v1.scheduler import VllmV1
-from kvsim.workload.trace import HashContent, Row, Trace
+from kvsim.workload import HashContent, Row, Trace
 
 MS = 1_000_000
 

@@ -183,7 +183,7 @@ def kvsim_run(case: Case, path: str) -> Whole:
 def write_requests(workload: str, trace: str | None, path: str) -> None:
     """Write the requests of a workload as Mooncake rows of 512-token ids; natively if these cannot
     hold what the requests say."""
-    from kvsim.workload.export import convert
+    from kvsim.workload import convert
 
     made = WORKLOADS[workload].make(trace)
     convert(made, path, "native" if any(row.lora for row in made.rows) else "mooncake")

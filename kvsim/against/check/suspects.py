@@ -22,7 +22,7 @@ from kvsim.fleet.ranks import EngineResult, figures_of, simulate_engine
 from kvsim.results.numerals import milliseconds, percent
 from kvsim.results.phases import Floats
 from kvsim.settings.config import RunConfig
-from kvsim.workload.assumed import assume_hit_rate
+from kvsim.workload.spec import assume_hit_rate
 from kvsim.workload.trace import Row, Trace
 
 _MOMENTS = 1000

@@ -14,7 +14,7 @@ from kvsim.run.assembly import Parts, assemble
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import RunConfig, make_config
 from kvsim.settings.parsing import named_code
-from kvsim.settings.server.word import FILES
+from kvsim.settings.server import FILES
 from kvsim.workload import open_trace
 from kvsim.workload.spec import trace_of
 

@@ -36,8 +36,7 @@ from kvsim.errors import ConfigError, EngineStopped
 from kvsim.run.watchers import Watcher
 from kvsim.version import __version__
 from kvsim.workload import Trace, open_trace
-from kvsim.workload.arrivals import release_times
-from kvsim.workload.clients import Clients, make_requests
+from kvsim.workload.clients import Clients, make_requests, release_times
 
 if TYPE_CHECKING:
     from kvsim.settings.config import RunConfig

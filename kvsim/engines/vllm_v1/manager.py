@@ -609,17 +609,26 @@ class KVCacheManager(BlockManager):
 
     def audit(self, requests: Iterable[Request]) -> None:
         self.gpu.audit()
-        counted = +self._pinned
-        for table in self._detached:
-            counted.update(table)
-        empty = 0
+        refs: vec[i64] = self.gpu.refs
+        held: vec[i64] = zeros(len(refs))
+        empty: i64 = 0
+        block: i64
+        k: i64
+        for block in self._pinned.elements():
+            held[block] += 1
+        for detached in self._detached:
+            for block in detached:
+                held[block] += 1
+        request: Request
+        table: Table
         for request in requests:
-            for blocks in self.tables(request):
-                counted.update(blocks)
+            for table in request.tables:
+                for k in range(len(table.blocks)):
+                    held[table.blocks[k]] += 1
             if request.tables:
-                empty += int(self._empty(request))
-        del counted[0]
-        assert counted == self.gpu.references, "references and tables disagree"
+                empty += self._empty(request)
+        for k in range(1, len(refs)):
+            assert held[k] == refs[k], "references and tables disagree"
         assert empty == self.empty_slots, "empty slots were miscounted"
 
     # -- its own ---------------------------------------------------------------------------------

@@ -306,11 +306,8 @@ class VllmV1(Scheduler):
         order."""
         blocks: KVCacheManager = self.blocks
         running: list[Request] = batch.running
-        cadence: Cadence = self.cadence
-        holds: bool = cadence.holds
+        holds: bool = self.cadence.holds
         slots: i64 = self._slots
-        lookahead: i64 = self._lookahead
-        longest: i64 = self.max_model_len - 1
         k: i64 = 0
         while k < len(running):
             left: i64 = min(self._budget, self._inputs - slots)
@@ -323,13 +320,13 @@ class VllmV1(Scheduler):
             computed: i64 = request.computed
             known: i64 = request.length + request.placeholders
             tokens: i64 = min(min(known + request.drafts - computed, most), left)
-            tokens = min(tokens, longest - computed)
+            tokens = min(tokens, self.max_model_len - 1 - computed)
             if tokens > 0:
                 tokens = blocks.cut(request, computed, tokens)
             if tokens <= 0:
                 k += 1
                 continue
-            while not blocks.allocate(request, tokens, -1, 0, False, lookahead):
+            while not blocks.allocate(request, tokens, -1, 0, False, self._lookahead):
                 victim: Request = _chosen(batch, self.choose_victim(batch, request))
                 if self._is_late(victim):
                     # Its blocks would be released too late.
@@ -360,7 +357,7 @@ class VllmV1(Scheduler):
                 if request.passed_over:
                     request.passed_over = False
                     batch.note(request, logs.CONTINUED)
-                cadence.carries |= request.mid_prompt
+                self.cadence.carries |= request.mid_prompt
                 plan.add(request, tokens, drafts)
                 self._budget -= tokens
                 self._inputs -= tokens + slots
@@ -369,10 +366,8 @@ class VllmV1(Scheduler):
     def _pauses(self, batch: Batch, request: Request) -> bool:
         """Whether a running request takes on nothing, because its last token is in flight, or
         because a stage of the pipeline has it."""
-        if self._call < request.resumes_at:
-            return True
-        sampled: bool = request.placeholders > 0
-        return sampled and batch.ending(request) and self.release.knows_the_last_token
+        ends: bool = request.placeholders > 0 and batch.ending(request)
+        return self._call < request.resumes_at or (ends and self.release.knows_the_last_token)
 
     def _pass_over(self, batch: Batch, first: i64) -> None:
         """A running request and those behind it get no slots in this step."""
@@ -616,13 +611,10 @@ class VllmV1(Scheduler):
         """Puts the part of each request into the sums of the plan, and counts its tokens as
         computed."""
         connected: bool = self.connector is not None
-        ahead: bool = self.asynchronous
         requests: list[Request] = plan.requests
         scheduled, yields, drafts = plan.scheduled, plan.yields, plan.drafts
-        continued: i64 = plan.num_continued
         now_ns: i64 = batch.now_ns
         sent: i64 = self._sent
-        spec: i64 = self._num_spec_tokens
         resumes_at: i64 = self._call + self.pipeline_parallel_size
         k: i64
         for ghost, taken in plan.ghosts:
@@ -636,7 +628,7 @@ class VllmV1(Scheduler):
             before: i64 = request.computed
             after: i64 = before + tokens
             known: i64 = request.length + request.placeholders
-            if k >= continued:
+            if k >= plan.num_continued:
                 request.computed = 0
                 batch.chunk(plan, k, request, after, request.saved(0, after))
                 if connected:
@@ -654,9 +646,9 @@ class VllmV1(Scheduler):
             if after >= known:
                 if connected and self._prefills:
                     self._prefills.pop(request, None)
-                if ahead:
+                if self.asynchronous:
                     request.placeholders += 1 + drafts[k]
-                    request.drafts = spec
+                    request.drafts = self._num_spec_tokens
                     request.resumes_at = resumes_at
 
     # -- after the step (update_from_output) -----------------------------------------------------

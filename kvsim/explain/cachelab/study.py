@@ -256,7 +256,7 @@ _REGION = 1 << 65
 def open_recording(source: Source) -> tuple[Trace, Iterator[Row]]:
     """The header and the rows of a native trace of chained hash ids, or without content. Raises
     `TraceError` for another file."""
-    if native.recognises(look(source)):
+    if "kvsim_trace" in look(source).keys:
         trace, rows = native.stream(source)
         if trace.hash_kind == "prefix":
             return trace, (_known(source, row) for row in rows)

@@ -4,13 +4,12 @@
 |---|---|
 | `geometry` | counts parameters and bytes of a model, and of the share of one GPU |
 | `parts` | describes experts, kinds of attention, groups of layers, bits of a weight |
-| `hugging_face` | reads a `config.json`; `families`, `layouts` and `checkpoint` help it |
-| `names` | finds the shipped geometry that a spelling means |
-| `loading` | gives the model behind a name or a path |
+| `hugging_face` | reads a `config.json`; `families` and `layouts` help it |
+| `names` | gives the model behind a name or a path |
 """
 
 from kvsim.machine.models.geometry import Model, Shard
-from kvsim.machine.models.loading import load_model, model_of
+from kvsim.machine.models.names import load_model, model_of
 from kvsim.machine.models.parts import DTYPE_BYTES, Experts, KvGroup, Latent, Linear, Quantization
 
 __all__ = [

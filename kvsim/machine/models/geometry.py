@@ -104,14 +104,13 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         kinds = set(self.layer_types)
-        if "sliding_attention" in kinds and self.sliding_window is None:
-            raise ValueError("sliding_window: missing, but layer_types has sliding_attention")
-        if "chunked_attention" in kinds and self.attention_chunk_size is None:
-            raise ValueError("attention_chunk_size: missing, but layer_types has chunked_attention")
-        if "linear_attention" in kinds and self.linear is None:
-            raise ValueError(
-                "linear_num_value_heads: missing, but layer_types has linear_attention"
-            )
+        for kind, key, needed in (
+            ("sliding_attention", "sliding_window", self.sliding_window),
+            ("chunked_attention", "attention_chunk_size", self.attention_chunk_size),
+            ("linear_attention", "linear_num_value_heads", self.linear),
+        ):
+            if kind in kinds and needed is None:
+                raise ValueError(f"{key}: missing, but layer_types has {kind}")
         if kinds and kinds <= {"linear_attention", "none"}:
             raise ValueError(
                 "layer_types: no layer keeps keys and values; there is nothing to cache"

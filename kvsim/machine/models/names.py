@@ -1,4 +1,4 @@
-"""Finds the shipped geometry that a spelling of a model's name means, without a network.
+"""Gives the model that a name or a path stands for, without a network.
 
 `meta-llama/Llama-3.1-8B-Instruct`, `Llama-3.1-8B` and `unsloth/llama-3.1-8b-bnb-4bit` are all
 `llama-3.1-8b`. Who publishes it, case, dots and dashes do not matter. Words for tuning, such as
@@ -11,7 +11,16 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from kvsim.errors import ConfigError
+from kvsim.machine.models.geometry import Model
+from kvsim.machine.models.parts import METHOD_WORDS, method_of, quantization, words_of
+from kvsim.settings.config import RunConfig, read_toml
+from kvsim.settings.library import convert, find, is_at, names, read_by, read_json
 
 _TUNING = frozenset(
     [
@@ -21,25 +30,8 @@ _TUNING = frozenset(
 )
 """Words that say how a model was tuned or packed, not how large it is."""
 
-_QUANTIZATION = {
-    "nvfp4": "modelopt_fp4",
-    "fp4": "modelopt_fp4",
-    "mxfp4": "mxfp4",
-    "mxfp8": "mxfp8",
-    "fp8": "fp8",
-    "awq": "awq",
-    "gptq": "gptq",
-    "bnb": "bitsandbytes",
-    "nf4": "bitsandbytes",
-    "w4a16": "w4a16",
-    "w8a8": "w8a8",
-    "int8": "w8a8",
-    "int4": "w4a16",
-    "4bit": "bitsandbytes",
-}
-"""Word of a name → method. Of several words, the one that comes first here counts."""
 _OF_QUANTIZATION = frozenset({"dynamic", "block", "quantized", "kv", "128g", "8bit"})
-"""Words that come with those and say nothing more here."""
+"""Words that come with those of a method and say nothing more here."""
 
 _ALIASES = {
     "phi3mini": "phi-3-mini-4k",
@@ -102,8 +94,8 @@ def meaning(spelling: str, shipped: Iterable[str]) -> Meaning | None:
     """The shipped model that a spelling means; None for an unknown one."""
     known = {_compact(name): name for name in shipped}
     known |= {_compact(alias): name for alias, name in _ALIASES.items() if name in known.values()}
-    words = _words(spelling)
-    method = _method(words)
+    words = words_of(spelling)
+    method = method_of(spelling)
     for candidate in _candidates(words):
         if _compact(candidate) in known:
             return Meaning(known[_compact(candidate)], method)
@@ -113,25 +105,15 @@ def meaning(spelling: str, shipped: Iterable[str]) -> Meaning | None:
 def nearest_names(spelling: str, shipped: Iterable[str]) -> list[str]:
     """Up to three shipped names that look most like a spelling."""
     compact = {_compact(name): name for name in shipped}
-    *_, plain = _candidates(_words(spelling))
+    *_, plain = _candidates(words_of(spelling))
     found = difflib.get_close_matches(_compact(plain), list(compact), n=3, cutoff=0.5)
     return [compact[each] for each in found]
-
-
-def method_of(spelling: str) -> str | None:
-    """The method by which a name says that weights are stored."""
-    return _method(_words(spelling))
-
-
-def _words(spelling: str) -> list[str]:
-    last = spelling.rstrip("/").split("/")[-1].lower()
-    return [word for word in re.split(r"[-_ :]|(?<=quantized)\.", last) if word]
 
 
 def _candidates(words: list[str]) -> Iterator[str]:
     """Names that the words may mean, the most exact one first."""
     yield "-".join(words)
-    stored = {*_QUANTIZATION, *_OF_QUANTIZATION}
+    stored = {*METHOD_WORDS, *_OF_QUANTIZATION}
     words = [word for word in words if word not in stored]
     yield "-".join(words)
     if "coder" in words:  # the longest sequence of the instruct model of the size
@@ -143,11 +125,84 @@ def _candidates(words: list[str]) -> Iterator[str]:
     yield "-".join(words)
 
 
-def _method(words: list[str]) -> str | None:
-    if "gptq" in words and ("int8" in words or "8bit" in words):
-        return "gptq-int8"
-    return next((method for word, method in _QUANTIZATION.items() if word in words), None)
-
-
 def _compact(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def model_of(config: RunConfig) -> Model:
+    """The model of a run, with its weights stored as `quantization` says."""
+    model = load_model(config.model_name)
+    return model if config.quantization is None else model.quantized(config.quantization)
+
+
+def load_model(name_or_path: str) -> Model:
+    """The model with a shipped name, or that of a TOML, a `config.json` or a folder with one.
+
+    A name may be spelt as on Hugging Face; `source` and `notes` say what it was taken for. Raises
+    `ConfigError` that names the file and the key, or the nearest names.
+    """
+    path = Path(name_or_path)
+    if is_at(Path.is_dir, path):
+        path /= "config.json"
+    if is_at(Path.is_file, path):
+        if path.suffix == ".json":
+            from kvsim.machine.models.hugging_face import from_hugging_face, of_side_car
+
+            beside, side_car = path.with_name("hf_quant_config.json"), None
+            if path.name == "config.json" and is_at(Path.is_file, beside):
+                side_car = of_side_car(read_json(beside), str(beside))
+            return from_hugging_face(read_json(path, infinities=True), str(path), side_car)
+        return _read(path)
+    return _shipped(name_or_path)
+
+
+def _read(path: Path) -> Model:
+    return convert(read_toml(str(path)), Model, str(path))
+
+
+def _shipped(spelling: str) -> Model:
+    known = names("models")
+    found = meaning(spelling, known)
+    if found is None:
+        raise ConfigError(_unknown(spelling, known))
+    model = read_by(_read, "models", find("models", found.name))
+    if spelling == found.name:
+        return model
+    if found.quantization is not None and not _stored_alike(model, found.quantization):
+        stored = model.quantized(found.quantization)
+        assert stored.quantization is not None
+        source = (
+            f"{model.source}; weights as {found.quantization} at {stored.quantization.bits:.4g}"
+            " bits, by the name"
+        )
+        model = replace(stored, source=source)
+    if model.name == spelling.lower():
+        return model
+    weights = f" with {model.quantization.method} weights" if model.quantization else ""
+    remark = (
+        f"{' '.join(spelling.split())} is read as the shipped {model.name}{weights},"
+        f" {model.max_position_embeddings:,} tokens long"
+    )
+    return replace(model, remarks=(*model.remarks, remark))
+
+
+def _stored_alike(model: Model, method: str) -> bool:
+    """Whether the shipped weights have about as many bits as a name says."""
+    own = model.quantization
+    if own is None:
+        return False
+    bits = own.part_bits.get("experts", own.bits)
+    return round(bits) == round(quantization(method).bits)
+
+
+def _unknown(spelling: str, known: list[str]) -> str:
+    if spelling and is_at(Path.is_dir, Path(spelling)):
+        return f"{spelling}: no config.json in this folder; give a folder that has one"
+    if Path(spelling).suffix in (".toml", ".json"):
+        return f"{spelling}: no such file; give a model file that exists"
+    near = nearest_names(spelling, known)
+    words = f" did you mean {', '.join(map(repr, near))}?" if near else ""
+    return (
+        f"no model named {spelling!r:.200};{words} give one of the {len(known)} names in"
+        " configs/models, or the path of a config.json or a TOML"
+    )

@@ -8,6 +8,7 @@ model, as they do in the usual checkpoints. Layers of compressed attention are c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Literal, NamedTuple
 
@@ -390,3 +391,36 @@ def quantization(method: str) -> Quantization:
 def is_method(method: str) -> bool:
     """Whether `quantization` knows a method."""
     return method in _METHODS
+
+
+METHOD_WORDS = {
+    "nvfp4": "modelopt_fp4",
+    "fp4": "modelopt_fp4",
+    "mxfp4": "mxfp4",
+    "mxfp8": "mxfp8",
+    "fp8": "fp8",
+    "awq": "awq",
+    "gptq": "gptq",
+    "bnb": "bitsandbytes",
+    "nf4": "bitsandbytes",
+    "w4a16": "w4a16",
+    "w8a8": "w8a8",
+    "int8": "w8a8",
+    "int4": "w4a16",
+    "4bit": "bitsandbytes",
+}
+"""Word of a name → method. Of several words, the one that comes first here counts."""
+
+
+def words_of(spelling: str) -> list[str]:
+    """The words of a model's name, in small letters and without who publishes it."""
+    last = spelling.rstrip("/").split("/")[-1].lower()
+    return [word for word in re.split(r"[-_ :]|(?<=quantized)\.", last) if word]
+
+
+def method_of(spelling: str) -> str | None:
+    """The method by which a name says that weights are stored."""
+    words = words_of(spelling)
+    if "gptq" in words and ("int8" in words or "8bit" in words):
+        return "gptq-int8"
+    return next((method for word, method in METHOD_WORDS.items() if word in words), None)

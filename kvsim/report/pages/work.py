@@ -11,7 +11,7 @@ from kvsim.core.sums import added
 from kvsim.cost.bounds import Bounds
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware
-from kvsim.machine.models.loading import model_of
+from kvsim.machine.models import model_of
 from kvsim.report.binning import Ints
 from kvsim.report.pages.figures import (
     Figure,

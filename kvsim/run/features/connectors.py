@@ -20,8 +20,7 @@ from kvsim.engines.vllm_v1.simple import SimpleOffload
 from kvsim.engines.vllm_v1.storage import Storage, TieredCpu
 from kvsim.engines.vllm_v1.timed import TimedWorker
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import GIB, Hardware
-from kvsim.machine.link import TransferTimes, make_link, make_transfer_times
+from kvsim.machine.hardware import GIB, Hardware, TransferTimes, make_link, make_transfer_times
 from kvsim.machine.memory import block_bytes
 from kvsim.machine.models import Model
 from kvsim.run.features.offload import NATIVE, asked, role_of

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import simpy
 from simpy.events import EventPriority
 
-from kvsim.machine.link import LinkTimes
+from kvsim.machine.hardware import LinkTimes
 
 Process = Generator[simpy.Event, Any, Any]
 

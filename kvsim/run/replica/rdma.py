@@ -20,7 +20,7 @@ import simpy
 from kvsim.core.plan import NOTHING_MOVED, Moved
 from kvsim.core.request import Request
 from kvsim.engines.vllm_v1.connector import NOTHING, Done, Job, Transfers, Worker
-from kvsim.machine.link import TransferTimes
+from kvsim.machine.hardware import TransferTimes
 from kvsim.run.replica.events import Process
 
 

@@ -17,7 +17,7 @@ from kvsim.machine.memory import pool_setting
 from kvsim.run.assembly import assemble
 from kvsim.search.replicates import Load, redrawn
 from kvsim.settings.config import RunConfig, make_config
-from kvsim.workload.assumed import assume_hit_rate
+from kvsim.workload.spec import assume_hit_rate
 from kvsim.workload.trace import Trace, beginning
 
 Goal = Literal["least", "most", "best"]

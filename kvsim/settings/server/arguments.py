@@ -12,13 +12,14 @@ An engine has one table of `Flag`s. An argument of a command line or of a log is
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
 from kvsim.errors import ConfigError, nearest
 from kvsim.settings.config import RunConfig, to_table
+from kvsim.settings.parsing import parse_json
 
 
 class Used(Struct, frozen=True):
@@ -79,6 +80,75 @@ class Table(NamedTuple):
             return self.flags[name]
         longer = [flag for known, flag in self.flags.items() if name and known.startswith(name)]
         return longer[0] if len(longer) == 1 else None
+
+
+NO_EFFECT = Ignored("cannot matter to a simulation")
+SLIGHT = Ignored("not modelled, may change times or memory a little")
+
+
+def empty(value: Any) -> bool:
+    """Whether a value says nothing."""
+    return value in (None, False, "", [], {}) or value == ()
+
+
+def or_else(*also: Any) -> Callable[[Any], bool]:
+    """Whether a value is empty or one of these."""
+    return lambda value: empty(value) or value in also
+
+
+def only_rope(value: Any) -> bool:
+    """Whether overrides of the model's config change nothing but rotary embeddings.
+
+    They may lengthen the context, which the longest length of the command then says.
+    """
+    try:
+        table = parse_json(value) if isinstance(value, str) else value
+    except ValueError:
+        return False
+    return empty(table) or (
+        isinstance(table, dict)
+        and all(
+            key.startswith("rope")
+            or key == "max_position_embeddings"
+            or (key == "text_config" and only_rope(inner))
+            for key, inner in table.items()
+        )
+    )
+
+
+def flags(
+    effect: Effect, *, switches: str = "", values: str = "", lists: str = "", maybe: str = ""
+) -> Iterator[Flag]:
+    """Flags of one effect, by how many words follow them."""
+    kinds: dict[Literal["nothing", "maybe", "value", "values"], str] = {
+        "nothing": switches,
+        "maybe": maybe,
+        "value": values,
+        "values": lists,
+    }
+    for takes, names in kinds.items():
+        for name in names.split():
+            yield Flag(name.replace("-", "_"), takes, effect)
+
+
+def unsimulated(
+    reason: str, switches: str = "", values: str = "", lists: str = "", off: Any = empty
+) -> Iterator[Flag]:
+    """Flags of one feature that is not simulated."""
+    return flags(Unsimulated(reason, off), switches=switches, values=values, lists=lists)
+
+
+def used(
+    read: Callable[[Any], Any],
+    names: str,
+    table: str = "",
+    takes: Literal["nothing", "value"] = "value",
+) -> Iterator[Flag]:
+    """Flags that are settings, or keys of the setting `table`, whose values are read alike;
+    `flag=setting` where their names differ."""
+    for words in names.split():
+        name, _, key = words.partition("=")
+        yield Flag(name, takes, Used(f"{table}.{name}" if table else key or name, read))
 
 
 class Argument(NamedTuple):

@@ -1,4 +1,4 @@
-"""What vLLM writes into its log when it starts.
+"""What vLLM writes into its log when it starts, and the settings that this says.
 
 | line | version | says |
 |---|---|---|
@@ -22,14 +22,27 @@ Sources: vLLM 0.6.3 `engine/llm_engine.py`, `executor/gpu_executor.py`; 0.7.3
 
 from __future__ import annotations
 
+import gzip
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
 
 from kvsim.errors import ConfigError
-from kvsim.settings.server.arguments import Argument
-from kvsim.settings.server.files import cut_off, lines_with, whole_pairs
+from kvsim.settings.server import values
+from kvsim.settings.server.arguments import (
+    ENGINES,
+    Argument,
+    Meaning,
+    interpret,
+    leave_unused,
+    notes,
+)
+from kvsim.settings.server.script import unreadable
+from kvsim.settings.server.values import cut_off, whole_pairs
+from kvsim.settings.server.vllm_arguments import VLLM
 from kvsim.settings.versions import DEFAULT_BLOCK_SIZE
 
 
@@ -98,6 +111,74 @@ class Start:
         return Fact("1", printed[0].line) if printed else None
 
 
+CHUNK_BYTES = 1 << 20
+"""If a line of a log is longer than two chunks of this size, only its beginning is read."""
+
+_GZIP = b"\x1f\x8b"
+
+
+def lines_with(words: Iterable[bytes], path: str) -> Iterator[tuple[int, bytes]]:
+    """The lines of a log, gzipped or not, that hold one of `words`; with their numbers from 1.
+
+    What a terminal has wrapped is joined: a long line, and those after it that begin no record.
+
+    Raises `ConfigError` for a file that cannot be read, holds nothing, or is not text.
+    """
+    try:
+        with Path(path).open("rb") as stored:
+            packed = stored.peek(2).startswith(_GZIP)
+            file: BinaryIO = gzip.GzipFile(fileobj=stored) if packed else stored  # type: ignore[assignment]
+            yield from _lines(file, path, tuple(words))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except EOFError:
+        raise ConfigError(f"{path}: the gzip file ends too early; fetch it again") from None
+    except (gzip.BadGzipFile, zlib.error):
+        raise ConfigError(f"{path}: not a whole gzip file; fetch it again") from None
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error) from None
+
+
+def _lines(file: BinaryIO, path: str, words: tuple[bytes, ...]) -> Iterator[tuple[int, bytes]]:
+    number, begins = 1, True
+    while chunk := file.read(CHUNK_BYTES):
+        chunk += file.readline(CHUNK_BYTES)
+        if b"\0" in chunk:
+            raise ConfigError(f"{path}: not a text in UTF-8; give the text that the server printed")
+        if any(word in chunk for word in words):
+            lines = chunk.split(b"\n")
+            place = 0
+            while place < len(lines):
+                end = _end_of_record(lines, place)
+                record = b"".join(lines[place:end])
+                if (begins or place) and any(word in record for word in words):
+                    yield number + place, record
+                place = end
+        number += chunk.count(b"\n")
+        begins = chunk.endswith(b"\n")
+    if number == 1 and begins:
+        raise ConfigError(f"{path}: the file is empty; give the text that the server printed")
+
+
+_WRAPPED_AT = 80
+"""Columns of the narrowest terminal; shorter lines were not wrapped."""
+_RECORD = re.compile(
+    rb"(?:\S+ +\| )?(?:\x1b\[[0-9;]*m)*"
+    rb"(?:[(\[]|INFO|WARNING|ERROR|DEBUG|CRITICAL|\d{4}-\d\d|[A-Z]\w* \w+ \w+|\s*$)"
+)
+"""The beginning of a line that a logger or a launcher wrote, or of a sentence; an empty line."""
+
+
+def _end_of_record(lines: list[bytes], first: int) -> int:
+    """The place after a line and those in which it goes on."""
+    place = first + 1
+    while place < len(lines) and len(lines[place - 1]) >= _WRAPPED_AT:
+        if _RECORD.match(lines[place]):
+            break
+        place += 1
+    return place
+
+
 def read_starts(path: str) -> list[Start]:
     """Every start of a vLLM server in a log, first to last.
 
@@ -106,12 +187,11 @@ def read_starts(path: str) -> list[Start]:
     starts: list[Start] = []
     for number, raw in lines_with(_WORTH, path):
         text = _COLOUR.sub("", raw.decode("utf-8", errors="replace")).rstrip()
-        for pattern, take in _LINES:
-            match = pattern.search(text)
-            if match:
-                if not starts or _begins_anew(starts[-1], take, text):
+        for pattern in _LINES:
+            if match := re.search(pattern, text):
+                if not starts or _begins_anew(starts[-1], match):
                     starts.append(Start(path, number))
-                take(starts[-1], match, _Line(path, number, text))
+                _take(starts[-1], match, number)
     if not starts:
         raise ConfigError(
             f"{path}: no line of a vLLM or SGLang start; give the log from the server's first line"
@@ -120,15 +200,6 @@ def read_starts(path: str) -> list[Start]:
     return starts
 
 
-class _Line(NamedTuple):
-    path: str
-    number: int
-    text: str
-
-
-_Take = Callable[[Start, re.Match[str], _Line], None]
-_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_RANK = re.compile(r"\(EngineCore(\w*)")
 _WORTH = (
     b"KV cache size",
     b"KV cache memory",
@@ -152,33 +223,71 @@ _WORTH = (
 )
 """A line with none of these fits no pattern below; a server's log has millions of such lines."""
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_RANK = re.compile(r"\(EngineCore(\w*)")
+_GIB = r"\d{1,9}(?:\.\d{1,9})?"
+_COUNT = r"\d{1,3}(?:,\d{3}){1,5}|\d{1,18}"
+_LINES = (
+    r"vLLM (?:API )?server version (?P<version>\d[^\s,]*)",
+    r"█.* version +(?P<version>\d\S*)",
+    r"non-default args: (?P<arguments>\{.*)",
+    r" args: (?P<arguments>Namespace\(.*)",
+    r"Initializing an? (?:V(?P<engine>[01]) )?LLM engine \(v(?P<version>[^)\s]*)\) with config:"
+    r" (?P<config>.*)",
+    rf"Using max model len (?P<max_model_len>{_COUNT})",
+    rf"Maximum concurrency for (?P<max_model_len>{_COUNT}) tokens per request"
+    r"(?:: (?P<max_concurrency>\d{1,9}\.\d{1,9})x)?",
+    rf"Chunked prefill is enabled with max_num_batched_tokens=(?P<max_num_batched_tokens>{_COUNT})",
+    r"Asynchronous scheduling is (?P<async_scheduling>enabled|disabled)",
+    rf"ing (?:attention|kv cache) block size to (?P<block_size>{_COUNT})",
+    rf"Model loading took (?P<weights>{_GIB}) GiB",
+    rf"Available KV cache memory: (?P<available>{_GIB}) GiB",
+    r"[Ss]tarting to load model (?P<model>\S+?)\.\.\.",
+    # All GPUs share a layer where there are no pipeline stages and no replicas, as the last
+    # rank shows; of less than all ranks, the world says it.
+    rf"rank \d+ in world size (?P<tensor_parallel_size>{_COUNT}) is assigned as DP rank 0, PP rank"
+    r" 0(?!\d)",
+    r"(?P<not_hopper>GPUs before SM90|Device capability \d{1,3}\.\d not supported)",
+    r"device_name=(?P<device>[\w-]{1,80}?)(?:,|\.json)",
+    rf"\b(?!CPU )\w+ KV cache size: (?P<cache_tokens>{_COUNT}) tokens",
+    rf"# (?!CPU)\w+ blocks: (?P<blocks>{_COUNT})(?:, # CPU blocks: (?P<cpu_blocks>{_COUNT}))?",
+    rf"after num_gpu_blocks is: (?P<blocks_of_all>{_COUNT})",
+)
+"""A group is an attribute of `Start`; it sets the fact, or adds to those of each rank."""
+_READ: dict[str, Callable[[str], Any]] = {
+    "version": str,
+    "model": str,
+    "engine": str,
+    "max_concurrency": float,
+    "weights": float,
+    "available": float,
+    "async_scheduling": lambda word: word == "enabled",
+    "not_hopper": bool,
+    "device": lambda name: name.replace("_", " "),
+}
+"""Group → how it is read; others are whole numbers."""
+
 _CONFIG_NAMES = {
     "max_seq_len": "max_model_len",
     "chunked_prefill_enabled": "enable_chunked_prefill",
 }
-_CONFIG_KEYS = {
-    "model",
-    "dtype",
-    "max_model_len",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "data_parallel_size",
-    "decode_context_parallel_size",
-    "quantization",
-    "enforce_eager",
-    "kv_cache_dtype",
-    "speculative_config",
-    "num_scheduler_steps",
-    "enable_prefix_caching",
-    "enable_chunked_prefill",
-}
+_CONFIG_KEYS = (
+    {"model", "dtype", "max_model_len", "quantization", "enforce_eager", "kv_cache_dtype"}
+    | {"tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"}
+    | {"decode_context_parallel_size", "speculative_config", "num_scheduler_steps"}
+    | {"enable_prefix_caching", "enable_chunked_prefill"}
+)
 
 
-def _begins_anew(start: Start, take: Callable[..., None], text: str) -> bool:
+def _begins_anew(start: Start, match: re.Match[str]) -> bool:
     """Whether a line belongs to another start than the one before it."""
-    if take in (_version, _arguments):
-        return bool(start.arguments or start.engine or start.sized)
-    return take is _engine and start.sized and _rank(text) in start.ranks
+    groups = match.re.groupindex
+    if "config" in groups:
+        return start.sized and _rank(match.string) in start.ranks
+    return bool(
+        ("version" in groups or "arguments" in groups)
+        and (start.arguments or start.engine or start.sized)
+    )
 
 
 def _rank(text: str) -> str:
@@ -186,49 +295,31 @@ def _rank(text: str) -> str:
     return match[1] if match else ""
 
 
+def _take(start: Start, match: re.Match[str], number: int) -> None:
+    """Take in what a line says."""
+    where, said = f"{start.path}:{number}", match.groupdict()
+    if text := said.pop("arguments", None):
+        start.arguments += [Argument(*pair, where) for pair in whole_pairs(text, where)]
+        start.lists_all = text.startswith("Namespace")
+    if "config" in said:
+        start.ranks.add(_rank(match.string))
+        found = dict(whole_pairs(said.pop("config"), where))
+        said["engine"] = said["engine"] or "0"
+        if "tensor_parallel_size" not in found:
+            raise cut_off(where)
+        start.config = list(_of_config(found.items(), said["engine"] == "1", where))
+    for key, text in said.items():
+        if text is None:
+            continue
+        fact = Fact(_READ.get(key, _number)(text), number)
+        if isinstance(facts := getattr(start, key), list):
+            facts.append(fact)
+        else:
+            setattr(start, key, fact)
+
+
 def _number(text: str) -> int:
     return int(text.replace(",", ""))
-
-
-def _one(key: str, read: Callable[[str], Any] = _number) -> _Take:
-    """What sets a fact of a start; the first group of the pattern says it."""
-
-    def take(start: Start, match: re.Match[str], line: _Line) -> None:
-        setattr(start, key, Fact(read(match[1]), line.number))
-
-    return take
-
-
-def _each(key: str, read: Callable[[str], Any] = _number) -> _Take:
-    """What adds a fact to those of each rank."""
-
-    def take(start: Start, match: re.Match[str], line: _Line) -> None:
-        getattr(start, key).append(Fact(read(match[1]), line.number))
-
-    return take
-
-
-def _version(start: Start, match: re.Match[str], line: _Line) -> None:
-    start.version = Fact(match[1], line.number)
-
-
-def _arguments(start: Start, match: re.Match[str], line: _Line) -> None:
-    where = f"{line.path}:{line.number}"
-    start.arguments += [
-        Argument(name, value, where) for name, value in whole_pairs(match[1], where)
-    ]
-    start.lists_all = match[1].startswith("Namespace")
-
-
-def _engine(start: Start, match: re.Match[str], line: _Line) -> None:
-    start.ranks.add(_rank(line.text))
-    start.engine = Fact(match[1] or "0", line.number)
-    start.version = Fact(match[2], line.number)
-    where = f"{line.path}:{line.number}"
-    found = dict(whole_pairs(match[3], where))
-    if "tensor_parallel_size" not in found:
-        raise cut_off(where)
-    start.config = list(_of_config(found.items(), start.engine.value == "1", where))
 
 
 def _of_config(found: Iterable[tuple[str, Any]], is_v1: bool, where: str) -> Iterator[Argument]:
@@ -238,72 +329,6 @@ def _of_config(found: Iterable[tuple[str, Any]], is_v1: bool, where: str) -> Ite
             yield Argument("disable_async_output_proc", value is not True, where)
         elif name in _CONFIG_KEYS:
             yield Argument(name, value, where)
-
-
-def _concurrency(start: Start, match: re.Match[str], line: _Line) -> None:
-    start.max_model_len = Fact(_number(match[1]), line.number)
-    start.max_concurrency = Fact(float(match[2]), line.number) if match[2] else None
-
-
-def _ranks(start: Start, match: re.Match[str], line: _Line) -> None:
-    """All GPUs share a layer where there are no pipeline stages and no replicas, as the last rank
-    shows; of less than all ranks, the world says it."""
-    if match[2] == match[3] == "0":
-        start.tensor_parallel_size = Fact(_number(match[1]), line.number)
-
-
-def _blocks(start: Start, match: re.Match[str], line: _Line) -> None:
-    start.blocks.append(Fact(_number(match[1]), line.number))
-    if match[2]:
-        start.cpu_blocks = Fact(_number(match[2]), line.number)
-
-
-_GIB = r"(\d{1,9}(?:\.\d{1,9})?) GiB"
-_COUNT = r"(\d{1,3}(?:,\d{3}){1,5}|\d{1,18})"
-_LINES: list[tuple[re.Pattern[str], _Take]] = [
-    (re.compile(r"vLLM (?:API )?server version (\d[^\s,]*)"), _version),
-    (re.compile(r"█.* version +(\d\S*)"), _version),
-    (re.compile(r"non-default args: (\{.*)"), _arguments),
-    (re.compile(r" args: (Namespace\(.*)"), _arguments),
-    (
-        re.compile(r"Initializing an? (?:V([01]) )?LLM engine \(v([^)\s]*)\) with config: (.*)"),
-        _engine,
-    ),
-    (re.compile(rf"Using max model len {_COUNT}"), _one("max_model_len")),
-    (
-        re.compile(
-            rf"Maximum concurrency for {_COUNT} tokens per request(?:: (\d{{1,9}}\.\d{{1,9}})x)?"
-        ),
-        _concurrency,
-    ),
-    (
-        re.compile(rf"Chunked prefill is enabled with max_num_batched_tokens={_COUNT}"),
-        _one("max_num_batched_tokens"),
-    ),
-    (
-        re.compile(r"Asynchronous scheduling is (enabled|disabled)"),
-        _one("async_scheduling", lambda word: word == "enabled"),
-    ),
-    (re.compile(rf"ing (?:attention|kv cache) block size to {_COUNT}"), _one("block_size")),
-    (re.compile(rf"Model loading took {_GIB}"), _each("weights", float)),
-    (re.compile(rf"Available KV cache memory: {_GIB}"), _each("available", float)),
-    (re.compile(r"[Ss]tarting to load model (\S+?)\.\.\."), _one("model", str)),
-    (
-        re.compile(rf"rank \d+ in world size {_COUNT} is assigned as DP rank (\d+), PP rank (\d+)"),
-        _ranks,
-    ),
-    (
-        re.compile(r"(GPUs before SM90|Device capability \d{1,3}\.\d not supported)"),
-        _one("not_hopper", bool),
-    ),
-    (
-        re.compile(r"device_name=([\w-]{1,80}?)(?:,|\.json)"),
-        _one("device", lambda name: name.replace("_", " ")),
-    ),
-    (re.compile(rf"\b(?!CPU )\w+ KV cache size: {_COUNT} tokens"), _each("cache_tokens")),
-    (re.compile(rf"# (?!CPU)\w+ blocks: {_COUNT}(?:, # CPU blocks: {_COUNT})?"), _blocks),
-    (re.compile(rf"after num_gpu_blocks is: {_COUNT}"), _one("blocks_of_all")),
-]
 
 
 _WHOLE_REQUESTS_SINCE = (0, 21)
@@ -388,3 +413,92 @@ def blocks_of(
 
 def _least(facts: list[Fact]) -> Fact | None:
     return min(facts, key=lambda fact: fact.value, default=None)
+
+
+def settings_of_log(path: str) -> tuple[Meaning, list[str], Start]:
+    """What the last start that came as far as its blocks says, notes for people, and that start.
+
+    Raises `ConfigError` for a log without such a start, and for a server that cannot be simulated.
+    """
+    starts = read_starts(path)
+    sized = [start for start in starts if start.sized]
+    if not sized:
+        raise ConfigError(
+            f"{path}: vLLM starts (line {starts[-1].line}), but no line says how many KV blocks it"
+            " has; give the log up to the line `GPU KV cache size`"
+        )
+    start = sized[-1]
+    meaning = _without_blocks(start, path)
+    pool = _count_blocks(meaning, start, path)
+    leave_unused(meaning)
+    said = notes(meaning, path, pool)
+    if len(starts) > 1:
+        said.append(
+            f"{path}: {len(starts)} starts of an engine; the last with its blocks counts, from line"
+            f" {start.line}"
+        )
+    return meaning, said, start
+
+
+def _without_blocks(start: Start, path: str) -> Meaning:
+    """Arguments, in their place what the engine made of them, in their place what it says later."""
+    meaning = interpret(start.arguments, VLLM)
+    if start.lists_all:
+        # Nobody wants to read what nobody gave.
+        meaning.ignored.clear()
+        meaning.unknown.clear()
+    made = interpret(start.config, VLLM)
+    for key, value in made.settings.items():
+        # A replica's engine may count itself alone, and name the folder of the model's download.
+        kept = key in ("data_parallel_size", "model") and key in meaning.settings
+        # The format of a quantised checkpoint belongs to the model.
+        if not kept and not (key == "quantization" and start.arguments):
+            meaning.set(key, value, made.sources[key])
+    for key, fact, read in (
+        ("model", start.model, values.model),
+        ("tensor_parallel_size", start.tensor_parallel_size, values.whole),
+    ):
+        if fact is not None and not start.config and key not in meaning.settings:
+            meaning.set(key, read(fact.value), f"{path}:{fact.line}")
+    for key, fact in (
+        ("max_model_len", start.max_model_len),
+        ("max_num_batched_tokens", start.max_num_batched_tokens),
+        ("async_scheduling", start.async_scheduling),
+        ("hardware", start.device),
+        ("num_cpu_blocks_override", start.cpu_blocks),
+    ):
+        if fact is not None:
+            meaning.set(key, fact.value, f"{path}:{fact.line}")
+    engine = start.engine or start.engine_by_pool
+    if engine is not None:
+        meaning.set("engine", ENGINES[engine.value], f"{path}:{engine.line}")
+    if start.version is not None:
+        release = re.match(r"\d{1,4}\.\d{1,4}\.\d{1,4}", start.version.value)
+        if release:
+            meaning.set("vllm_version", release[0], f"{path}:{start.version.line}")
+    return meaning
+
+
+def _count_blocks(meaning: Meaning, start: Start, path: str) -> str:
+    """Set the blocks and their size, as if one table served all layers; returns both in words."""
+    said = meaning.settings
+    if start.block_size is not None:
+        meaning.set("block_size", start.block_size.value, f"{path}:{start.block_size.line}")
+    replicas, size = said.get("data_parallel_size", 1), said.get("block_size")
+    if replicas < 1 or (size is not None and size < 1):
+        raise ConfigError(f"{path}: data_parallel_size {replicas}, block_size {size}: below 1")
+    longest = said.get("max_model_len")
+    length = longest if isinstance(longest, int) and longest > 0 else None
+    pool = pool_of(start, size, length, replicas)
+    where = f"{path}:{pool.line}"
+    if pool.blocks < 1 or pool.block_size < 1:
+        raise ConfigError(f"{where}: the server has no KV blocks; nothing can be simulated")
+    meaning.set("num_gpu_blocks_override", pool.blocks, where)
+    if size is None:
+        usual = pool.block_size == DEFAULT_BLOCK_SIZE
+        meaning.set("block_size", pool.block_size, "vLLM's default" if usual else where)
+    words = f"{pool.blocks:,} blocks of {pool.block_size} (line {pool.line})"
+    if start.available:
+        least = min(start.available, key=lambda fact: fact.value)
+        words += f" in {least.value:g} GiB of each GPU (line {least.line})"
+    return words

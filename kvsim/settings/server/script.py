@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from kvsim.errors import ConfigError
 
@@ -123,6 +124,9 @@ _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^{}]*))?\})
 _DECLARING = ("export", "local", "declare", "readonly")
 _CONTINUED = re.compile(r"\\[ \t]*\r?\n|(?<=[ \t])\\(?=[ \t])")
 """A line goes on; also where the line was folded, and a backslash stands alone."""
+_FOLDED = re.compile(r"\\[ \t]*\r?\n")
+_REDIRECTION = re.compile(r"(?:&(?=>))?[<>]+[&|]?")
+"""`2>&1`, `> FILE`: neither is a word of the command."""
 _PLACEHOLDER = re.compile(r"<[A-Za-z_][\w ./:|-]*>")
 """A word in angle brackets that somebody was to replace, not a redirection."""
 
@@ -150,104 +154,93 @@ class _Reader:
         self._text = text
         self._where = where
         self._place = 0
-        self._line = 1
         self._variables: dict[str, str] = {}
-        self._clear()
-
-    def _clear(self) -> None:
         self._words: list[str] = []
-        self._word: list[str] | None = None
+        self._word: str | None = None
         self._redirected = False
 
     def read(self) -> Iterator[Command]:
         text = self._text
         while self._place < len(text):
             character = text[self._place]
-            continued = _CONTINUED.match(text, self._place) if character == "\\" else None
-            if continued:
-                self._go(continued.end())
+            if match := _CONTINUED.match(text, self._place):
+                self._place = match.end()
+            elif match := _PLACEHOLDER.match(text, self._place):
+                self._append(match[0], match.end())
+            elif match := _REDIRECTION.match(text, self._place):
+                if self._word is not None and self._word.isdigit():
+                    self._word = None
+                self._end_word()
+                self._place = match.end()
+                self._redirected = not match[0].startswith("<<")
             elif character in "\n;&|()":
-                if text.startswith("&>", self._place):
-                    self._redirect()
-                    continue
                 yield from self._end_command()
-                self._go(self._place + 1)
+                self._place += 1
             elif character in " \t\r":
                 self._end_word()
                 self._place += 1
             elif character == "#" and self._word is None:
                 end = text.find("\n", self._place)
                 self._place = len(text) if end < 0 else end
-            elif placeholder := _PLACEHOLDER.match(text, self._place):
-                self._word = [*(self._word or []), placeholder[0]]
-                self._go(placeholder.end())
-            elif character in "<>":
-                self._redirect()
             else:
                 self._add(character)
         yield from self._end_command()
 
+    def _append(self, piece: str, place: int) -> None:
+        """Go on with a word, and at a place of the text."""
+        self._word, self._place = (self._word or "") + piece, place
+
     def _add(self, character: str) -> None:
         """A character of a word, or a quoted part of one."""
-        if self._word is None:
-            self._word = []
+        text, place = self._text, self._place
         if character == "'":
-            end = self._closing("'", self._place + 1)
-            self._word.append(self._text[self._place + 1 : end])
-            self._go(end + 1)
+            end = self._closing("'", place)
+            self._append(text[place + 1 : end], end + 1)
         elif character == '"':
             self._double_quoted()
         elif character == "\\":
-            self._word.append(self._text[self._place + 1 : self._place + 2])
-            self._go(self._place + 2)
+            self._append(text[place + 1 : place + 2], place + 2)
         elif character in "$`":
             value, known = self._expanded()
-            self._add_split(value.split() if known else [value])
-        else:
-            self._word.append(character)
-            self._place += 1
-
-    def _add_split(self, pieces: list[str]) -> None:
-        """An expansion without quotes: each space in it ends a word."""
-        for last, piece in enumerate(pieces, 1 - len(pieces)):
-            self._word = [*(self._word or []), piece]
-            if last:
+            # Each space in an expansion without quotes ends a word.
+            first, *others = (value.split() or [""]) if known else [value]
+            self._word = (self._word or "") + first
+            for piece in others:
                 self._end_word()
-        self._word = self._word or None
+                self._word = piece
+            self._word = self._word or None
+        else:
+            self._append(character, place + 1)
 
     def _double_quoted(self) -> None:
-        assert self._word is not None
-        text, line = self._text, self._line
-        self._place += 1
+        text, start = self._text, self._place
+        self._append("", start + 1)
         while self._place < len(text):
-            character = text[self._place]
+            place, character = self._place, text[self._place]
             if character == '"':
                 self._place += 1
                 return
             if character in "$`":
-                self._word.append(self._expanded()[0])
-            elif character == "\\" and text[self._place + 1 : self._place + 2] in list('"\\$`'):
-                self._word.append(text[self._place + 1])
-                self._place += 2
-            elif character == "\\" and re.match(r"\\[ \t]*\r?\n", text[self._place :]):
-                self._go(text.index("\n", self._place) + 1)
+                self._append(self._expanded()[0], self._place)
+            elif character == "\\" and text[place + 1 : place + 2] in list('"\\$`'):
+                self._append(text[place + 1], place + 2)
+            elif folded := _FOLDED.match(text, place):
+                self._place = folded.end()
             else:
-                self._word.append(character)
-                self._go(self._place + 1)
-        raise self._unclosed('"', line)
+                self._append(character, place + 1)
+        raise self._unclosed('"', start)
 
     def _expanded(self) -> tuple[str, bool]:
         """What the expansion at this place stands for, and whether that is known; passes it."""
         text, start = self._text, self._place
-        variable = _VARIABLE.match(text, start)
-        if variable:
-            self._go(variable.end())
+        if variable := _VARIABLE.match(text, start):
+            self._place = variable.end()
             value = self._variables.get(variable[1] or variable[2], variable[3])
             return (variable[0], False) if value is None else (value, True)
         if text[start] == "`":
-            self._go(self._closing("`", start + 1) + 1)
+            self._place = self._closing("`", start) + 1
         elif text.startswith(("$(", "${"), start):
-            self._go(self._balanced(start + 1))
+            self._place = self._balanced(start + 1)
         else:
             self._place += 1
             return "$", True
@@ -262,37 +255,24 @@ class _Reader:
             depth += (self._text[place] == opening) - (self._text[place] == closing)
             if not depth:
                 return place + 1
-        raise self._unclosed(opening, self._line)
+        raise self._unclosed(opening, start)
 
     def _closing(self, quote: str, start: int) -> int:
-        end = self._text.find(quote, start)
+        """The place of the quote that closes the one at `start`."""
+        end = self._text.find(quote, start + 1)
         if end < 0:
-            raise self._unclosed(quote, self._line)
+            raise self._unclosed(quote, start)
         return end
 
-    def _unclosed(self, opening: str, line: int) -> ConfigError:
+    def _unclosed(self, opening: str, start: int) -> ConfigError:
+        line = self._text.count("\n", 0, start) + 1
         return ConfigError(f"{self._where}: line {line}: no end of the {opening} that begins there")
 
-    def _redirect(self) -> None:
-        """`2>&1`, `> FILE`: neither is a word of the command."""
-        if self._word is not None and "".join(self._word).isdigit():
-            self._word = None
-        self._end_word()
-        match = re.compile(r"&?[<>]+[&|]?").match(self._text, self._place)
-        assert match is not None
-        self._place = match.end()
-        self._redirected = not match[0].startswith("<<")
-
-    def _go(self, place: int) -> None:
-        self._line += self._text.count("\n", self._place, place)
-        self._place = place
-
     def _end_word(self) -> None:
-        if self._word is None:
+        word, self._word = self._word, None
+        if word is None:
             return
-        word = "".join(self._word)
-        self._word = None
-        if self._redirected:
+        if self._redirected:  # where to: no word of the command
             self._redirected = False
             return
         match = _ASSIGNMENT.fullmatch(word)
@@ -305,4 +285,47 @@ class _Reader:
         self._end_word()
         if self._words:
             yield Command(self._words, self._variables)
-        self._clear()
+        self._words, self._redirected = [], False
+
+
+MOST_COMMAND_BYTES = 1 << 20
+
+
+def read_text(path: str | Path) -> str:
+    """A small text file; raises `ConfigError` for what is none."""
+    try:
+        with Path(path).open("rb") as file:
+            raw = file.read(MOST_COMMAND_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error) from None
+    if len(raw) > MOST_COMMAND_BYTES:
+        raise ConfigError(
+            f"{path}: larger than {MOST_COMMAND_BYTES:,} bytes; give a file with one command"
+        )
+    if not raw.strip():
+        raise ConfigError(f"{path}: the file is empty")
+    if b"\0" in raw:
+        raise ConfigError(f"{path}: not a text file")
+    return raw.decode("utf-8-sig", errors="replace")
+
+
+def read_yaml(text: str, where: str) -> Any:
+    """The content of a YAML text; raises `ConfigError` where it is none."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    # PyYAML raises plain exceptions for tags with values that are not theirs, as in `!!bool x`.
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
+        problem = " ".join(str(error).split())
+        raise ConfigError(f"{where}: not YAML: {problem[:200]}") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: not YAML: nested too deeply") from None
+
+
+def unreadable(path: str | Path, error: Exception) -> ConfigError:
+    """The error for a file that the system does not give."""
+    problem = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return ConfigError(f"{path}: cannot be read: {problem}")

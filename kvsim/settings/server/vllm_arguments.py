@@ -7,115 +7,56 @@ from the `engine/arg_utils.py` of 0.6.3, 0.7.3, 0.8.5, 0.9.2, 0.10.2, 0.12.0, 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Literal
-
-from kvsim.settings.parsing import parse_json
 from kvsim.settings.server import values
-from kvsim.settings.server.arguments import Effect, Flag, Ignored, Table, Unsimulated, Used
-
-NO_EFFECT = Ignored("cannot matter to a simulation")
-SLIGHT = Ignored("not modelled, may change times or memory a little")
-
-
-def _empty(value: Any) -> bool:
-    return value in (None, False, "", [], {}) or value == ()
-
-
-def or_else(*also: Any) -> Callable[[Any], bool]:
-    """Whether a value is empty or one of these."""
-    return lambda value: _empty(value) or value in also
-
-
-def only_rope(value: Any) -> bool:
-    """Whether overrides of the model's config change nothing but rotary embeddings.
-
-    They may lengthen the context, which the longest length of the command then says.
-    """
-    try:
-        table = parse_json(value) if isinstance(value, str) else value
-    except ValueError:
-        return False
-    return _empty(table) or (
-        isinstance(table, dict)
-        and all(
-            key.startswith("rope")
-            or key == "max_position_embeddings"
-            or (key == "text_config" and only_rope(inner))
-            for key, inner in table.items()
-        )
-    )
-
-
-def flags(
-    effect: Effect, *, switches: str = "", values: str = "", lists: str = "", maybe: str = ""
-) -> Iterator[Flag]:
-    """Flags of one effect, by how many words follow them."""
-    kinds: dict[Literal["nothing", "maybe", "value", "values"], str] = {
-        "nothing": switches,
-        "maybe": maybe,
-        "value": values,
-        "values": lists,
-    }
-    for takes, names in kinds.items():
-        for name in names.split():
-            yield Flag(name.replace("-", "_"), takes, effect)
-
-
-def unsimulated(
-    reason: str, switches: str = "", values: str = "", lists: str = "", off: Any = _empty
-) -> Iterator[Flag]:
-    """Flags of one feature that is not simulated."""
-    return flags(Unsimulated(reason, off), switches=switches, values=values, lists=lists)
-
-
-def used(name: str, read: Callable[[Any], Any], key: str = "") -> Flag:
-    """A flag that is the setting `key`; empty: the one of its name."""
-    takes: Literal["nothing", "value"] = "value"
-    if read is values.switch:
-        takes = "nothing"
-    return Flag(name, takes, Used(key or name, read))
-
+from kvsim.settings.server.arguments import (
+    NO_EFFECT,
+    SLIGHT,
+    Flag,
+    Table,
+    Unsimulated,
+    empty,
+    flags,
+    only_rope,
+    or_else,
+    unsimulated,
+    used,
+)
 
 _USED = [
-    used("model", values.model),
-    used("model_tag", values.model, "model"),
-    used("dtype", values.dtype),
-    used("quantization", values.quantization),
-    used("max_model_len", values.length),
-    used("enforce_eager", values.switch),
-    used("block_size", values.whole),
-    used("gpu_memory_utilization", values.number),
-    used("device_memory_utilization", values.number, "gpu_memory_utilization"),
-    used("kv_cache_memory_bytes", values.whole),
-    used("kv_cache_dtype", values.cache_dtype),
-    used("num_gpu_blocks_override", values.whole),
-    used("enable_prefix_caching", values.switch),
-    used("cpu_offload_gb", values.number),
-    used("kv_offloading_size", values.number),
-    used("kv_transfer_config", values.table),
-    used("tensor_parallel_size", values.whole),
-    used("pipeline_parallel_size", values.whole),
-    used("data_parallel_size", values.whole),
-    used("enable_expert_parallel", values.switch),
-    used("max_num_batched_tokens", values.whole),
-    used("max_num_seqs", values.whole),
-    used("long_prefill_token_threshold", values.whole),
-    used("long_prefill_token_threshold_adaptive", values.switch),
-    used("max_num_active_seqs", values.whole),
-    used("max_num_scheduled_tokens", values.whole),
-    used("prefill_schedule_interval", values.whole),
-    used("scheduling_policy", values.text),
-    used("enable_chunked_prefill", values.switch),
-    used("scheduler_reserve_full_isl", values.switch),
-    used("disable_hybrid_kv_cache_manager", values.switch),
-    used("prefix_cache_retention_interval", values.interval),
-    used("watermark", values.number),
-    used("async_scheduling", values.switch),
-    used("speculative_config", values.speculation),
-    used("enable_lora", values.switch),
-    used("max_loras", values.whole),
-    used("max_lora_rank", values.whole),
+    *used(values.model, "model model_tag=model"),
+    *used(values.text, "scheduling_policy"),
+    *used(values.dtype, "dtype"),
+    *used(values.cache_dtype, "kv_cache_dtype"),
+    *used(values.quantization, "quantization"),
+    *used(values.length, "max_model_len"),
+    *used(values.interval, "prefix_cache_retention_interval"),
+    *used(values.table, "kv_transfer_config"),
+    *used(values.speculation, "speculative_config"),
+    *used(
+        values.switch,
+        """
+            async_scheduling disable_hybrid_kv_cache_manager enable_chunked_prefill
+            enable_expert_parallel enable_lora enable_prefix_caching enforce_eager
+            long_prefill_token_threshold_adaptive scheduler_reserve_full_isl
+        """,
+        takes="nothing",
+    ),
+    *used(
+        values.whole,
+        """
+            block_size data_parallel_size kv_cache_memory_bytes long_prefill_token_threshold
+            max_lora_rank max_loras max_num_active_seqs max_num_batched_tokens
+            max_num_scheduled_tokens max_num_seqs num_gpu_blocks_override pipeline_parallel_size
+            prefill_schedule_interval tensor_parallel_size
+        """,
+    ),
+    *used(
+        values.number,
+        """
+            cpu_offload_gb gpu_memory_utilization device_memory_utilization=gpu_memory_utilization
+            kv_offloading_size watermark
+        """,
+    ),
 ]
 
 _NO_EFFECT = [
@@ -253,7 +194,7 @@ _SLIGHT = [
 ]
 
 _UNSIMULATED = [
-    Flag("omni", "nothing", Unsimulated("speech, images or video are made", _empty, first=True)),
+    Flag("omni", "nothing", Unsimulated("speech, images or video are made", empty, first=True)),
     *unsimulated(
         "speculative decoding is set up outside --speculative-config",
         values="spec-method spec-model spec-tokens",
@@ -271,10 +212,7 @@ _UNSIMULATED = [
         off=or_else(1),
     ),
     *unsimulated(
-        "two half batches overlap",
-        switches="enable-dbo",
-        values="ubatch-size",
-        off=or_else(0),
+        "two half batches overlap", switches="enable-dbo", values="ubatch-size", off=or_else(0)
     ),
     *unsimulated(
         "the number of replicas changes as it runs",
@@ -326,11 +264,7 @@ _UNSIMULATED = [
         off=or_else("auto", "none", "align"),
     ),
     *unsimulated("the model has a memory of its own", values="engram-config"),
-    *unsimulated(
-        "the model generates nothing",
-        values="runner",
-        off=or_else("auto", "generate"),
-    ),
+    *unsimulated("the model generates nothing", values="runner", off=or_else("auto", "generate")),
     *unsimulated("the model generates nothing", values="convert", off=or_else("auto")),
     *unsimulated("the model generates nothing", values="pooler-config"),
     *unsimulated(
@@ -350,9 +284,9 @@ _UNSIMULATED = [
 ]
 
 _EARLIER = [
-    used("swap_space", values.number),
-    used("preemption_mode", values.text),
-    used("disable_async_output_proc", values.switch),
+    *used(values.number, "swap_space"),
+    *used(values.text, "preemption_mode"),
+    *used(values.switch, "disable_async_output_proc", takes="nothing"),
     *flags(
         NO_EFFECT,
         switches="""
@@ -406,8 +340,11 @@ _EARLIER = [
         values="max-num-partial-prefills max-long-partial-prefills",
         off=or_else(1),
     ),
-    *unsimulated("adapters take memory and time", switches="enable-prompt-adapter"),
-    *unsimulated("adapters take memory and time", values="qlora-adapter-name-or-path"),
+    *unsimulated(
+        "adapters take memory and time",
+        switches="enable-prompt-adapter",
+        values="qlora-adapter-name-or-path",
+    ),
     *unsimulated("the model generates nothing", values="task", off=or_else("auto", "generate")),
     *unsimulated("the model generates nothing", values="override-pooler-config"),
     *unsimulated(

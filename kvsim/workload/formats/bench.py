@@ -39,48 +39,44 @@ read, so nothing is shared. `Row.observed` has `ttft_s` and `e2e_s`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from kvsim.core.sums import added
-from kvsim.workload.document import read_objects
-from kvsim.workload.gather import Gathered, Reader
-from kvsim.workload.source import NS_PER_S, Head, Source, instant, parse, shown, tokens
+from kvsim.workload.gather import Gathered, instant, tokens
+from kvsim.workload.source import NS_PER_S, Source, read_objects, shown, tables
 from kvsim.workload.trace import Row, Trace
 
-FAILED = "they failed"
 
-
-def _is_vllm(head: Head) -> bool:
-    """Whether this is a result of vLLM's client, with or without lists.
-
-    The lists may begin beyond the head, so they do not tell it from SGLang's result.
-    """
-    is_result = bool(head.keys & {"request_throughput", "input_lens"})
-    return is_result and ("tokenizer_id" in head.keys or "dataset_name" not in head.keys)
-
-
-def _read_vllm(source: Source) -> Trace:
+def read_vllm(source: Source) -> Trace:
     """The requests of a benchmark, each at the time it was sent, with what was measured.
 
     Raises `TraceError` for a result without lists, and for several results in one file.
     """
-    result = only_result(source, "--save-detailed")
-    lists = read_lists(source, result, ("start_times",), ("latencies", "queue_times"))
-    gathered = Gathered(source, "vllm-bench")
-    model = model_of(result)
-    for number, start in enumerate(lists["start_times"]):
-        time_ns = instant(source, "start_times", start, NS_PER_S)
-        add_measured(source, gathered, lists, number, time_ns, model)
+    result = _only_result(source, "--save-detailed")
+    lists = _read_lists(source, result, "start_times", "latencies", "queue_times")
+    times_ns = (instant(source, "start_times", each, NS_PER_S) for each in lists["start_times"])
+    gathered = _gathered(source, "vllm-bench", result, lists, times_ns)
     notes = []
     if type(slots := result.get("max_concurrency")) is int:
         notes.append(
             f"arrivals are when requests were sent, after their wait for one of {slots} slots; for"
-            f" the same closed loop give --request-rate {rate_of(result)} --max-concurrency {slots}"
+            f" the same closed loop give {_options(result)}"
         )
     return gathered.trace(*notes)
 
 
-def only_result(source: Source, option: str) -> dict[str, Any]:
+def read_sglang(source: Source) -> Trace:
+    """The requests of a benchmark, without arrivals. Raises `TraceError` as for vLLM."""
+    result = _only_result(source, "--output-details")
+    lists = _read_lists(source, result)
+    gathered = _gathered(source, "sglang-bench", result, lists, [None] * len(lists["input_lens"]))
+    return gathered.trace(
+        f"the file does not say when requests were sent; it ran with {_options(result)}"
+    )
+
+
+def _only_result(source: Source, option: str) -> dict[str, Any]:
     """The one result in the file; refuses several, and one without lists per request.
 
     `option` is the argument of the benchmark client that makes it write the lists.
@@ -95,13 +91,14 @@ def only_result(source: Source, option: str) -> dict[str, Any]:
     return results[0]
 
 
-def read_lists(
-    source: Source, result: dict[str, Any], needed: tuple[str, ...], optional: tuple[str, ...]
-) -> dict[str, list[Any]]:
-    """The lists per request that are there, all of one length. Raises `TraceError`."""
+def _read_lists(source: Source, result: dict[str, Any], *further: str) -> dict[str, list[Any]]:
+    """The lists per request that are there, all of one length. Raises `TraceError`.
+
+    `further`: those of this client alone, of which the first has to be there.
+    """
     lists: dict[str, list[Any]] = {}
-    for key in ("input_lens", "output_lens", *needed, *optional, "ttfts", "itls", "errors"):
-        if key not in result and key not in needed:
+    for key in ("input_lens", "output_lens", *further, "ttfts", "itls", "errors"):
+        if key not in result and key not in further[:1]:
             continue
         values = result.get(key)
         if not isinstance(values, list):
@@ -113,42 +110,34 @@ def read_lists(
     return lists
 
 
-def add_measured(
+def _gathered(
     source: Source,
-    gathered: Gathered,
+    format: str,
+    result: dict[str, Any],
     lists: dict[str, list[Any]],
-    number: int,
-    time_ns: int | None,
-    model: str | None,
-) -> None:
-    """Gather the request at place `number` of the lists, unless it failed."""
-    where = f"[{number}]"
-    input_length = tokens(source, f"input_lens{where}", lists["input_lens"][number], 0)
-    output_length = tokens(source, f"output_lens{where}", lists["output_lens"][number], 0)
-    if not (input_length and output_length) or ("errors" in lists and lists["errors"][number]):
-        gathered.drop(FAILED)
-        return
-    observed = _measured(source, lists, number)
-    gathered.add(
-        input_length,
-        output_length,
-        time_ns=time_ns,
-        id=str(number),
-        model=model,
-        observed=observed or None,
-    )
+    times_ns: Iterable[int | None],
+) -> Gathered:
+    """The requests of the lists that did not fail."""
+    gathered = Gathered(source, format)
+    for number, time_ns in enumerate(times_ns):
+        lengths = [
+            tokens(source, f"{key}[{number}]", lists[key][number], 0)
+            for key in ("input_lens", "output_lens")
+        ]
+        if not all(lengths) or ("errors" in lists and lists["errors"][number]):
+            gathered.drop("they failed")
+            continue
+        observed = _measured(source, lists, number) or None
+        model = result.get("model_id") or None
+        gathered.add(*lengths, time_ns=time_ns, id=str(number), model=model, observed=observed)
+    return gathered
 
 
-def model_of(result: dict[str, Any]) -> str | None:
-    """The model that a result names; None if it names none."""
-    name = result.get("model_id")
-    return name if isinstance(name, str) and name else None
-
-
-def rate_of(result: dict[str, Any]) -> str:
-    """The request rate of a result as text for a command line."""
-    rate = result.get("request_rate")
-    return f"{rate:g}" if type(rate) in (int, float) else "inf"
+def _options(result: dict[str, Any]) -> str:
+    """The rate and the slots of a benchmark, as for a command line."""
+    rate, slots = result.get("request_rate"), result.get("max_concurrency")
+    found = f"--request-rate {rate:g}" if type(rate) in (int, float) else "--request-rate inf"
+    return f"{found} --max-concurrency {slots}" if type(slots) is int else found
 
 
 def _measured(source: Source, lists: dict[str, list[Any]], number: int) -> dict[str, Any]:
@@ -175,40 +164,15 @@ def _seconds(source: Source, key: str, number: int, value: Any) -> float:
     return float(value)
 
 
-def _is_sglang(head: Head) -> bool:
-    """Whether this is a result of SGLang's client, with or without lists."""
-    return "dataset_name" in head.keys and bool(head.keys & {"request_throughput", "input_lens"})
-
-
-def _read_sglang(source: Source) -> Trace:
-    """The requests of a benchmark, without arrivals. Raises `TraceError` as for vLLM."""
-    result = only_result(source, "--output-details")
-    lists = read_lists(source, result, (), ())
-    gathered = Gathered(source, "sglang-bench")
-    for number in range(len(lists["input_lens"])):
-        add_measured(source, gathered, lists, number, None, model_of(result))
-    slots = result.get("max_concurrency")
-    options = f"--request-rate {rate_of(result)}"
-    if type(slots) is int:
-        options += f" --max-concurrency {slots}"
-    return gathered.trace(f"the file does not say when requests were sent; it ran with {options}")
-
-
 _PER_SECOND = {"s": 1, "sec": 1, "ms": 1000, "us": 1_000_000, "ns": NS_PER_S}
 _MEASURED = {"time_to_first_token": "ttft_s", "request_latency": "e2e_s"}
 
 
-def _is_aiperf(head: Head) -> bool:
-    """Whether the rows have metadata and metrics."""
-    return {"metadata", "metrics"} <= head.keys and "benchmarks" not in head.keys
-
-
-def _read_aiperf(source: Source) -> Trace:
+def read_aiperf(source: Source) -> Trace:
     """The requests of an AIPerf run. Raises `TraceError` at the first line that is wrong."""
     gathered = Gathered(source, "aiperf")
     last: dict[str, tuple[Row, int]] = {}
-    for line in source.lines():
-        table = parse(source, line)
+    for table in tables(source):
         metadata, metrics = table.get("metadata"), table.get("metrics")
         if not isinstance(metadata, dict) or not isinstance(metrics, dict):
             field = "metrics" if isinstance(metadata, dict) else "metadata"
@@ -238,17 +202,17 @@ def _aiperf_add(
 ) -> None:
     """Gather a request; `last`: the last turn of each conversation, and when it ended."""
     start_ns = instant(source, "request_start_ns", metadata.get("request_start_ns"), 1)
-    name, session = metadata.get("x_request_id"), metadata.get("x_correlation_id")
+    session = metadata.get("x_correlation_id")
     is_turn = isinstance(session, str) and type(metadata.get("turn_index")) is int
     before = last.get(str(session)) if is_turn else None
     row = gathered.add(
         tokens(source, "input_sequence_length", _value(source, metrics, "input_sequence_length")),
         tokens(source, "output_sequence_length", _value(source, metrics, "output_sequence_length")),
         time_ns=start_ns,
-        id=name if isinstance(name, str) else None,
+        id=metadata.get("x_request_id"),
         after=-1 if before is None else before[0].index,
         delay_ns=0 if before is None else max(0, start_ns - before[1]),
-        session=str(session) if is_turn else None,
+        session=session if is_turn else None,
         turn=tokens(source, "turn_index", max(0, metadata["turn_index"]), 0) if is_turn else None,
         observed=_aiperf_observed(source, metrics),
     )
@@ -280,12 +244,7 @@ def _aiperf_observed(source: Source, metrics: dict[str, Any]) -> dict[str, Any] 
 _LEFT_OUT = {"errored": "they failed", "incomplete": "they were not complete"}
 
 
-def _is_guidellm(head: Head) -> bool:
-    """Whether this is a report with benchmarks."""
-    return "benchmarks" in head.keys
-
-
-def _read_guidellm(source: Source) -> Trace:
+def read_guidellm(source: Source) -> Trace:
     """The requests of the one benchmark of a report. Raises `TraceError`."""
     report = read_objects(source)[0]
     benchmarks = report.get("benchmarks")
@@ -318,14 +277,14 @@ def _guidellm_list(source: Source, requests: dict[str, Any], key: str) -> list[A
 def _guidellm_add(source: Source, gathered: Gathered, request: Any, where: str) -> None:
     if not isinstance(request, dict):
         raise source.error("not an object; give the report as GuideLLM wrote it", where, 0)
-    start, name = request.get("request_start_time"), request.get("request_id")
+    start = request.get("request_start_time")
     gathered.add(
         tokens(source, f"{where}.prompt_tokens", request.get("prompt_tokens")),
         tokens(source, f"{where}.output_tokens", request.get("output_tokens")),
         time_ns=None
         if start is None
         else instant(source, f"{where}.request_start_time", start, NS_PER_S),
-        id=name if isinstance(name, str) else None,
+        id=request.get("request_id"),
         observed=_guidellm_observed(request),
     )
 
@@ -338,9 +297,3 @@ def _guidellm_observed(request: dict[str, Any]) -> dict[str, Any] | None:
         if type(request.get(key)) in (int, float)
     }
     return observed or None
-
-
-AIPERF = Reader(_is_aiperf, _read_aiperf)
-GUIDELLM = Reader(_is_guidellm, _read_guidellm)
-SGLANG = Reader(_is_sglang, _read_sglang)
-VLLM = Reader(_is_vllm, _read_vllm)

@@ -30,39 +30,33 @@ without times are left out. Prompts are not in it: the trace has them.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvsim.workload.chain import settle_blocks
-from kvsim.workload.gather import Gathered, Reader
-from kvsim.workload.source import (
-    NS_PER_S,
-    Head,
-    Source,
-    identifier,
-    instant,
-    integers,
-    parse,
-    shown,
-    tokens,
+from kvsim.workload.gather import Gathered, identifier, instant, integers, tokens
+from kvsim.workload.source import NS_PER_S, Source, shown, tables
+from kvsim.workload.trace import (
+    MAX_ID,
+    MAX_TOKEN_ID,
+    Content,
+    HashContent,
+    Row,
+    TokenContent,
+    Trace,
+    collapse,
 )
-from kvsim.workload.trace import MAX_ID, Content, HashContent, Row, TokenContent, Trace, collapse
 
 BLOCK_SIZE = 16
 _NO_PARENT = "-1"
 _ZERO = "output_length 0 read as 1"
 
 
-def _is_qwen(head: Head) -> bool:
-    """Whether the rows name their chat and its parent."""
-    return {"chat_id", "parent_chat_id"} <= head.keys
-
-
-def _read_qwen(source: Source) -> Trace:
+def read_qwen(source: Source) -> Trace:
     """A Qwen-Bailian trace. Raises `TraceError` at the first line that is wrong."""
     gathered = Gathered(source, "qwen")
     chats: dict[str, Row] = {}
-    for line in source.lines():
-        _add(source, parse(source, line), gathered, chats)
+    for table in tables(source):
+        _add(source, table, gathered, chats)
     trace = gathered.trace()
     settle_blocks(source, trace, BLOCK_SIZE, "make sure that this is a Qwen-Bailian file")
     return trace
@@ -101,18 +95,12 @@ def _add(source: Source, table: dict[str, Any], gathered: Gathered, chats: dict[
 _LMCACHE_NOTE = "outputs are not in the log: each is read as 1 token, so decoding is not simulated"
 
 
-def _is_lmcache(head: Head) -> bool:
-    """Whether the rows have chunk hashes."""
-    return {"chunk_hashes", "seq_len"} <= head.keys
-
-
-def _read_lmcache(source: Source) -> Trace:
+def read_lmcache(source: Source) -> Trace:
     """The requests of an LMCache log. Raises `TraceError` at the first line that is wrong."""
     gathered = Gathered(source, "lmcache")
     numbers: dict[str, int] = {}
     size: int | None = None
-    for line in source.lines():
-        table = parse(source, line)
+    for table in tables(source):
         chunk = tokens(source, "chunk_size", table.get("chunk_size"))
         size = size or chunk
         if chunk != size:
@@ -122,14 +110,13 @@ def _read_lmcache(source: Source) -> Trace:
         if not length:
             gathered.drop("seq_len is 0")
             continue
-        name, model = table.get("request_id"), table.get("model_name")
         gathered.add(
             length,
             1,
             time_ns=instant(source, "timestamp", table.get("timestamp"), NS_PER_S),
-            id=name if isinstance(name, str) else None,
+            id=table.get("request_id"),
             content=_lmcache_content(source, table, numbers),
-            model=model if isinstance(model, str) else None,
+            model=table.get("model_name"),
         )
     trace = gathered.trace(_LMCACHE_NOTE)
     settle_blocks(source, trace, size or 1, "make sure that the rows are of one log")
@@ -143,20 +130,12 @@ def _lmcache_content(source: Source, table: dict[str, Any], numbers: dict[str, i
     return HashContent(collapse(numbers.setdefault(each, len(numbers)) for each in hashes))
 
 
-_MAX_TOKEN_ID = (1 << 63) - 1
-
-
-def _is_llmservingsim(head: Head) -> bool:
-    """Whether the rows have LLMServingSim's names."""
-    return {"input_toks", "output_toks"} <= head.keys
-
-
-def _read_llmservingsim(source: Source) -> Trace:
+def read_llmservingsim(source: Source) -> Trace:
     """An LLMServingSim trace. Raises `TraceError` at the first line that is wrong."""
     gathered = Gathered(source, "llmservingsim")
-    served: list[_Served] = []
-    for line in source.lines():
-        table = parse(source, line)
+    served: list[tuple[Row, list[int]]] = []
+    """With the engine's times of `_ENGINE` in nanoseconds."""
+    for table in tables(source):
         if "sub_requests" in table:
             raise source.error("sessions are not read; write one request a line", "sub_requests")
         input_length = tokens(source, "input_toks", table.get("input_toks"))
@@ -172,7 +151,7 @@ def _read_llmservingsim(source: Source) -> Trace:
             input_length,
             output_length,
             time_ns=None if time is None else instant(source, "arrival_time_ns", time, 1),
-            content=_llmservingsim_content(source, table, input_length, output_length),
+            content=_tokens_of(source, table, input_length, output_length),
         )
     _set_clocks(served)
     return gathered.trace()
@@ -181,16 +160,9 @@ def _read_llmservingsim(source: Source) -> Trace:
 _ENGINE = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
 
 
-class _Served(NamedTuple):
-    """A request of a run, with the engine's times of `_ENGINE` in nanoseconds."""
-
-    row: Row
-    engine: list[int]
-
-
 def _served(
     source: Source, table: dict[str, Any], gathered: Gathered, input_length: int, output_length: int
-) -> _Served:
+) -> tuple[Row, list[int]]:
     arrival_ns = instant(source, "arrival_time", table["arrival_time"], NS_PER_S)
     engine = [instant(source, key, table.get(key), NS_PER_S) for key in _ENGINE]
     for key, earlier, time_ns in zip(_ENGINE[1:], engine, engine[1:], strict=False):
@@ -198,36 +170,29 @@ def _served(
             raise source.error("before the time that it follows; fix one of them", key)
     name = identifier(source, table, "request_id")
     row = gathered.add(input_length, output_length, time_ns=arrival_ns, id=name)
-    return _Served(row, engine)
+    return row, engine
 
 
-def _set_clocks(served: list[_Served]) -> None:
+def _set_clocks(served: list[tuple[Row, list[int]]]) -> None:
     """Count the times of the engine from when requests came."""
-    gaps = [each.engine[0] - (each.row.arrival_ns or 0) for each in served]
+    gaps = [engine[0] - (row.arrival_ns or 0) for row, engine in served]
     for (row, engine), gap in zip(served, gaps, strict=True):
         late = gap - min(gaps)
         times = [(time_ns - engine[0] + late) / NS_PER_S for time_ns in engine[1:]]
         row.observed = dict(zip(("queue_s", "ttft_s", "e2e_s"), times, strict=True))
 
 
-def _llmservingsim_content(
+def _tokens_of(
     source: Source, table: dict[str, Any], input_length: int, output_length: int
 ) -> Content | None:
-    if table.get("input_tok_ids") is None:
-        return None
-    prompt = integers(source, table, "input_tok_ids", _MAX_TOKEN_ID)
-    if len(prompt) != input_length:
-        what = f"{len(prompt)} ids, but input_toks is {input_length}; fix one of them"
-        raise source.error(what, "input_tok_ids")
-    if table.get("output_tok_ids") is None:
-        return TokenContent(tuple(prompt))
-    output = integers(source, table, "output_tok_ids", _MAX_TOKEN_ID)
-    if len(output) != output_length:
-        what = f"{len(output)} ids, but output_toks is {output_length}; fix one of them"
-        raise source.error(what, "output_tok_ids")
-    return TokenContent(tuple(prompt), tuple(output))
-
-
-LLMSERVINGSIM = Reader(_is_llmservingsim, _read_llmservingsim)
-LMCACHE = Reader(_is_lmcache, _read_lmcache)
-QWEN = Reader(_is_qwen, _read_qwen)
+    found = []
+    for side, length in (("input", input_length), ("output", output_length)):
+        key = f"{side}_tok_ids"
+        if table.get(key) is None:
+            break
+        ids = integers(source, table, key, MAX_TOKEN_ID)
+        if len(ids) != length:
+            what = f"{len(ids)} ids, but {side}_toks is {length}; fix one of them"
+            raise source.error(what, key)
+        found.append(tuple(ids))
+    return TokenContent(*found) if found else None

@@ -3,32 +3,39 @@
 Ids are 512-token blocks chained from the start of the prompt, the partial last block included
 (kvcache-ai/Mooncake, FAST25-release/traces). Files of other tools use the same keys with other
 block sizes and optional keys; the number of ids per row tells which sizes are possible.
+
+Rows that are written have exactly these four keys, without a header: what vLLM, SGLang, AIPerf,
+GuideLLM and Dynamo all read. Where ids stand for another number of tokens than 512, rows have a
+`block_size`, too: without it, the size is unknown, and kvsim would not read the file back.
 """
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import cache
 from operator import add
 from pathlib import Path
 from typing import Any
 
+from kvsim.errors import ConfigError
 from kvsim.workload.chain import settle_blocks
-from kvsim.workload.columns import Rows, column
-from kvsim.workload.gather import RowRules, sort_rows
-from kvsim.workload.source import (
-    MAX_NS,
-    MAX_TOKENS,
-    Head,
-    Source,
+from kvsim.workload.gather import (
+    RowRules,
+    check_total,
     identifier,
+    integer,
     integers,
     is_date,
     nanoseconds,
-    parse,
-    shown,
+    sort_rows,
 )
-from kvsim.workload.trace import MAX_ID, HashContent, Row, Trace, collapse
+from kvsim.workload.keys import SpannedStream, streams
+from kvsim.workload.source import MAX_NS, MAX_TOKENS, Source, parse, shown
+from kvsim.workload.trace import MAX_ID, HashContent, Row, Rows, Trace, collapse, column
+from kvsim.writing import write_lines
 
 DEFAULT_BLOCK_SIZE = 512
 _NS_PER_MS = 1_000_000
@@ -44,12 +51,6 @@ _USUAL = "timestamp", "input_length", "output_length", "hash_ids"
 _USUAL_PRESENT = {"request_id": False, "timestamp": True}
 """`RowRules.present` of such rows."""
 _KEYS = frozenset({*_USUAL, "session_id", "delay", "block_size", "request_id", "priority"})
-
-
-def recognises(head: Head) -> bool:
-    """Whether the rows have lengths under Mooncake's names or their aliases."""
-    inputs = head.keys & {"input_length", "input_tokens"}
-    return bool(inputs and head.keys & {"output_length", "output_tokens"})
 
 
 def read(source: Source) -> Trace:
@@ -161,7 +162,7 @@ class _RowReader:
         source, table = self._source, self._plain(table)
         input_length = self._whole(table, "input_length", 1)
         output_length = self._whole(table, "output_length", 0)
-        self.rules.check_total(input_length, output_length, "input_length")
+        check_total(source, input_length, output_length, "input_length")
         session = identifier(source, table, "session_id") if "session_id" in table else None
         before = self._last_turn.get(session) if session is not None else None
         row = Row(
@@ -225,15 +226,10 @@ class _RowReader:
 
     def _whole(self, table: dict[str, Any], key: str, low: int) -> int:
         """An integer, also if an exporter wrote `512.0`."""
-        if key not in table:
-            raise self._source.error(f"missing; give an integer >= {low}", key)
-        value = table[key]
+        value = table.get(key)
         if type(value) is float and value.is_integer():
-            value = int(value)
-        if type(value) is not int or not low <= value <= MAX_TOKENS:
-            what = f"{shown(table[key])} is not an integer in {low} .. {MAX_TOKENS}; give one"
-            raise self._source.error(what, key)
-        return value
+            table = {key: int(value)}
+        return integer(self._source, table, key, low)
 
     def _content(self, table: dict[str, Any]) -> HashContent | None:
         if "hash_ids" in table:
@@ -259,3 +255,124 @@ class _RowReader:
         self._counts["turns"] += 1
         self._counts["delays"] += "delay" not in table
         return delay_ns
+
+
+_MOST_IDS = (1 << 31) - 1
+"""GuideLLM stores ids as 32-bit integers."""
+_FINE_BLOCK = 16
+
+
+def write(trace: Trace, path: str, block_size: int | None = None) -> list[str]:
+    """Write `trace` as Mooncake rows of `block_size`-token ids, whole or not at all.
+
+    The block size defaults to that of the trace's hash ids, or to 512 if no row says anything about
+    its tokens. Ids are numbered from 0 in order of first use; unique blocks and partial ends have
+    ids of their own. Returns notes, one line each: what the format cannot hold, and how to replay
+    the file. Raises `ConfigError` if the trace has no times or the block size must be chosen.
+    """
+    size = _block_size(trace, block_size)
+    if any(row.arrival_ns is None for row in trace.rows):
+        raise ConfigError(
+            f"{path}: the trace has no arrival times, which Mooncake rows need; write native"
+        )
+    if path.endswith(".gz"):
+        raise ConfigError(f"{path}: Mooncake files are plain text; leave out .gz")
+    identities = streams(trace)
+    write_lines(path, _lines(trace, identities, size))
+    notes = _losses(trace, identities, size)
+    if size != DEFAULT_BLOCK_SIZE:
+        notes.append(
+            f"tell every reader that ids stand for {size} tokens: most assume 512, and do not look"
+            " at the key block_size of the rows"
+        )
+    command = bench_command(path, size, len(trace.rows))
+    return [*notes, f"to replay it (vLLM assumes 16-token ids, seconds, 1,000 rows): {command}"]
+
+
+def bench_command(path: str, block_size: int, num_prompts: int) -> str:
+    """The `vllm bench serve` command that replays a file of `write`.
+
+    By default it would read 16-token ids, times in seconds, and 1,000 rows.
+    """
+    return (
+        "vllm bench serve --backend openai --dataset-name timed_trace"
+        f" --dataset-path {shlex.quote(path)} --timed-trace-chunk-hash-size {block_size}"
+        f" --timed-trace-sec-multiplier 0.001 --num-prompts {num_prompts}"
+    )
+
+
+def _block_size(trace: Trace, wanted: int | None) -> int:
+    if wanted is not None:
+        if wanted < 1:
+            raise ConfigError(f"block_size: {wanted} is not above 0")
+        return wanted
+    if trace.block_size is not None:
+        return trace.block_size
+    if any(row.content for row in trace.rows):
+        raise ConfigError(
+            f"{trace.path}: its content has no block size of its own; give --block-size"
+        )
+    return DEFAULT_BLOCK_SIZE
+
+
+def _lines(trace: Trace, identities: Sequence[SpannedStream], size: int) -> Iterator[str]:
+    numbers: dict[int, int] = {}
+    for row, stream in zip(trace.rows, identities, strict=True):
+        assert row.arrival_ns is not None
+        full, tail = divmod(row.input_length, size)
+        keys = list(stream.keys(0, full, size))
+        if tail:
+            # The whole prompt as one block: its key identifies the partial last block.
+            keys += stream.keys(0, 1, row.input_length)
+        ids = [numbers.setdefault(key, len(numbers)) for key in keys]
+        if len(numbers) > _MOST_IDS:
+            raise ConfigError(
+                f"more than {_MOST_IDS:,} different blocks; give a larger --block-size"
+            )
+        table = {
+            "timestamp": round(row.arrival_ns / _NS_PER_MS),
+            "input_length": row.input_length,
+            "output_length": row.output_length,
+            "hash_ids": ids,
+        }
+        if size != DEFAULT_BLOCK_SIZE:
+            table["block_size"] = size
+        yield json.dumps(table)
+
+
+def _losses(trace: Trace, identities: Sequence[SpannedStream], size: int) -> list[str]:
+    """What Mooncake rows cannot hold, as notes."""
+    rows = trace.rows
+    lost = {
+        "known content of outputs": sum(
+            type(row.content) is HashContent and bool(row.content.output) for row in rows
+        ),
+        "after and delay_s: every row is sent at its recorded time": sum(
+            row.after >= 0 for row in rows
+        ),
+        "priority": sum(row.priority != 0 for row in rows),
+        "max_new_tokens": sum(row.max_new_tokens is not None for row in rows),
+        "lora": sum(row.lora is not None for row in rows),
+        "abort_after_s": sum(row.abort_after_ns is not None for row in rows),
+        "accepted_drafts": sum(bool(row.accepted_drafts) for row in rows),
+        "deadline_s": sum(row.deadline_ns is not None for row in rows),
+        "model": sum(row.model is not None for row in rows),
+        "observed": sum(row.observed is not None for row in rows),
+        "tags": sum(row.tags is not None for row in rows),
+        "fractions of a millisecond": sum((row.arrival_ns or 0) % _NS_PER_MS != 0 for row in rows),
+    }
+    notes = [
+        f"lost: {what} ({count:,} of {len(rows):,} rows)" for what, count in lost.items() if count
+    ]
+    if any(row.content for row in rows):
+        # Here, as nothing else of a run counts reuse.
+        from kvsim.workload.reuse import ceiling_tokens
+
+        fine, coarse = (ceiling_tokens(rows, identities, b) for b in (_FINE_BLOCK, size))
+        if coarse < fine:
+            total = sum(row.input_length for row in rows)
+            notes.append(
+                f"sharing below {size} tokens: at most {100 * coarse / total:.2f} % of the input"
+                f" tokens can hit, {100 * fine / total:.2f} % at block {_FINE_BLOCK}"
+            )
+    return notes

@@ -25,18 +25,25 @@ The traps (semantic conventions of `gen_ai`): spans of agents and tools stand ar
 models and have no output of their own, or sums; numbers of 64 bits are texts; prompts that were
 read from a cache are within `gen_ai.usage.input_tokens`. Times are nanoseconds since 1970. A
 conversation (`gen_ai.conversation.id`), or a trace, is a session. Nothing is shared.
+
+vLLM's own log of its requests (`--enable-log-requests`, log level DEBUG).
+
+The traps (vLLM 0.33.0, `entrypoints/serve/utils/request_logger.py`, and 0.6.3): at level INFO a
+line has the limits of a request but not its prompt, so there is nothing to replay; at DEBUG the
+token ids are there, cut to `--max-log-len` if that was given, which cannot be seen here. **Outputs
+are not in the log**: `max_tokens` is taken as their length. Times have whole seconds and no year.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from kvsim.workload.document import read_elements, read_objects
-from kvsim.workload.gather import Gathered, Reader
-from kvsim.workload.source import NS_PER_S, Head, Source, date, instant, parse, shown, tokens
-from kvsim.workload.trace import Trace
+from kvsim.workload.gather import Gathered, date, instant, tokens
+from kvsim.workload.source import NS_PER_S, Source, read_elements, read_objects, shown, tables
+from kvsim.workload.trace import TokenContent, Trace
 
 
 class Record(NamedTuple):
@@ -56,7 +63,13 @@ def records(source: Source, within: str = "data") -> Iterator[Record]:
     if source.beginning().lstrip().startswith("["):
         yield from _listed(source, read_elements(source), "")
         return
-    for table in _objects(source):
+    first = next((line for line in source.beginning().splitlines() if line.strip()), "")
+    try:
+        json.loads(first)
+        objects: Iterable[dict[str, Any]] = tables(source)
+    except (ValueError, RecursionError):  # an object may be spread over lines
+        objects = read_objects(source)
+    for table in objects:
         if isinstance(inner := table.get(within), list):
             yield from _listed(source, iter(inner), within)
         else:
@@ -85,10 +98,7 @@ def add_served(
     for key, name in zip(times[1:], ("ttft_s", "e2e_s"), strict=True):
         if record.table.get(key):
             observed[name] = max(0, _moment(source, record, key) - start_ns) / NS_PER_S
-    id, session, model = (
-        value if isinstance(value := record.table.get(key), str) and value else None
-        for key in names
-    )
+    id, session, model = (record.table.get(key) or None for key in names)
     gathered.add(
         tokens(source, record.field("prompt tokens"), counts[0]),
         tokens(source, record.field("output tokens"), counts[1]),
@@ -107,17 +117,6 @@ def _moment(source: Source, record: Record, key: str) -> int:
     return instant(source, record.field(key), value, NS_PER_S)
 
 
-def _objects(source: Source) -> Iterator[dict[str, Any]]:
-    first = next((line for line in source.beginning().splitlines() if line.strip()), "")
-    try:
-        json.loads(first)
-    except (ValueError, RecursionError):
-        yield from read_objects(source)
-        return
-    for line in source.lines():
-        yield parse(source, line)
-
-
 def _listed(source: Source, values: Iterator[Any], of: str) -> Iterator[Record]:
     for number, value in enumerate(values):
         if not isinstance(value, dict):
@@ -129,14 +128,7 @@ _PERF_TIMES = ("start_time", "first_token_time", "end_time")
 _PERF_NAMES = ("id", "session_id", "model")
 
 
-def _is_inference_perf(head: Head) -> bool:
-    """Whether this is a list of requests with their times and an `info`."""
-    return head.text.lstrip().startswith("[") and all(
-        f'"{key}"' in head.text for key in ("start_time", "end_time", "info", "input_tokens")
-    )
-
-
-def _read_inference_perf(source: Source) -> Trace:
+def read_inference_perf(source: Source) -> Trace:
     """The requests of a benchmark, each when it was sent. Raises `TraceError`."""
     gathered = Gathered(source, "inference-perf")
     for table, where in records(source):
@@ -156,15 +148,9 @@ def _read_inference_perf(source: Source) -> Trace:
 
 _TIMES = ("startTime", "completionStartTime", "endTime")
 _LANGFUSE_NAMES = ("id", "traceId", "model")
-_TELLING = '"GENERATION"'
 
 
-def _is_langfuse(head: Head) -> bool:
-    """Whether there are observations of calls of models."""
-    return head.is_json and _TELLING in head.text and '"startTime"' in head.text
-
-
-def _read_langfuse(source: Source) -> Trace:
+def read_langfuse(source: Source) -> Trace:
     """The generations of an export, each when it began. Raises `TraceError`."""
     gathered = Gathered(source, "langfuse")
     within = "observations" if '"observations"' in source.beginning() else "data"
@@ -197,14 +183,7 @@ def _sum(usage: dict[str, Any], word: str) -> int:
 _LITELLM_NAMES = ("request_id", "session_id", "model")
 
 
-def _is_litellm(head: Head) -> bool:
-    """Whether the rows have LiteLLM's names of times and tokens."""
-    return {"startTime", "prompt_tokens", "completion_tokens"} <= head.keys or (
-        '"startTime"' in head.text and '"prompt_tokens"' in head.text and head.is_json
-    )
-
-
-def _read_litellm(source: Source) -> Trace:
+def read_litellm(source: Source) -> Trace:
     """The requests of a log, each when it came. Raises `TraceError` at the first wrong record."""
     gathered = Gathered(source, "litellm")
     for record in records(source):
@@ -226,12 +205,7 @@ _AROUND = ("invoke_agent", "create_agent", "invoke_workflow", "execute_tool", "e
 """`gen_ai.operation.name` of spans that call no model to generate."""
 
 
-def _is_otel(head: Head) -> bool:
-    """Whether these are spans."""
-    return "resourceSpans" in head.keys
-
-
-def _read_otel(source: Source) -> Trace:
+def read_otel(source: Source) -> Trace:
     """The calls of models, each when its span began. Raises `TraceError`."""
     gathered = Gathered(source, "otel")
     for span, where in _spans(source):
@@ -243,15 +217,13 @@ def _read_otel(source: Source) -> Trace:
         end_ns = instant(
             source, f"{where}.endTimeUnixNano", span.get("endTimeUnixNano", start_ns), 1
         )
-        session = facts.get("gen_ai.conversation.id") or span.get("traceId")
-        model = facts.get("gen_ai.request.model")
         gathered.add(
             tokens(source, f"{where}.{_INPUT}", facts.get(_INPUT)),
             tokens(source, f"{where}.{_OUTPUT}", facts[_OUTPUT]),
             time_ns=start_ns,
-            id=name if isinstance(name := span.get("spanId"), str) else None,
-            session=session if isinstance(session, str) else None,
-            model=model if isinstance(model, str) else None,
+            id=span.get("spanId"),
+            session=facts.get("gen_ai.conversation.id") or span.get("traceId"),
+            model=facts.get("gen_ai.request.model"),
             observed={"e2e_s": max(0, end_ns - start_ns) / NS_PER_S},
         )
     return gathered.trace()
@@ -277,7 +249,79 @@ def _dicts(value: Any) -> list[dict[str, Any]]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
-INFERENCE_PERF = Reader(_is_inference_perf, _read_inference_perf)
-LANGFUSE = Reader(_is_langfuse, _read_langfuse)
-LITELLM = Reader(_is_litellm, _read_litellm)
-OTEL = Reader(_is_otel, _read_otel)
+LOGGED = re.compile(r"\b(?:DEBUG|INFO|WARNING|ERROR) (\d\d-\d\d \d\d:\d\d:\d\d)\b")
+_DETAILS = re.compile(r"Request (\S+) details: ")
+_RECEIVED = re.compile(r"Received request ([^\s:]+): ")
+_PROMPT_IDS = re.compile(r"prompt_token_ids: \[([\d, ]*)\]")
+_LORA = re.compile(r"\bLoRARequest\(lora_name='([^']+)'")
+_LIMIT = re.compile(r"\bmax_tokens=(\d+|None)")
+_LEAP_YEAR = "2000"
+"""Stands in for the year that the log does not have."""
+_HOW = "start the server with --enable-log-requests and VLLM_LOGGING_LEVEL=DEBUG"
+_LOG_NOTES = (
+    "outputs are as long as their limit (max_tokens): how long they became is not in the log",
+    "arrivals have whole seconds: --spread-ties spreads those of one second",
+    "prompts are taken whole: with --max-log-len the server would have cut them",
+)
+
+
+def read_vllm_log(source: Source) -> Trace:
+    """The requests of a log, at the time they were received, with their tokens."""
+    gathered = Gathered(source, "vllm-log")
+    prompts: dict[str, tuple[int, ...]] = {}
+    received = 0
+    for line in source.lines():
+        ids = _PROMPT_IDS.search(line)
+        details = _DETAILS.search(line)
+        if details and ids:
+            prompts[details[1]] = _token_ids(source, ids[1])
+        request = _RECEIVED.search(line)
+        time, limit = LOGGED.search(line), _LIMIT.search(line)
+        if not (request and time and limit):
+            continue
+        received += 1
+        prompt = _token_ids(source, ids[1]) if ids else prompts.pop(request[1], ())
+        if limit[1] == "None":
+            gathered.drop("no max_tokens, so the length of the output is unknown")
+        elif not prompt:
+            gathered.drop(f"no prompt token ids; {_HOW}")
+        else:
+            lora = _LORA.search(line)
+            adapter = None if lora is None else lora[1]
+            _add_logged(source, gathered, request[1], time[1], prompt, limit[1], adapter)
+    if not received:
+        what = (
+            "a log of vLLM without requests; for its settings give it as --startup-log, for a trace"
+        )
+        raise source.error(f"{what} {_HOW}", line=0)
+    return gathered.trace(*_LOG_NOTES)
+
+
+def _add_logged(
+    source: Source,
+    gathered: Gathered,
+    name: str,
+    time: str,
+    prompt: tuple[int, ...],
+    limit: str,
+    lora: str | None,
+) -> None:
+    most = tokens(source, "max_tokens", limit)
+    gathered.add(
+        len(prompt),
+        most,
+        time_ns=date(source, "time", f"{_LEAP_YEAR}-{time}"),
+        id=name,
+        content=TokenContent(prompt),
+        max_new_tokens=most,
+        lora=lora,
+    )
+
+
+def _token_ids(source: Source, text: str) -> tuple[int, ...]:
+    """The numbers of a list. Raises `TraceError` for one that is none, or beyond 63 bits."""
+    words = [word for each in text.split(",") if (word := each.strip())]
+    for word in words:
+        if not (word.isascii() and word.isdecimal() and len(word) < 19):
+            raise source.error(f"{shown(word)} is not a token id; fix it", "prompt_token_ids")
+    return tuple(map(int, words))

@@ -31,14 +31,12 @@ ones, and shuffles.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 from xxhash import xxh3_128_digest
 
-from kvsim.workload.document import read_elements
-from kvsim.workload.gather import Gathered, Reader
-from kvsim.workload.source import Head, Source, parse, shown, string, tokens
+from kvsim.workload.gather import Gathered, string, tokens
+from kvsim.workload.source import Source, read_elements, shown, tables
 from kvsim.workload.trace import HashContent, Trace, collapse
 
 CHARACTERS_PER_TOKEN = 4
@@ -101,16 +99,10 @@ def identified(trace: Trace) -> Trace:
     return trace
 
 
-def _is_custom(head: Head) -> bool:
-    """Whether the rows are texts to complete, without a body around them."""
-    return "prompt" in head.keys and head.is_json and "body" not in head.keys
-
-
-def _read_custom(source: Source) -> Trace:
+def read_custom(source: Source) -> Trace:
     """The prompts, without arrivals. Raises `TraceError` at the first line that is wrong."""
     gathered, known = Gathered(source, "custom"), TextIds()
-    for line in source.lines():
-        table = parse(source, line)
+    for table in tables(source):
         prompt, output = table.get("prompt"), table.get("output_tokens")
         if not isinstance(prompt, str):
             raise source.error(f"{shown(prompt)} is not a text; give one", "prompt")
@@ -134,16 +126,10 @@ _BATCH_NOTE = (
 )
 
 
-def _is_batch(head: Head) -> bool:
-    """Whether the rows are requests with a body, or responses to them."""
-    return "custom_id" in head.keys and bool(head.keys & {"body", "response"})
-
-
-def _read_batch(source: Source) -> Trace:
+def read_batch(source: Source) -> Trace:
     """The requests of a batch, without arrivals. Raises `TraceError` at the first wrong line."""
     gathered, known = Gathered(source, "openai-batch"), TextIds()
-    for line in source.lines():
-        table = parse(source, line)
+    for table in tables(source):
         if "response" in table:
             _add_result(source, gathered, table)
             continue
@@ -226,15 +212,11 @@ _SHAREGPT_NOTE = (
 )
 
 
-def _is_sharegpt(head: Head) -> bool:
-    """Whether the file begins with a conversation."""
-    return "conversations" in head.keys
-
-
-def _read_sharegpt(source: Source) -> Trace:
+def read_sharegpt(source: Source) -> Trace:
     """The turns of all conversations, without arrivals. Raises `TraceError`."""
     gathered, known = Gathered(source, "sharegpt"), TextIds()
-    for number, entry in enumerate(_entries(source)):
+    listed = source.beginning().lstrip().startswith("[")
+    for number, entry in enumerate(read_elements(source) if listed else tables(source)):
         where = f"[{number}].conversations"
         messages = entry.get("conversations") if isinstance(entry, dict) else None
         if not isinstance(messages, list):
@@ -242,13 +224,6 @@ def _read_sharegpt(source: Source) -> Trace:
             raise source.error(what, where)
         _add(source, gathered, Stream(known), messages, where, str(number))
     return identified(gathered.trace(_SHAREGPT_NOTE, NOTE))
-
-
-def _entries(source: Source) -> Iterator[Any]:
-    """The conversations of a list, or of a file with one per line."""
-    if source.beginning().lstrip().startswith("["):
-        return read_elements(source)
-    return (parse(source, line) for line in source.lines())
 
 
 def _add(
@@ -277,8 +252,3 @@ def _add(
             prompt, output, content=content, after=before, session=session, turn=turn
         )
         before, turn = row.index, turn + 1
-
-
-CUSTOM = Reader(_is_custom, _read_custom)
-OPENAI_BATCH = Reader(_is_batch, _read_batch)
-SHAREGPT = Reader(_is_sharegpt, _read_sharegpt)

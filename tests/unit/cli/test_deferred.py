@@ -58,7 +58,7 @@ def test_a_run_imports_what_it_needs() -> None:
     """No reader of another format, no workload without one, no library that only pages need."""
     loaded, _ = modules_after("run", "--trace", "api", "--num-prompts", "50")
     libraries = {"pyarrow", "pandas", "plotly", "torch", "numpy.ma"}
-    assert not loaded & (libraries | {"kvsim.workload.spec", "kvsim.workload.table"})
+    assert not loaded & (libraries | {"kvsim.workload.spec"})
     rooms = (
         "kvsim.workload.formats.",
         "kvsim.against.conform",

@@ -28,7 +28,7 @@ from kvsim.engines.vllm_063.scheduler import Vllm063, Vllm063Async
 from kvsim.engines.vllm_v1.scheduler import VllmV1, VllmV1Async
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.policies.victims import VICTIMS, Victim, make_victim
-from kvsim.workload.arrivals import random_stream
+from kvsim.workload.clients import random_stream
 from kvsim.workload.keys import TokenStream
 
 SIZE, LONGEST = 4, 64

@@ -15,8 +15,8 @@ from made import make_trace
 
 from kvsim.errors import ConfigError
 from kvsim.settings.config import make_config
-from kvsim.workload.arrivals import missing_arrivals, release_times, think_times, waits_for
-from kvsim.workload.trace import Row
+from kvsim.workload import Row
+from kvsim.workload.clients import missing_arrivals, release_times, think_times, waits_for
 
 S = 1_000_000_000
 

@@ -9,8 +9,7 @@ from marks import examples, long
 
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import simulate
-from kvsim.workload.assumed import assume_hit_rate
-from kvsim.workload.spec import Lengths, synthesise_lengths
+from kvsim.workload.spec import Lengths, assume_hit_rate, synthesise_lengths
 from kvsim.workload.synthetic import synthesise
 
 LOAD = synthesise_lengths(Lengths(400), Lengths(8), 1, range_ratio=0.5, requests=60)

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from made import make_trace, traces
 from marks import examples
 
+from kvsim.workload import HashContent, Trace
 from kvsim.workload.chain import first_conflict
-from kvsim.workload.trace import HashContent, Trace, collapse
+from kvsim.workload.trace import collapse
 
 
 def has_conflict(trace: Trace) -> bool:

@@ -16,8 +16,8 @@ from places import ROOT
 from shared import SHARED, needs_shared
 
 from kvsim.errors import TraceError
-from kvsim.workload import native, open_trace
-from kvsim.workload.open import MOST_FAULTS, check_trace
+from kvsim.workload import check_trace, native, open_trace
+from kvsim.workload.formats import MOST_FAULTS
 
 SCHEMA = json.loads((ROOT / "docs/reference/trace-format.schema.json").read_text())
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)

@@ -13,8 +13,8 @@ from marks import examples
 
 from kvsim.core.request import Request
 from kvsim.settings.config import make_config
+from kvsim.workload import Row
 from kvsim.workload.clients import SKIPPED, Clients
-from kvsim.workload.trace import Row
 
 
 class World:

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.errors import TraceError
-from kvsim.workload import open_trace
-from kvsim.workload.columns import Rows, column, hash_runs
-from kvsim.workload.trace import HashContent, Row, collapse
+from kvsim.workload import HashContent, Row, column, open_trace
+from kvsim.workload.trace import Rows, collapse, hash_runs
 
 IDS = st.integers(0, 5) | st.integers(2**64 - 3, 2**64 - 1)
 SAID = st.lists(st.tuples(*[st.integers(1, 2**62)] * 4, st.lists(IDS, max_size=6)), max_size=6)

@@ -14,10 +14,9 @@ from made import jsonl, make_trace, traces
 from marks import examples
 
 from kvsim.errors import ConfigError
-from kvsim.workload import open_trace
-from kvsim.workload.export import bench_command, convert
+from kvsim.workload import HashContent, ParentContent, SegmentContent, Trace, convert, open_trace
+from kvsim.workload.formats.mooncake import bench_command
 from kvsim.workload.keys import streams
-from kvsim.workload.trace import HashContent, ParentContent, SegmentContent, Trace
 
 
 @settings(max_examples=examples(60), deadline=None)

@@ -11,8 +11,8 @@ from kvsim.errors import ConfigError
 from kvsim.run.simulation import simulate
 from kvsim.workload import open_trace
 from kvsim.workload.clients import make_requests
+from kvsim.workload.formats.table import parse_columns, read_table
 from kvsim.workload.source import Source
-from kvsim.workload.table import parse_columns, read_table
 
 ROW = '"input_length":5,"output_length":2'
 

@@ -10,8 +10,7 @@ import pytest
 from foreign import SAMPLES, weka
 
 from kvsim.errors import TraceError
-from kvsim.workload import READERS, Trace, native, open_trace
-from kvsim.workload.trace import HashContent, TokenContent
+from kvsim.workload import READERS, HashContent, TokenContent, Trace, native, open_trace
 
 MS = 1_000_000
 

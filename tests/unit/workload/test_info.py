@@ -8,7 +8,7 @@ import pytest
 from made import make_trace
 
 from kvsim.explain.info import render, trace_info
-from kvsim.workload.trace import HashContent, ParentContent, Trace
+from kvsim.workload import HashContent, ParentContent, Trace
 
 S = 1_000_000_000
 

@@ -11,16 +11,9 @@ from hypothesis import strategies as st
 from made import make_trace, traces
 from marks import examples
 
+from kvsim.workload import HashContent, ParentContent, Row, SegmentContent, TokenContent, Trace
 from kvsim.workload.keys import TokenStream, streams
-from kvsim.workload.trace import (
-    HashContent,
-    ParentContent,
-    Row,
-    SegmentContent,
-    TokenContent,
-    Trace,
-    collapse,
-)
+from kvsim.workload.trace import collapse
 
 
 def spelled_out(trace: Trace) -> list[list[object]]:

@@ -10,7 +10,7 @@ from shared import SHARED, needs_shared
 
 from kvsim.errors import TraceError
 from kvsim.workload import open_trace
-from kvsim.workload.formats.columns import join_measured
+from kvsim.workload.formats.table import join_measured
 
 EPOCH, BOOT = 1_787_267_980.25, 27_536.5
 """Seconds of the front end's clock and of the engine's, at the same moment."""

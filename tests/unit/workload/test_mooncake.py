@@ -9,9 +9,8 @@ import pytest
 from made import jsonl, read_with
 
 from kvsim.errors import TraceError
-from kvsim.workload import open_trace
+from kvsim.workload import HashContent, open_trace
 from kvsim.workload.formats import mooncake
-from kvsim.workload.trace import HashContent
 
 ROW = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}
 MS = 1_000_000

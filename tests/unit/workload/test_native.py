@@ -15,13 +15,14 @@ from made import jsonl, make_trace, read_with, traces, without_lines
 from marks import examples
 
 from kvsim.errors import OutputError
-from kvsim.workload import native, open_trace
-from kvsim.workload.trace import (
+from kvsim.workload import (
     HashContent,
     ParentContent,
     SegmentContent,
     TokenContent,
     Trace,
+    native,
+    open_trace,
 )
 
 S = 1_000_000_000

@@ -12,12 +12,11 @@ from marks import long
 from shared import SHARED, needs_shared
 
 from kvsim.explain.info import trace_info
-from kvsim.workload import open_trace
-from kvsim.workload.export import write_mooncake
+from kvsim.workload import Trace, open_trace
+from kvsim.workload.formats import mooncake
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, ceiling_tokens, find_reuse
 from kvsim.workload.streams import Stream
-from kvsim.workload.trace import Trace
 
 CONVERSATION = "traces/mooncake/conversation_trace.jsonl.gz"
 SYNTHETIC = "traces/mooncake/synthetic_trace.jsonl.gz"
@@ -136,6 +135,6 @@ def test_a_source_and_its_native_form_have_the_same_rows(
 @needs_shared(SYNTHETIC)
 def test_a_mooncake_trace_exports_to_itself(tmp_path: Path) -> None:
     trace, _ = opened(SYNTHETIC)
-    write_mooncake(trace, str(tmp_path / "again.jsonl"))
+    mooncake.write(trace, str(tmp_path / "again.jsonl"))
     written = (tmp_path / "again.jsonl").read_bytes()
     assert hashlib.sha256(written).hexdigest() == trace.sha256

@@ -11,9 +11,9 @@ from made import make_trace, traces
 from marks import examples, long
 
 from kvsim.explain.cachelab.curve import lru_tokens, optimum_tokens
+from kvsim.workload import SegmentContent, Trace
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, ceiling_tokens, find_reuse
-from kvsim.workload.trace import SegmentContent, Trace
 
 
 def prompts(trace: Trace, block_size: int) -> list[list[int]]:

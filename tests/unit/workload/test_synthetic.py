@@ -13,9 +13,8 @@ from made import read_with, without_lines
 from places import ROOT
 
 from kvsim.errors import ConfigError
-from kvsim.workload import native, open_trace, synthetic
+from kvsim.workload import ParentContent, native, open_trace, synthetic
 from kvsim.workload.synthetic import AGENTS, KINDS, synthesise
-from kvsim.workload.trace import ParentContent
 
 TRACES = ROOT / "traces"
 

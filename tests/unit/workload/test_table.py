@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvsim.errors import ConfigError, TraceError
 from kvsim.workload import open_trace
-from kvsim.workload.table import UNITS_NS, parse_columns
+from kvsim.workload.formats.table import UNITS_NS, parse_columns
 
 TABLE = "when,n_in,n_out,who\n1.5,10,2,a\n1.25,12,3,b\n1.75,14,4,a\n"
 

@@ -20,7 +20,7 @@ from kvsim.report.files import write_results
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config
 from kvsim.workload import open_trace
-from kvsim.workload.formats.columns import join_measured
+from kvsim.workload.formats.table import join_measured
 from kvsim.workload.trace import Trace
 
 CONFIG = make_config(SETTINGS)

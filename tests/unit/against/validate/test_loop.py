@@ -21,8 +21,7 @@ from kvsim.run.replica.events import Clock, Link
 from kvsim.run.replica.inbox import Inbox
 from kvsim.run.serving import Archive
 from kvsim.settings.config import make_config
-from kvsim.workload.arrivals import release_times
-from kvsim.workload.clients import Clients, make_requests
+from kvsim.workload.clients import Clients, make_requests, release_times
 from kvsim.workload.trace import Row, SegmentContent, Trace
 
 MS = 1_000_000

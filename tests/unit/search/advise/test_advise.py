@@ -21,8 +21,13 @@ from kvsim.search.replicates import How, Load, load_of
 from kvsim.search.slo import parse_slo
 from kvsim.settings.config import RunConfig, make_config
 from kvsim.settings.server.arguments import Used
-from kvsim.settings.server.command import flags, given_settings, serve_line
-from kvsim.settings.server.command_settings import arguments, settings_of_text
+from kvsim.settings.server.command import (
+    arguments,
+    flags,
+    given_settings,
+    serve_line,
+    settings_of_command,
+)
 from kvsim.settings.server.vllm_arguments import VLLM
 from kvsim.workload.native import write
 from kvsim.workload.spec import Lengths, synthesise_lengths
@@ -169,7 +174,7 @@ def test_the_line_says_what_is_advised_and_keeps_the_rest():
     assert line.startswith("vllm serve Qwen/Qwen3-8B --tensor-parallel-size 2 --port 80")
     assert "--served-model-name 'a b' c" in line
     assert line.count("--max-num-seqs") == 1
-    before, after = (settings_of_text(text)[0].settings for text in (GIVEN, line))
+    before, after = (settings_of_command(text)[0].settings for text in (GIVEN, line))
     assert after == {**before, **changes}
 
 
@@ -178,7 +183,7 @@ def test_a_line_made_of_settings_means_these_settings():
     config = make_config({**table, "model": "llama-3-8b"})
     line = serve_line([], given_settings(config, model_of(config).source))
     assert "meta-llama/Meta-Llama-3-8B" in line
-    assert settings_of_text(line)[0].settings.items() >= table.items()
+    assert settings_of_command(line)[0].settings.items() >= table.items()
     assert flags({"a_b": True, "c": False}) == ["--a-b", "--no-c"]
 
 

@@ -11,7 +11,7 @@ from shared import SHARED, needs_shared
 
 from kvsim.errors import ConfigError
 from kvsim.settings.server import server_settings
-from kvsim.settings.server.command_settings import arguments
+from kvsim.settings.server.command import arguments
 
 KWARGS: dict[str, Any] = {
     "model": "Qwen/Qwen3-30B-A3B",

@@ -13,8 +13,7 @@ from kvsim.run.assembly import assemble
 from kvsim.settings.config import make_config
 from kvsim.settings.server import ServerWord, server_settings
 from kvsim.settings.server.arguments import Used
-from kvsim.settings.server.log_settings import DEFAULTS
-from kvsim.settings.server.sglang_arguments import SGLANG
+from kvsim.settings.server.sglang import DEFAULTS, SGLANG
 from kvsim.settings.signatures import signature
 
 ARGUMENTS = (

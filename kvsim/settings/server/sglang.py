@@ -1,47 +1,50 @@
-"""The arguments of `sglang.launch_server`, and what they mean for a simulation.
+"""The arguments of `sglang.launch_server`, what they mean for a simulation, and what its log says.
 
 Source: SGLang 0.5.23 `srt/server_args.py`, `srt/arg_groups/fields/`. The table has the arguments
 that decide what is simulated, those of what is not, and most of those without effect, also under
 earlier names; any other has to be left out.
+
+| line | says |
+|---|---|
+| `server_args=ServerArgs(model_path='...', ...)` | every argument, given or not |
+| `Load weight begin. avail mem=22.93 GB` | GiB of a GPU before anything is loaded |
+| `Found local HF snapshot for Qwen/Qwen3-8B at ...` | the model |
+| `[2026-04-14 16:08:44 TP1] ...` | the GPUs of a replica |
+| `KV Cache is allocated. dtype: ..., #tokens: 38141, K size: 2.33 GB, ...` | the pool, in tokens |
+| `max_total_num_tokens=38141, ..., context_len=131072, ...` | what pool and limits came to |
+
+Sources: `srt/managers/scheduler.py`, `srt/mem_cache/memory_pool.py` and
+`srt/entrypoints/engine.py`; logs from January 2025 (0.4) to June 2026.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvsim.errors import ConfigError
 from kvsim.settings.parsing import parse_json
 from kvsim.settings.server import values
-from kvsim.settings.server.arguments import Flag, Meaning, Table, Used, spelled
-from kvsim.settings.server.vllm_arguments import (
+from kvsim.settings.server.arguments import (
     NO_EFFECT,
     SLIGHT,
+    Argument,
+    Flag,
+    Meaning,
+    Table,
+    Used,
     flags,
+    interpret,
+    notes,
     only_rope,
     or_else,
+    spelled,
     unsimulated,
     used,
 )
-
-_SCHEDULER: dict[str, Callable[[Any], Any]] = {
-    "disable_priority_preemption": values.switch,
-    "enable_mixed_chunk": values.switch,
-    "enable_priority_scheduling": values.switch,
-    "max_prefill_tokens": values.whole,
-    "max_queued_requests": values.whole,
-    "min_free_slots_delay": values.whole,
-    "prefill_decode_interval": values.whole,
-    "prefill_decode_interval_min_bs": values.whole,
-    "prefill_max_requests": values.whole,
-    "priority_scheduling_preemption_threshold": values.whole,
-    "retraction_policy": values.text,
-    "schedule_conservativeness": values.number,
-    "schedule_low_priority_values_first": values.switch,
-    "schedule_policy": values.text,
-}
-"""Arguments of `kvsim.engines.sglang.scheduler.Sglang` under their own names."""
-
+from kvsim.settings.server.log import Fact, Start, lines_with
+from kvsim.settings.server.values import pairs, whole_pairs
 
 BACKENDS = ("attention_backend", "decode_attention_backend")
 """Arguments that are no settings, but may decide the page size."""
@@ -75,28 +78,48 @@ def _table(value: Any) -> Any:
 
 
 _USED = [
-    used("model_path", values.model, "model"),
-    used("model", values.model),
-    used("dtype", values.dtype),
-    used("quantization", values.quantization),
-    used("kv_cache_dtype", values.cache_dtype),
-    used("context_length", values.length, "max_model_len"),
-    used("mem_fraction_static", values.number, "gpu_memory_utilization"),
-    used("max_total_tokens", values.whole, "num_gpu_blocks_override"),
-    used("cuda_graph_max_bs_decode", values.whole, "cuda_graph_max_bs"),
-    used("cuda_graph_max_bs", values.whole),
-    used("disable_cuda_graph", values.switch, "enforce_eager"),
-    used("page_size", values.whole, "block_size"),
-    used("max_running_requests", values.whole, "max_num_seqs"),
-    used("chunked_prefill_size", values.whole, "max_num_batched_tokens"),
-    used("tp_size", values.whole, "tensor_parallel_size"),
-    used("tensor_parallel_size", values.whole),
+    *used(values.model, "model model_path=model"),
+    *used(values.dtype, "dtype"),
+    *used(values.cache_dtype, "kv_cache_dtype"),
+    *used(values.quantization, "quantization"),
+    *used(values.length, "context_length=max_model_len"),
+    *used(values.number, "mem_fraction_static=gpu_memory_utilization"),
+    *used(values.switch, "disable_cuda_graph=enforce_eager", takes="nothing"),
+    *used(
+        values.whole,
+        """
+            chunked_prefill_size=max_num_batched_tokens cuda_graph_max_bs
+            cuda_graph_max_bs_decode=cuda_graph_max_bs max_running_requests=max_num_seqs
+            max_total_tokens=num_gpu_blocks_override page_size=block_size
+            tensor_parallel_size tp_size=tensor_parallel_size
+        """,
+    ),
     Flag("disable_radix_cache", "nothing", Used("enable_prefix_caching", _off)),
     Flag("disable_overlap_schedule", "nothing", Used("async_scheduling", _off)),
-    used("radix_eviction_policy", values.text, "block_manager_args.radix_eviction_policy"),
-    used("radix_eviction_policy_config", _table, "block_manager_args.radix_eviction_policy_config"),
-    *(used(name, read, f"scheduler_args.{name}") for name, read in _SCHEDULER.items()),
-    *(used(name, values.text) for name in BACKENDS),
+    *used(values.text, "radix_eviction_policy", "block_manager_args"),
+    *used(_table, "radix_eviction_policy_config", "block_manager_args"),
+    # Those of `kvsim.engines.sglang.scheduler.Sglang` have their own names.
+    *used(values.text, "retraction_policy schedule_policy", "scheduler_args"),
+    *used(values.number, "schedule_conservativeness", "scheduler_args"),
+    *used(
+        values.switch,
+        """
+            disable_priority_preemption enable_mixed_chunk enable_priority_scheduling
+            schedule_low_priority_values_first
+        """,
+        "scheduler_args",
+        takes="nothing",
+    ),
+    *used(
+        values.whole,
+        """
+            max_prefill_tokens max_queued_requests min_free_slots_delay prefill_decode_interval
+            prefill_decode_interval_min_bs prefill_max_requests
+            priority_scheduling_preemption_threshold
+        """,
+        "scheduler_args",
+    ),
+    *used(values.text, " ".join(BACKENDS)),
 ]
 
 _IGNORED = [
@@ -343,3 +366,108 @@ def sglang_differs(version: str | None, where: str) -> list[str]:
         f"from {where}: SGLang {version} decides otherwise in {' and '.join(other)}; simulated is"
         " 0.5.23"
     ]
+
+
+_ARGUMENTS = re.compile(r"server_args=(ServerArgs\(.*)")
+_CAME_TO = re.compile(r"(max_total_num_tokens=\d.*)")
+_ALLOCATED = re.compile(r"KV Cache is allocated\..*#tokens: (\d{1,18})")
+_FREE = re.compile(r"Load weight begin\..*avail mem=(\d{1,6}\.\d{1,6}) GB")
+_OF_SGLANG = (b"server_args=ServerArgs(", b"max_total_num_tokens=", b"KV Cache is allocated.")
+_MODEL = re.compile(r"HF snapshot for (\S+/\S+) at|models--([^/\s]+--[^/\s]+)/")
+_RANK = re.compile(r"^\[[^\]]* TP(\d{1,4})\]")
+_WORTH = (*_OF_SGLANG, b"Load weight begin.", b"HF snapshot for", b"models--")
+
+_NAMES = {"max_total_num_tokens": "max_total_tokens", "context_len": "context_length"}
+"""Name in the last line → name of the argument."""
+_LIMITS = ("chunked_prefill_size", "max_prefill_tokens", "max_running_requests", *_NAMES)
+
+_FEATURES = {
+    "speculative_": ("speculative_algorithm",),
+    "hicache_": ("enable_hierarchical_cache",),
+    "max_lora": ("enable_lora", "lora_paths"),
+}
+"""Beginning of arguments that have a value by default, too → those that use the feature."""
+
+DEFAULTS = {
+    "max_prefill_tokens": 16384,
+    "priority_scheduling_preemption_threshold": 10,
+    "radix_eviction_policy": "lru",
+    "retraction_policy": "length",
+    "schedule_conservativeness": 1.0,
+    "schedule_policy": "fcfs",
+}
+"""Arguments of the scheduler and of the radix cache whose default is not off."""
+
+
+def is_sglang(path: str) -> bool:
+    """Whether a log is that of an SGLang server. Raises `ConfigError` if it cannot be read."""
+    return next(lines_with(_OF_SGLANG, path), None) is not None
+
+
+def settings_of_sglang(path: str) -> tuple[Meaning, list[str], Start]:
+    """What the last start that came as far as its pool says, notes for people, and that start.
+
+    Raises `ConfigError` for a log without such a start, and for a server that cannot be simulated.
+    """
+    arguments: list[Argument] = []
+    """Those of the start that is being read."""
+    sized: list[Argument] = []
+    start, ranks = Start(path, 1), 1
+    for number, raw in lines_with(_WORTH, path):
+        text, where = raw.decode("utf-8", errors="replace").rstrip(), f"{path}:{number}"
+        if match := _ARGUMENTS.search(text):
+            arguments = [Argument(*pair, where) for pair in whole_pairs(match[1], where)]
+        elif match := _CAME_TO.search(text):
+            found = [pair for pair in pairs(match[1]) if pair[0] in _LIMITS]
+            arguments += [Argument(_NAMES.get(name, name), it, where) for name, it in found]
+            sized = arguments
+        elif (match := _ALLOCATED.search(text)) and sized is not arguments:
+            # A draft model's pool comes after that of the model.
+            sized = arguments = [*arguments, Argument("max_total_tokens", int(match[1]), where)]
+        elif match := _FREE.search(text):
+            start.free = Fact(float(match[1]), number)
+            rank = _RANK.search(text)
+            ranks = max(ranks, int(rank[1]) + 1 if rank else 1)
+        elif match := _MODEL.search(text):
+            start.model = Fact(match[1] or match[2].replace("--", "/"), number)
+    if not sized:
+        raise ConfigError(
+            f"{path}: SGLang starts, but no line says how large its pool is; give the log up to the"
+            " line `max_total_num_tokens=`"
+        )
+    meaning = _meaning(sized)
+    line = meaning.sources["num_gpu_blocks_override"]
+    complete(meaning, {}, line)
+    meaning.set("engine", "sglang", line)
+    if start.model is not None and "model" not in meaning.settings:
+        meaning.set("model", start.model.value, f"{path}:{start.model.line}")
+    if ranks > 1 and "tensor_parallel_size" not in meaning.settings:
+        assert start.free is not None
+        meaning.set("tensor_parallel_size", ranks, f"{path}:{start.free.line}")
+    blocks, size = meaning.settings["num_gpu_blocks_override"], meaning.settings.get("block_size")
+    if blocks < 1:
+        raise ConfigError(f"{line}: the server has no KV pages; nothing can be simulated")
+    if size is None:
+        meaning.set("block_size", 1, "SGLang's default")
+    return meaning, notes(meaning, path, f"{blocks:,} pages of {size or 1}"), start
+
+
+def _meaning(arguments: Iterable[Argument]) -> Meaning:
+    """What arguments mean, without those that nobody wants to read because nobody gave them."""
+    given = {argument.name for argument in arguments if argument.value}
+    unused = tuple(
+        beginning for beginning, uses in _FEATURES.items() if not given.intersection(uses)
+    )
+    meaning = interpret((each for each in arguments if not each.name.startswith(unused)), SGLANG)
+    meaning.ignored.clear()
+    meaning.unknown.clear()
+    for table in ("scheduler_args", "block_manager_args"):
+        said = meaning.settings.pop(table, {})
+        kept = {
+            name: value
+            for name, value in said.items()
+            if value not in (DEFAULTS.get(name), False, 0)
+        }
+        if kept:
+            meaning.settings[table] = kept
+    return meaning

@@ -1,4 +1,6 @@
-"""Coding sessions as WEKA published them: one JSON object per session, or a folder of such files.
+"""Sessions of coding agents.
+
+WEKA's: one JSON object per session, or a folder of such files.
 
 The traps (callanjfox/kv-cache-tester, `traces`):
 
@@ -18,21 +20,32 @@ of a sub-agent (`kvsim.policies.sessions`).
 A request follows the one before it in its thread, `think_time` seconds after its end. A sub-agent
 follows the last request of its parent; its parent does not wait for it. `Row.observed` has `ttft_s`
 and `e2e_s`.
+
+Claude Code's transcripts (`~/.claude/projects/*/SESSION.jsonl`): a line for each message.
+
+The traps: one answer of the model is written as a line for each of its parts, with the same
+`message.id`, and the last has the final `usage`; a prompt is what was read from the cache, written
+to it and neither (`cache_read_input_tokens`, `cache_creation_input_tokens`, `input_tokens`); there
+is the time when a part was written, none when the request was sent, so a request begins when the
+line before its first part was written; `<synthetic>` answers called no model.
+
+What the server found in its cache is taken as the beginning of the prompt before it in the thread:
+main thread and sub-agents (`isSidechain`) of a session are one each. Requests follow each other.
+Policies see as `tool` the last tool that an answer calls.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from kvsim.errors import TraceError
 from kvsim.workload.chain import settle_kind
-from kvsim.workload.document import read_objects
-from kvsim.workload.gather import Gathered
-from kvsim.workload.source import NS_PER_S, Head, Source, instant, integer, integers, shown, tokens
+from kvsim.workload.gather import Gathered, date, instant, integer, integers, tokens
+from kvsim.workload.source import NS_PER_S, Source, read_objects, shown, tables
 from kvsim.workload.trace import MAX_ID, HashContent, Row, Trace, collapse
 
 WINDOW_S = 3600
@@ -41,12 +54,7 @@ _COPIES_SHARE = 3
 _OBSERVED = {"ttft": "ttft_s", "api_time": "e2e_s"}
 
 
-def recognises(head: Head) -> bool:
-    """Whether this is a session with ids of its own scope."""
-    return {"requests", "hash_id_scope"} <= head.keys
-
-
-def read(source: Source) -> Trace:
+def read_weka(source: Source) -> Trace:
     """The requests of one session, from time 0. Raises `TraceError` naming the request."""
     gathered = Gathered(source, "weka")
     session = _Session(source, gathered, 0)
@@ -54,7 +62,7 @@ def read(source: Source) -> Trace:
     return _settled(gathered.trace(), session.block_size, source.sha256)
 
 
-def read_folder(path: Path) -> Trace:
+def read_weka_folder(path: Path) -> Trace:
     """The sessions of all files in a folder, in order of their names. Raises `TraceError`."""
     random = Random("kvsim weka sessions")
     digest = hashlib.sha256()
@@ -133,7 +141,8 @@ class _Session:
                 self._thread(entry["requests"], inner, f"{place}.requests", time_ns, before)
                 continue
             ids = self._ids(entry, place)
-            row = self._request(entry, place, time_ns, before, f"{name}/{number}", name, turn, ids)
+            row = self._request(entry, place, time_ns, before, f"{name}/{number}", ids)
+            row.session, row.turn = name, turn
             if last is not None:
                 _name_output(*last, row, ids, self.block_size)
             before, last, turn = row, (row, ids), turn + 1
@@ -147,8 +156,6 @@ class _Session:
         time_ns: int,
         before: Row | None,
         id: str,
-        session: str,
-        turn: int,
         ids: list[int],
     ) -> Row:
         output_length = tokens(self._source, f"{place}.out", entry.get("out"), 0)
@@ -172,10 +179,8 @@ class _Session:
             content=HashContent(collapse(ids)),
             after=-1 if before is None else before.index,
             delay_ns=delay_ns,
-            session=session,
-            turn=turn,
             scope=self.name,
-            model=entry["model"] if isinstance(entry.get("model"), str) else None,
+            model=entry.get("model"),
             observed=observed or None,
             extra={"tool": "any"} if entry.get("stop") == "tool_use" else None,
         )
@@ -221,3 +226,113 @@ def _files(folder: Path) -> list[Path]:
     """The session files of a folder: `trace_*.json` if there are any, else every JSON file."""
     named = sorted(folder.glob("trace_*.json"))
     return named or sorted(folder.glob("*.json"))
+
+
+BLOCK_SIZE = 16
+_CACHE_NOTE = "what was in the cache is taken to be of the prompt before: more may be shared"
+_PROMPT = ("cache_read_input_tokens", "cache_creation_input_tokens", "input_tokens")
+
+
+@dataclass(slots=True)
+class _Answer:
+    """One answer of the model, gathered from its lines."""
+
+    thread: str
+    start_ns: int
+    end_ns: int
+    usage: dict[str, Any]
+    model: object
+    line: int
+    tool: str | None = None
+    """The last tool that it calls."""
+
+
+@dataclass(slots=True)
+class _Thread:
+    """What a thread has come to."""
+
+    ids: list[int] = field(default_factory=list)
+    """Ids of the blocks of its last prompt."""
+    row: int = -1
+    end_ns: int = 0
+    turns: int = 0
+
+
+def read_claude_code(source: Source) -> Trace:
+    """The requests of a transcript. Raises `TraceError` at the first wrong line."""
+    gathered = Gathered(source, "claude-code")
+    threads: dict[str, _Thread] = {}
+    named = 0
+    for name, answer in _answers(source, gathered).items():
+        source.line = answer.line
+        cached, *fresh = (_count(source, answer.usage, key) for key in _PROMPT)
+        prompt, output = cached + sum(fresh), _count(source, answer.usage, "output_tokens")
+        if not prompt or not output:
+            gathered.drop("they have no prompt or no output")
+            continue
+        thread = threads.setdefault(answer.thread, _Thread())
+        kept = thread.ids[: cached // BLOCK_SIZE]
+        new = prompt // BLOCK_SIZE - len(kept)
+        thread.ids = [*kept[: prompt // BLOCK_SIZE], *range(named, named + new)]
+        named += new
+        thread.row = gathered.add(
+            prompt,
+            output,
+            time_ns=answer.start_ns,
+            id=name,
+            content=HashContent(collapse(thread.ids)),
+            after=thread.row,
+            delay_ns=max(0, answer.start_ns - thread.end_ns) if thread.row >= 0 else 0,
+            session=answer.thread,
+            turn=thread.turns,
+            model=answer.model,
+            extra=None if answer.tool is None else {"tool": answer.tool},
+            observed={"e2e_s": max(0, answer.end_ns - answer.start_ns) / NS_PER_S},
+        ).index
+        thread.end_ns, thread.turns = answer.end_ns, thread.turns + 1
+    trace = gathered.trace(_CACHE_NOTE)
+    trace.block_size, trace.partial_hash = BLOCK_SIZE, False
+    settle_kind(trace)
+    return trace
+
+
+def _answers(source: Source, gathered: Gathered) -> dict[str, _Answer]:
+    """The answers by the id of their message, in the order of their first lines."""
+    found: dict[str, _Answer] = {}
+    before: dict[str, int] = {}
+    for table in tables(source):
+        if not isinstance(written := table.get("timestamp"), str):
+            continue
+        time_ns = date(source, "timestamp", written)
+        thread = f"{table.get('sessionId')}{'/side' if table.get('isSidechain') else ''}"
+        message = table.get("message")
+        start_ns, before[thread] = min(before.get(thread, time_ns), time_ns), time_ns
+        if table.get("type") != "assistant" or not isinstance(message, dict):
+            continue
+        name, usage, model = message.get("id"), message.get("usage"), message.get("model")
+        if model == "<synthetic>":
+            gathered.drop("they called no model")
+            continue
+        if not isinstance(name, str) or not isinstance(usage, dict):
+            raise source.error("no id or no usage; give the transcript as written", "message")
+        if name in found:
+            found[name].end_ns, found[name].usage = max(found[name].end_ns, time_ns), usage
+        else:
+            found[name] = _Answer(thread, start_ns, time_ns, usage, model, source.line)
+        found[name].tool = _tool(message) or found[name].tool
+    return found
+
+
+def _tool(message: dict[str, Any]) -> str | None:
+    """The last tool that a part of an answer calls."""
+    parts = message.get("content")
+    calls = [
+        part.get("name")
+        for part in (parts if isinstance(parts, list) else ())
+        if isinstance(part, dict) and part.get("type") == "tool_use"
+    ]
+    return next((name for name in reversed(calls) if isinstance(name, str)), None)
+
+
+def _count(source: Source, usage: dict[str, Any], key: str) -> int:
+    return tokens(source, f"message.usage.{key}", usage.get(key) or 0, 0)
