@@ -2,6 +2,7 @@
 
     python docs/site/serve_streams.py 16 64 128 256 512
     python docs/site/serve_streams.py 256 512 --stream-interval 4    # any options of kvsim serve
+    sudo chrt --rr 1 python docs/site/serve_streams.py 256           # where others use the cores
 
 Steps take 10 ms, and every stream gets a token in each. The server has one core for itself and this
 client another. A line for each number of streams is the round with the least p99 lateness of three.
@@ -23,7 +24,8 @@ from pathlib import Path
 
 STEP_MS, TOKENS, ROUNDS = 10, 1000, 3
 COMMAND = f"""serve --port 0 --max-num-seqs 1024 --max-num-batched-tokens 16384 --max-model-len 2048
- --num-gpu-blocks-override 100000 --cost-model constant --set cost.step_us={STEP_MS}000""".split()
+ --num-gpu-blocks-override 100000 --cost-model constant --set cost.step_us={STEP_MS}000
+ --set cost.prefill_token_us=0 --set cost.decode_seq_us=0 --set cost.context_token_ns=0""".split()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typer import Option
 from kvsim.cli.console import command_line, note, tell_written
 from kvsim.cli.options import ConfigFile, OutDir, takes_bundles
 from kvsim.cli.server import ServerOptions, SettingOptions
-from kvsim.errors import ConfigError, check_choice
+from kvsim.errors import ConfigError
 
 
 @takes_bundles
@@ -52,10 +52,6 @@ def serve(
     kv_events_config: Annotated[
         str | None, Option(metavar="JSON", help="As of vllm serve: publish KV events.")
     ] = None,
-    kv_events_layout: Annotated[
-        str | None,
-        Option(metavar="NAME", help="An event is a map or an array. Default: as in the release."),
-    ] = None,
     out: OutDir = None,
     server: ServerOptions,
     settings: SettingOptions,
@@ -67,39 +63,37 @@ def serve(
     try:
         from uvicorn.loops.auto import auto_loop_factory
 
-        from kvsim.against.serve.server import Server, adapters_of, front_of, listen
+        from kvsim.against.serve.server import Server, listen
     except ImportError as error:
         raise ConfigError(f"serve: {error}; pip install 'kvsim[serve]'") from None
-    from kvsim.against.serve.kv_events import LAYOUTS, events_config
+    from kvsim.against.serve.kv_events import events_config
+    from kvsim.against.serve.options import Options, adapters_of, said_in
     from kvsim.against.serve.session import Session
     from kvsim.run.blame import blaming
+    from kvsim.settings.server.command import arguments
 
-    if kv_events_layout is not None:
-        check_choice("--kv-events-layout", kv_events_layout, LAYOUTS)
     if not speed > 0:
         raise ConfigError(f"--speed: {speed} is not above 0; or give --as-fast-as-possible")
     if hold and not as_fast_as_possible:
         raise ConfigError("--hold: the wall clock waits for nobody; give --as-fast-as-possible")
-    said = front_of(server.vllm)
+    said = said_in(arguments(server.vllm, server.vllm_file))
     loaded = settings.load(config, server.word())
     events = kv_events_config or said.kv_events_config
+    options = Options(
+        speed=inf if as_fast_as_possible else speed,
+        hold=hold,
+        mean_output_tokens=mean_output_tokens,
+        stream_interval=stream_interval or said.stream_interval or 1,
+        adapters=adapters_of(lora_modules or said.lora_modules),
+        kv_events=None if events is None else events_config(events),
+    )
     with blaming(loaded):
         session = Session(loaded, records=out is not None)
-        model = served_model_name or said.model or session.parts.model.name
+        model = served_model_name or said.name or session.parts.model.name
         note(*session.parts.notes)
         address = host or said.host or "127.0.0.1"
         with listen(address, (said.port or 8000) if port is None else port) as listening:
-            made = Server(
-                session,
-                model,
-                speed=inf if as_fast_as_possible else speed,
-                hold=hold,
-                mean_output_tokens=mean_output_tokens,
-                stream_interval=stream_interval or said.stream_interval or 1,
-                adapters=adapters_of(lora_modules or said.lora_modules, session.parts.config),
-                kv_events=None if events is None else events_config(events),
-                layout=kv_events_layout,
-            )
+            made = Server(session, model, options)
             where = f"http://{address}:{listening.getsockname()[1]}"
             told = f"serving {model} at {where}/v1"
             with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:

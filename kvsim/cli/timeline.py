@@ -61,10 +61,10 @@ def timeline(
         print(write_tracks(out, summary["meta"], listed))
     if kv_events is not None or openmetrics is not None:
         try:
-            from kvsim.against.serve.again import Again
+            from kvsim.against.serve.again import replayed
         except ImportError as error:
             raise ConfigError(f"timeline: {error}; pip install 'kvsim[serve]'") from None
-        again = Again(summary["meta"], interval, start, trust or ())
+        again = replayed(summary["meta"], interval, start, trust or ())
         _write_again(again, kv_events, openmetrics)
 
 
@@ -74,7 +74,7 @@ def _write_again(again: Again, kv_events: str | None, openmetrics: str | None) -
     from kvsim.writing import write_bytes, write_text
 
     if kv_events is not None:
-        if not again.publishes:
+        if again.batches is None:
             raise ConfigError(
                 "--kv-events: the engine of this run publishes none; it needs vllm-v1 or sglang"
                 " with prefix caching, all layers in one group and no offloading"

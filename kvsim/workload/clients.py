@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from kvsim.core.request import ABORTED, PLAIN, PREFILL, Options, Request
 from kvsim.errors import ConfigError
-from kvsim.workload.keys import Streams, streams
 from kvsim.workload.source import MAX_NS, NS_PER_S
 from kvsim.workload.trace import Row, Rows, Trace, bare, column
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from kvsim.settings.config import RunConfig
+    from kvsim.workload.keys import Streams
 
 
 def release_times(rows: Sequence[Row], config: RunConfig) -> list[int]:
@@ -407,4 +407,7 @@ def make_requests(
     keyed: bool = True,
 ) -> list[Request]:
     """All requests of `Requests` in a list."""
+    # Here, as whoever draws random numbers imports this module, and numpy takes long.
+    from kvsim.workload.keys import streams
+
     return list(Requests(rows, streams(trace) if keyed else None, n=n))

@@ -99,9 +99,9 @@ class Streams(Sequence["SpannedStream"]):
     """Streams in the order of their rows. One that plain hash ids or nothing identifies is kept as
     numbers and made at each access, because those of a long trace would fill the memory."""
 
-    def __init__(self, rows: int, lengths: array[int], unit: int, spans: _HashSpans) -> None:
-        """`rows`: how many the trace has. `lengths`: of the prompts. `unit`: tokens per hash id."""
-        self._rows, self._lengths, self._unit, self._spans = rows, lengths, unit, spans
+    def __init__(self, rows: int, lengths: array[int], spans: _HashSpans) -> None:
+        """`rows`: how many the trace has. `lengths`: of the prompts."""
+        self._rows, self._lengths, self._spans = rows, lengths, spans
         self._made: dict[int, SpannedStream] = {}
 
     def put(self, index: int, stream: SpannedStream) -> None:
@@ -112,7 +112,7 @@ class Streams(Sequence["SpannedStream"]):
         """The streams of some rows, numbered anew."""
         made = {place: self[index] for place, index in enumerate(indexes)}
         lengths = array("q", [stream.input_length for stream in made.values()])
-        some = Streams(self._rows, lengths, self._unit, _HashSpans(*[array("q")] * 4))
+        some = Streams(self._rows, lengths, _HashSpans(*[array("q")] * 4))
         some._made = made
         return some
 
@@ -162,7 +162,6 @@ class Streams(Sequence["SpannedStream"]):
             self._lengths[index],
             (stops[first:last], offsets[first:last]),
             salt=salt,
-            unit=self._unit if last - first > 1 else 1,
             shared=None if salt else shared[index],
         )
 
@@ -182,7 +181,6 @@ class SpanStream:
         "_row",
         "_rows",
         "_stops",
-        "_unit",
         "input_length",
         "knows_tokens",
         "named_tokens",
@@ -199,7 +197,6 @@ class SpanStream:
         *,
         begin: tuple[SpannedStream | None, int] = (None, 0),
         salt: int = 0,
-        unit: int = 1,
         shared: int | None = None,
     ) -> None:
         """`spans`: stops and offsets; the last is in the region of the row and has no end. `begin`:
@@ -207,8 +204,6 @@ class SpanStream:
         all."""
         stops, offsets = spans
         base, keep = begin
-        self._unit = unit
-        """Tokens per hash id; the keys of one id begin at a multiple of it."""
         self._row = row
         self._rows = rows
         self.input_length = input_length
@@ -284,25 +279,6 @@ class SpanStream:
         if stream is not None and length > 0:
             parts.append(stream.pieces(length))
         return list(chain.from_iterable(reversed(parts)))
-
-    def units(self, number: int, block_size: int) -> list[tuple[int, int]]:
-        """The first `number` blocks as (hash id with all before it, blocks that end in it)."""
-        found: list[tuple[int, int]] = []
-        unit, block, salt = self._unit, 0, self.salt
-        whole = 0 if unit % block_size else unit // block_size
-        for key, first, end in self.pieces(number * block_size):
-            offset, last = key - first, end // block_size
-            while block < last:
-                node = ((block + 1) * block_size - 1 + offset) // unit
-                stop = min(last, ((node + 1) * unit - offset) // block_size)
-                found.append((node + salt, stop - block))
-                block = stop
-                if whole and stop * block_size + offset == (node + 1) * unit:
-                    # Blocks and ids begin at the same tokens up to the end of the piece.
-                    ids = (last - block) // whole
-                    found += [(each + salt, whole) for each in range(node + 1, node + 1 + ids)]
-                    block += ids * whole
-        return found
 
     def _own_keys(self, first: int, last: int, block_size: int) -> list[int]:
         stops, offsets = self._stops, self._offsets
@@ -418,10 +394,6 @@ class TokenStream:
         """Tokens behind which no block ends that another stream has."""
         return self.named_tokens
 
-    def units(self, number: int, block_size: int) -> list[tuple[int, int]]:
-        """The first `number` blocks, each by itself, because there are no hash ids."""
-        return [(key, 1) for key in self.keys(0, number, block_size)]
-
     def pieces(self, length: int) -> list[Piece]:
         """The first `length` tokens, in order, one piece per known token."""
         known = min(length, self._known(length))
@@ -458,11 +430,11 @@ class TokenStream:
 
 
 def _made(trace: Trace) -> Streams:
-    rows, unit = trace.rows, trace.block_size or 1
+    rows = trace.rows
     lengths = array("q", column(rows, "input_length"))
-    found = Streams(len(rows), lengths, unit, _hash_spans(trace, unit))
+    found = Streams(len(rows), lengths, _hash_spans(trace, trace.block_size or 1))
     if not isinstance(rows, Rows):
-        builder = _Builder(found, len(rows), unit)
+        builder = _Builder(found, len(rows))
         for row in rows:
             builder.add(row)
     return found
@@ -495,8 +467,8 @@ class _Builder:
     """Sets the streams that other things than plain hash ids identify; numbers what rows may share:
     salts, segments, tokens."""
 
-    def __init__(self, streams: Streams, rows: int, unit: int) -> None:
-        self._streams, self._rows, self._unit = streams, rows, unit
+    def __init__(self, streams: Streams, rows: int) -> None:
+        self._streams, self._rows = streams, rows
         self._salts: dict[str | tuple[str, str | None] | None, int] = {None: 0}
         self._segments: dict[tuple[object, str], int] = {}
         """(preceding segment or scope, name) → number of the region."""
@@ -521,7 +493,7 @@ class _Builder:
                 )
             case ParentContent(parent, keep):
                 begin = (self._streams.inherited(parent, keep), keep)
-                stream = SpanStream(index, rows, length, begin=begin, salt=salt, unit=self._unit)
+                stream = SpanStream(index, rows, length, begin=begin, salt=salt)
             case SegmentContent():
                 spans = self._segment_spans(row, row.content)
                 stream = SpanStream(index, rows, length, spans, salt=salt)

@@ -7,8 +7,8 @@
 | `agents` | sessions that append to a growing context until it is full | WEKA Claude Code |
 | `agentx` | long sessions of tool calls, with subagents and hints | vLLM's AgentX post |
 
-Lengths and times come from `kvsim.workload.synthetic`. Other figures have no public source (what is
-shared, how many turns a chat has). They are chosen here, and the trace's `source.note` says so.
+Lengths and times have the quantiles below. Other figures have no public source (what is shared, how
+many turns a chat has). They are chosen here, and the trace's `source.note` says so.
 
 For `agentx`, vLLM's AgentX post (vllm.ai/blog/2026-09-08-vllm-agentx, as vLLM #57103 quotes it) has
 medians of 43 turns a session, 142,000 tokens a prompt and 444 an output, hits above 96 %, and

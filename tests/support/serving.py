@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from kvsim.against.serve.options import Options
 from kvsim.against.serve.server import Server, listen
 from kvsim.against.serve.session import Session
 from kvsim.run.simulation import read_config
@@ -28,11 +29,11 @@ def serving(
     watch: Callable[[Session], None] | None = None,
     **how: Any,
 ) -> Iterator[tuple[str, Server]]:
-    """The address of a server, and the server; `how`: as for `Server`."""
+    """The address of a server, and the server; `how`: as in `Options`."""
     session = Session(read_config(config), records=records)
     if watch is not None:
         watch(session)
-    server = Server(session, "small", **how)
+    server = Server(session, "small", Options(**how))
     ready, loops = threading.Event(), list[asyncio.AbstractEventLoop]()
     failed: list[BaseException] = []
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterator
 from contextlib import suppress
 from math import inf
 
 import numpy as np
-from prometheus_client.core import Metric
+from prometheus_client import CollectorRegistry, Histogram
 
-from kvsim.against.serve.metrics import Histogram
+from kvsim.against.serve.options import Options
 from kvsim.against.serve.session import Session
 from kvsim.against.serve.watch import Step
 from kvsim.core.batch import Batch
@@ -24,35 +23,34 @@ _KEPT = 100_000
 
 
 class Clock:
-    """Simulated time as the wall's times `speed`; infinite: as fast as possible.
+    """Simulated time as the wall's times a speed, or as fast as possible.
 
     Lateness is the wall time from when the tokens of a step were due until all streams whose
-    clients read fast enough have them.
+    clients read fast enough have them. What is late is sent at once, several tokens together.
     """
 
-    def __init__(self, session: Session, speed: float, hold: int = 0) -> None:
-        """`hold`: the time stands still until so many requests have come."""
-        self.speed = speed
-        self.hold = hold
+    def __init__(self, session: Session, options: Options, registry: CollectorRegistry) -> None:
+        self.hold = options.hold
+        """Requests that have to come until the time goes on."""
         self.closing = False
-        self._session = session
+        self._session, self._speed, self._virtual = session, options.speed, options.virtual
         self._origin_ns = time.monotonic_ns()
         self._wake = asyncio.Event()
-        self._due_ns = -1
-        """When the tokens of the step that was delivered last were due; -1: they are sent."""
+        self._due_ns: list[int] = []
+        """When the tokens that are not sent yet were due, by step."""
         self._late_s: deque[float] = deque(maxlen=_KEPT)
         self._steps_s: deque[float] = deque(maxlen=_KEPT)
-        self._histogram = Histogram(_BOUNDS)
+        self._histogram = Histogram(
+            "kvsim:lateness_seconds",
+            "Wall time by which tokens were sent later than the simulated step ended.",
+            registry=registry,
+            buckets=_BOUNDS,
+        )
         session.steps.listeners.append(self._stepped)
-
-    @property
-    def virtual(self) -> bool:
-        """Whether nobody waits for the wall clock."""
-        return self.speed == inf
 
     def now_ns(self) -> int:
         """The simulated time at which something that happens now happens."""
-        if self.virtual:
+        if self._virtual:
             return self._session.now_ns
         return max(self._session.now_ns, self._reached_ns())
 
@@ -70,12 +68,13 @@ class Clock:
         session = self._session
         while not self.closing:
             self._wake.clear()
-            now_ns = -1 if self.hold else _EVER_NS if self.virtual else self._reached_ns()
-            while session.next_ns <= now_ns and self._due_ns < 0:
+            now_ns = -1 if self.hold else _EVER_NS if self._virtual else self._reached_ns()
+            while session.next_ns <= now_ns and not (self._virtual and self._due_ns):
                 session.step()
-            if self._due_ns >= 0:
-                await asyncio.sleep(0)  # Streams write what they have got,
-                await asyncio.sleep(0)  # and the event loop sends it.
+            if self._due_ns:
+                session.steps.tell_clients()
+                await asyncio.sleep(0)  # The event loop sends what streams wrote,
+                await asyncio.sleep(0)  # and hears what comes.
                 self._sent()
             elif session.next_ns > now_ns:
                 with suppress(TimeoutError):
@@ -84,7 +83,7 @@ class Clock:
 
     def report(self) -> list[str]:
         """How late the session was, for people."""
-        if self.virtual or not self._late_s:
+        if self._virtual or not self._late_s:
             return []
         late, step = np.percentile(self._late_s, [50, 99]), float(np.median(self._steps_s))
         said = (
@@ -96,30 +95,26 @@ class Clock:
         return [said, "p99 lateness exceeds a step: times that clients saw are not to be trusted;"
                 " give a lower --speed, fewer streams or a faster machine"]  # fmt: skip
 
-    def collect(self) -> Iterator[Metric]:
-        """Lateness, for a registry."""
-        about = "Wall time by which tokens were sent later than the simulated step ended."
-        yield self._histogram.family("kvsim:lateness_seconds", about, {}, None)
-
     def _reached_ns(self) -> int:
-        return int((time.monotonic_ns() - self._origin_ns) * self.speed)
+        return int((time.monotonic_ns() - self._origin_ns) * self._speed)
 
     def _left_s(self) -> float | None:
         """Wall time until something is due; None: nothing is."""
         if self.hold or self._session.next_ns == inf:
             return None
-        return max(0.0, (self._session.next_ns - self._reached_ns()) / 1e9 / self.speed)
+        return max(0.0, (self._session.next_ns - self._reached_ns()) / 1e9 / self._speed)
 
     def _stepped(self, batch: Batch, step: Step) -> None:
-        self._due_ns = step.now_ns
-        if not self.virtual:
+        self._due_ns.append(step.now_ns)
+        if not self._virtual:
             before_ns = next((each.last_ns for each, _ in step.tokens if each.last_ns >= 0), -1)
             if before_ns >= 0:
-                self._steps_s.append((step.now_ns - before_ns) / 1e9 / self.speed)
+                self._steps_s.append((step.now_ns - before_ns) / 1e9 / self._speed)
 
     def _sent(self) -> None:
-        due_ns, self._due_ns = self._due_ns, -1
-        if not self.virtual:
-            late_s = (self._reached_ns() - due_ns) / 1e9 / self.speed
-            self._late_s.append(late_s)
-            self._histogram.add(late_s)
+        due_ns, self._due_ns = self._due_ns, []
+        if not self._virtual:
+            for each in due_ns:
+                late_s = (self._reached_ns() - each) / 1e9 / self._speed
+                self._late_s.append(late_s)
+                self._histogram.observe(late_s)

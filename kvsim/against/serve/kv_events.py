@@ -20,8 +20,6 @@ from kvsim.settings.versions import release
 
 _64_BITS = (1 << 64) - 1
 GPU = "GPU"
-MAP, ARRAY = "map", "array"
-LAYOUTS = (MAP, ARRAY)
 _MAPS_SINCE = (0, 24)
 
 
@@ -42,7 +40,7 @@ class _Stored(msgspec.Struct):
 
 
 class BlockStored(_Stored, omit_defaults=True, tag=True):
-    """`_Stored`, with what a single server leaves out."""
+    """`_Stored`, with what a single server leaves out; its bytes tell that there is more."""
 
     locality: str | None = None
     ownership: str | None = None
@@ -92,20 +90,20 @@ Contents = Callable[[Sequence[int], int], Content]
 """The content of blocks with these keys and so many tokens."""
 
 
-def layout_of(vllm_version: str | None) -> str:
-    """The layout of a release; None: the latest."""
-    return MAP if vllm_version is None or release(vllm_version) >= _MAPS_SINCE else ARRAY
-
-
 class KVEvents:
     """What a prefix cache reports (`kvsim.core.blocks.CacheEvents`), as events of vLLM."""
 
     def __init__(
-        self, block_size: int, contents: Contents, layout: str = MAP, loras: Sequence[str] = ()
+        self,
+        block_size: int,
+        contents: Contents,
+        vllm_version: str | None = None,
+        loras: Sequence[str] = (),
     ) -> None:
-        """`loras`: adapters, in the order in which the server was told of them."""
+        """`vllm_version`: whose layout events have; None: that of the latest. `loras`: adapters, in
+        the order in which the server was told of them."""
         self._block_size, self._contents, self._loras = block_size, contents, loras
-        maps = layout == MAP
+        maps = vllm_version is None or release(vllm_version) >= _MAPS_SINCE
         self._kinds: Any = (BlockStored, BlockRemoved) if maps else (StoredArray, RemovedArray)
         self._made: list[Event] = []
 
@@ -167,10 +165,11 @@ class KVEventsConfig(msgspec.Struct, forbid_unknown_fields=True):
     topic: str = ""
 
 
-def events_config(text: str) -> KVEventsConfig:
+def events_config(given: str | dict[str, Any]) -> KVEventsConfig:
     """Raises `ConfigError`."""
     try:
-        return msgspec.json.decode(text.encode(), type=KVEventsConfig)
+        table = msgspec.json.decode(given) if isinstance(given, str) else given
+        return msgspec.convert(table, KVEventsConfig)
     except msgspec.DecodeError as error:
         raise ConfigError(
             f"--kv-events-config: {error}; give JSON as vllm serve takes it, as in"

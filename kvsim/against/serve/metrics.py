@@ -11,8 +11,8 @@ from __future__ import annotations
 import tomllib
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +32,7 @@ _TABLE = tomllib.loads(Path(__file__).with_name("metrics.toml").read_text())
 GAUGES, COUNTERS, HISTOGRAMS = _TABLE["gauges"], _TABLE["counters"], _TABLE["histograms"]
 """Name → what is said about it, its further label with all values, or its family of buckets."""
 _TOKENS = "request_tokens"
+_LORA_LABELS = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
 
 
 class Histogram:
@@ -59,8 +60,13 @@ class Histogram:
 class EngineMetrics:
     """All metrics of one engine: a listener of its steps, and a collector of a registry."""
 
-    def __init__(self, parts: Parts, model_name: str) -> None:
+    def __init__(self, parts: Parts, model_name: str, seconds: Callable[[int], float]) -> None:
+        """`seconds`: what is told as the time of a step that ends then."""
         config = parts.config
+        self._seconds, self._adapters = seconds, list[str]()
+        self._max_loras = str(config.max_loras or 1) if config.enable_lora else None
+        self._lora_s: dict[str, float] = {}
+        """Names of adapters with requests → when a step found so."""
         self._caching, self._offloads = parts.blocks.needs_keys, parts.offload is not None
         self._labels = {"model_name": model_name, "engine": "0"}
         self._cache = {
@@ -91,6 +97,8 @@ class EngineMetrics:
         self._values["num_requests_waiting_by_reason", "capacity"] = waiting
         self._values["num_requests_waiting_by_reason", "deferred"] = deferred
         self._values["kv_cache_usage_perc", ""] = 1 - gpu.free / gpu.size
+        if self._max_loras is not None:
+            self._note_adapters(batch, step)
         for entry in step.admitted:
             self._admit(entry)
         if step.tokens:
@@ -115,6 +123,21 @@ class EngineMetrics:
         info = GaugeMetricFamily("vllm:cache_config_info", about, labels=[*self._cache])
         info.add_metric([*self._cache.values()], 1, timestamp=at)
         yield info
+        if self._max_loras is not None:
+            about = "Running stats on lora requests."
+            info = GaugeMetricFamily("vllm:lora_requests_info", about, labels=_LORA_LABELS)
+            for names, seconds in self._lora_s.items():
+                info.add_metric([self._max_loras, names, names], seconds, timestamp=at)
+            yield info
+
+    def _note_adapters(self, batch: Batch, step: Step) -> None:
+        """vLLM counts the requests of each adapter, and tells the names alone: those that have any
+        request, whether it waits or runs, stand in both labels, in the order in which they came."""
+        requests = chain(batch.running, batch.swapped, batch.holding, batch.waiting)
+        now = dict.fromkeys(each.options.lora for each in requests)
+        stay = [each for each in self._adapters if each in now]
+        self._adapters = [*stay, *(each for each in now if each and each not in stay)]
+        self._lora_s[",".join(self._adapters)] = self._seconds(step.now_ns)
 
     def _admit(self, entry: Entry) -> None:
         """A request was given its first blocks: what was looked up, and found."""

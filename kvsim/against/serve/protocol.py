@@ -11,9 +11,31 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
+from starlette.responses import Response
 
 from kvsim.against.serve.watch import Entry
 from kvsim.against.serve.words import tokens_of, tokens_of_chat
+
+_ERRORS = {404: "NotFoundError", 500: "InternalServerError", 503: "ServiceUnavailableError"}
+
+
+class Refused(Exception):  # noqa: N818 - an answer, not an error of ours
+    """A request that is answered by an error."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self._status = status
+
+    def body(self) -> bytes:
+        """The error, as vLLM writes it."""
+        kind = _ERRORS.get(self._status, "BadRequestError")
+        error = {"message": str(self), "type": kind, "param": None, "code": self._status}
+        return msgspec.json.encode({"error": error})
+
+    def response(self) -> Response:
+        """The answer."""
+        return Response(self.body(), self._status, media_type="application/json")
+
 
 Natural = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Samples = Annotated[int, Meta(ge=1, le=128)]
@@ -46,16 +68,16 @@ class Completion(_Common, kw_only=True):
     prompt: str | list[str | Natural | list[Natural]]
 
     def prompts(self) -> list[Sequence[int]]:
-        """The tokens of each prompt. Raises `ValueError`."""
+        """The tokens of each prompt. Raises `Refused`."""
         given: Any = self.prompt if isinstance(self.prompt, list) else [self.prompt]
         kinds = {type(each) for each in given}
         if int in kinds:
             if len(kinds) > 1:
-                raise ValueError("prompt: token ids among texts or lists; give one kind")
+                raise Refused("prompt: token ids among texts or lists; give one kind")
             given = [given]
         found = [tokens_of(each) if isinstance(each, str) else each for each in given]
         if not found or not all(found):
-            raise ValueError("prompt: it is empty; give at least one token")
+            raise Refused("prompt: it is empty; give at least one token")
         return found
 
     @property
@@ -72,11 +94,11 @@ class Message(Struct):
     tool_calls: Any = None
 
     def turn(self) -> tuple[str, str]:
-        """Its role and text. Raises `ValueError` for what is no text."""
+        """Its role and text. Raises `Refused` for what is no text."""
         parts = self.content or ""
         if not isinstance(parts, str):
             if other := sorted({str(part.get("type")) for part in parts} - {"text"}):
-                raise ValueError(f"messages: {', '.join(other)} is not simulated; give text")
+                raise Refused(f"messages: {', '.join(other)} is not simulated; give text")
             parts = "".join(str(part.get("text", "")) for part in parts)
         calls = msgspec.json.encode(self.tool_calls).decode() if self.tool_calls else ""
         return self.role, parts + calls
@@ -91,7 +113,7 @@ class Chat(_Common, kw_only=True):
     tools: Any = None
 
     def prompts(self) -> list[Sequence[int]]:
-        """The tokens of the conversation. Raises `ValueError`."""
+        """The tokens of the conversation. Raises `Refused`."""
         turns = [each.turn() for each in self.messages]
         if self.tools:
             turns.insert(0, ("tools", msgspec.json.encode(self.tools).decode()))
@@ -112,12 +134,12 @@ class Tokenize(Struct):
     add_generation_prompt: bool = True
 
     def tokens(self) -> list[int]:
-        """Raises `ValueError`."""
+        """Raises `Refused`."""
         if self.messages is not None:
             turns = [each.turn() for each in self.messages]
             return tokens_of_chat(turns, opens=self.add_generation_prompt)
         if self.prompt is None:
-            raise ValueError("prompt: it is missing; give prompt or messages")
+            raise Refused("prompt: it is missing; give prompt or messages")
         return tokens_of(self.prompt)
 
 
@@ -152,17 +174,18 @@ class Answer(NamedTuple):
         kind = "chat.completion" if self.chat else "text_completion"
         return self._encoded(kind, choices, usage=usage(entries))
 
-    def event(self, place: int, text: str, reason: str = "", **more: Any) -> bytes:
+    def event(self, place: int, text: bytes, reason: str = "", **more: Any) -> bytes:
         """An event of a stream: what a sample got."""
         return self._event(_choice(place, self._said("delta", text), reason), **more)
 
-    def around(self, place: int) -> list[bytes]:
+    def around(self, place: int) -> tuple[bytes, bytes]:
         """What stands before and after the text in an event of tokens that says nothing else."""
-        return self.event(place, "\0").split(rb"\u0000")
+        before, _, after = self.event(place, b"\0").rpartition(rb"\u0000")
+        return before, after
 
     def opening(self, samples: int) -> bytes:
         """The first events of a stream."""
-        said = self._said("delta", "", role="assistant")
+        said = self._said("delta", b"", role="assistant")
         events = [self._event(_choice(place, said, "")) for place in range(samples)]
         return b"".join(events) if self.chat else b""
 
@@ -170,8 +193,9 @@ class Answer(NamedTuple):
         """The last events of a stream: with `entries`, what they used."""
         return (self._event(usage=usage(entries)) if entries else b"") + b"data: [DONE]\n\n"
 
-    def _said(self, name: str, text: str, **role: str) -> dict[str, Any]:
-        return {name: {**role, "content": text}} if self.chat else {"text": text}
+    def _said(self, name: str, text: bytes, **role: str) -> dict[str, Any]:
+        words = text.decode()
+        return {name: {**role, "content": words}} if self.chat else {"text": words}
 
     def _event(self, *choices: dict[str, Any], **more: Any) -> bytes:
         kind = "chat.completion.chunk" if self.chat else "text_completion"

@@ -1,7 +1,7 @@
 """The engine of `kvsim run`, for requests that come while it runs.
 
 ```
- send(ask, at) ──► arrival at its time ──► mailbox ──► Serving: loop, scheduler, blocks
+ send(row) ──► arrival at its time ──► mailbox ──► Serving: loop, scheduler, blocks
  cancel(entry) ──► given up at its time ──────────────────┘   │ a step is over
  Entry: tokens so far, how it ended ◄────── listeners ◄───────┘
 ```
@@ -11,15 +11,14 @@ Nothing here knows of HTTP or of the wall clock: who drives it calls `step` whil
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 from kvsim.against.serve.kv_events import Content
 from kvsim.against.serve.watch import Entry, Step, Steps
 from kvsim.against.serve.words import filler
-from kvsim.core.batch import Batch
 from kvsim.core.request import Request
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.fleet.news import Mailbox
@@ -40,64 +39,45 @@ _SALT = 0x9E3779B97F4A7C15F39D
 """Distance of the keys of two salts: more than all keys of one, and odd."""
 
 
-class Ask(NamedTuple):
-    """What a client asks for."""
-
-    id: str
-    prompt: Sequence[int]
-    output_length: int
-    """Tokens that it will get."""
-    max_tokens: int | None = None
-    """Tokens that it allows."""
-    ignore_eos: bool = False
-    priority: int = 0
-    salt: str | None = None
-    lora: str | None = None
-    """Name of its adapter."""
-
-
 class Asked:
     """Whose keys were asked for last, which is how the tokens of stored blocks are found."""
 
     def __init__(self) -> None:
-        self.ask: Ask | None = None
-        self.tokens: Sequence[int] = ()
-        """Those up to the end of the last block that was asked for."""
+        self.last: tuple[LiveStream, int] | None = None
+        """The stream, and where the last block that was asked for ends, in blocks."""
 
     def of(self, keys: Sequence[int], block_size: int) -> Content:
         """The tokens of the last blocks that were asked for, as many as keys."""
-        assert self.ask is not None
-        tokens = self.tokens[-len(keys) * block_size :]
-        return Content(tokens, self.ask.salt, self.ask.lora)
+        assert self.last is not None
+        stream, end = self.last
+        return stream.content(end - len(keys), end, block_size)
 
 
 class LiveStream(TokenStream):
     """The tokens of a request, whose output is made up when it comes, and shown to nobody."""
 
-    __slots__ = ("_ask", "_asked")
+    __slots__ = ("_asked", "_lora", "_salt")
 
     def __init__(
-        self,
-        asked: Asked,
-        ask: Ask,
-        output: Sequence[int],
-        index: int,
-        salt: int,
-        numbers: dict[int, int],
+        self, asked: Asked, row: Row, output: Sequence[int], salt: int, numbers: dict[int, int]
     ) -> None:
-        super().__init__(ask.prompt, output, row=index, rows=_STREAMS, salt=salt, numbers=numbers)
-        self._asked, self._ask = asked, ask
+        assert isinstance(row.content, TokenContent)
+        prompt, place = row.content.prompt, {"row": row.index, "rows": _STREAMS}
+        super().__init__(prompt, output, **place, salt=salt, numbers=numbers)
+        self._asked, self._salt, self._lora = asked, row.salt, row.lora
 
     def keys(self, first: int, last: int, block_size: int) -> list[int]:
-        self._asked.ask, self._asked.tokens = self._ask, self._tokens[: last * block_size]
+        self._asked.last = self, last
         return super().keys(first, last, block_size)
+
+    def content(self, first: int, last: int, block_size: int) -> Content:
+        """That of some of its blocks."""
+        tokens = self._tokens[first * block_size : last * block_size]
+        return Content(tokens, self._salt, self._lora)
 
 
 class _Growing(Requests):
     """Requests of rows that become more."""
-
-    def __init__(self, rows: Sequence[Row], streams: Any, *, ignore_eos: bool) -> None:
-        super().__init__(rows, streams, ignore_eos=ignore_eos)
 
     def grow(self) -> Request:
         """Returns the request of a new row."""
@@ -132,27 +112,27 @@ class Session:
         that cannot be served live."""
         self.parts = _parts_of(config)
         self.steps = Steps()
-        self.steps.listeners.append(self._forget)
         self.stopped: EngineStopped | None = None
         self.asked = Asked()
         self._records = records
         self._env = Clock()
         self._rows: list[Row] = []
         self._streams: list[LiveStream | None] = []
-        self._lengths = array("q")
         self._salts: dict[tuple[str | None, str | None], int] = {(None, None): 0}
         self._numbers: dict[int, int] = {}
         self._given_up = _GivenUp()
         self._mailbox = Mailbox(self._env, self._env.peek, self._told)
         config = self.parts.config
-        self._requests = _Growing(self._rows, self._streams, ignore_eos=config.ignore_eos)
+        self._requests = _Growing(
+            self._rows, cast(Any, self._streams), ignore_eos=config.ignore_eos
+        )
         self._serving = Serving(
             self._env,
             self.parts,
             self._rows,
             self._requests,
             self._mailbox,
-            self._lengths.__getitem__,
+            lambda index: self._rows[index].output_length,
             refused={},
             watcher=self.steps,
             departures=self._given_up,
@@ -184,36 +164,19 @@ class Session:
                 entry.reason, entry.error = "error", str(stop)
             self.steps.tell(self.batch, Step(self.now_ns, ended=left))
 
-    def send(self, ask: Ask, at_ns: int, wake: Callable[[], None] | None = None) -> Entry:
-        """A request arrives at `at_ns`, not before now. `wake` is called when it has changed."""
-        index = len(self._rows)
-        words, output = filler(index, ask.output_length)
-        salt = self._salts.setdefault((ask.lora, ask.salt), len(self._salts))
-        kept = TokenContent(tuple(ask.prompt), tuple(output)) if self._records else None
-        self._rows.append(
-            Row(
-                index,
-                ask.id,
-                0,
-                at_ns,
-                len(ask.prompt),
-                ask.output_length,
-                kept,
-                salt=ask.salt,
-                lora=ask.lora,
-                priority=ask.priority,
-                max_new_tokens=ask.max_tokens,
-                ignore_eos=ask.ignore_eos,
-            )
-        )
-        self._lengths.append(ask.output_length)
-        self._streams.append(
-            LiveStream(self.asked, ask, output, index, -_SALT * salt, self._numbers)
-            if self.parts.blocks.needs_keys
-            else None
-        )
+    def send(self, row: Row) -> Entry:
+        """A request for token ids arrives at its time, which is not before now."""
+        content, at_ns = row.content, row.arrival_ns
+        assert isinstance(content, TokenContent) and at_ns is not None
+        row = replace(row, index=len(self._rows))
+        text, output = filler(row.index, row.output_length)
+        kept = replace(content, output=tuple(output)) if self._records else None
+        self._rows.append(replace(row, content=kept))
+        salt = -_SALT * self._salts.setdefault((row.lora, row.salt), len(self._salts))
+        stream = LiveStream(self.asked, row, output, salt, self._numbers)
+        self._streams.append(stream if self.parts.blocks.needs_keys else None)
         request = self._requests.grow()
-        entry = self.steps.entries[index] = Entry(request, words, wake)
+        entry = self.steps.entries[row.index] = Entry(request, text)
         self._at(at_ns, lambda: self._arrives(request))
         return entry
 
@@ -226,7 +189,7 @@ class Session:
         """All clients are gone, and the engine settles what it has begun."""
         for entry in [*self.steps.entries.values()]:
             self.cancel(entry, self.now_ns)
-        while self.steps.entries and self.next_ns < inf:
+        while self.next_ns < inf:
             self.step()
 
     def result(self, command: str = "") -> Result:
@@ -259,12 +222,10 @@ class Session:
         self._given_up.now.append(request)
         self._mailbox.wake()
 
-    def _forget(self, batch: Batch, step: Step) -> None:
-        for entry in step.ended:
-            self._streams[entry.request.index] = None
-
     def _told(self, ended: Iterable[Request]) -> None:
-        """Clients hear of the ends of requests when a step is settled."""
+        """Clients hear of ends when a step is settled; their tokens can go now."""
+        for request in ended:
+            self._streams[request.index] = None
 
 
 _OF_CLIENTS = ("request_rate", "max_concurrency", "num_prompts", "workload")

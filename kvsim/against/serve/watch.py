@@ -6,10 +6,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from kvsim.against.serve.words import FILLER
+from kvsim.against.serve.words import WORD_BYTES
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
 from kvsim.core.request import ABORTED, Request
+
+
+def _nobody() -> None:
+    """Hears nothing."""
 
 
 @dataclass(eq=False, slots=True)
@@ -17,10 +21,10 @@ class Entry:
     """A request on its way, as its client sees it."""
 
     request: Request
-    words: Sequence[int] = ()
-    """Places of its output in `words.FILLER`."""
-    wake: Callable[[], None] | None = None
-    """Called when anything of it changed."""
+    output: bytes = b""
+    """The text of all its tokens, those to come included (`words.filler`)."""
+    client: Callable[[], None] = _nobody
+    """Called when anything has changed of it, or of its `family`."""
     family: Sequence[Entry] = ()
     """The samples of its client's request; empty: it is the only one."""
     tokens: int = 0
@@ -35,9 +39,9 @@ class Entry:
     last_ns: int = -1
     """When its last token came; -1: not yet."""
 
-    def text(self, first: int = 0) -> str:
-        """Its tokens so far from `first` on, in words."""
-        return "".join([FILLER[word] for word in self.words[first : self.tokens]])
+    def text(self, first: int = 0) -> bytes:
+        """Its tokens so far from `first` on."""
+        return self.output[first * WORD_BYTES : self.tokens * WORD_BYTES]
 
 
 @dataclass(slots=True)
@@ -59,8 +63,10 @@ class Steps:
         self.listeners: list[Callable[[Batch, Step], None]] = []
         self.entries: dict[int, Entry] = {}
         """Requests in progress, by index."""
+        self._clients: dict[Callable[[], None], None] = {}
+        """Those whom something concerns that they have not been told yet, in order."""
         self._admitted: list[Entry] = []
-        self._flights: deque[tuple[Plan, list[Request]]] = deque()
+        self._flights: deque[tuple[Plan, list[tuple[Request, Entry]]]] = deque()
 
     def begin(self) -> None:
         """A loop begins."""
@@ -69,25 +75,24 @@ class Steps:
         """A step was composed."""
         if not plan.computes:
             return
-        requests = list(plan.requests)
-        self._flights.append((plan, requests))
-        for request in requests:
-            entry = self._entry(request) if request.finish_ns < 0 else None
-            if entry is not None and not entry.admitted:
+        entries, requests = self.entries, plan.requests
+        for request in requests[plan.num_continued :]:
+            if request.finish_ns < 0 and not (entry := self._entry(request)).admitted:
                 entry.admitted = True
                 self._admitted.append(entry)
+        flight = [(each, found) for each in requests if (found := entries.get(each.index))]
+        self._flights.append((plan, flight))
 
     def settled(self, batch: Batch, ended: Iterable[Request]) -> None:
         """A step is over, or nothing but a request."""
         step, landed = Step(batch.now_ns), False
         while self._flights and not self._flights[0][0].flying:
             landed = True
-            plan, requests = self._flights.popleft()
+            plan, flight = self._flights.popleft()
             step.now_ns = plan.end_ns
-            for request in requests:
-                entry = self.entries.get(request.index)
-                new = 0 if entry is None else request.output_tokens - entry.tokens
-                if entry is not None and new > 0:
+            for request, entry in flight:
+                new = request.output_tokens - entry.tokens
+                if new > 0 and not entry.reason:
                     entry.tokens += new
                     step.tokens.append((entry, new))
         for request in ended:
@@ -100,18 +105,21 @@ class Steps:
             self.tell(batch, step)
 
     def tell(self, batch: Batch, step: Step) -> None:
-        """Tells everybody what came of a step."""
+        """Tells the listeners what came of a step, and notes which clients it concerns."""
         for listener in self.listeners:
             listener(batch, step)
         for entry in step.ended:
             del self.entries[entry.request.index]
+            self._clients[entry.client] = None
         for entry, _ in step.tokens:
             entry.last_ns = step.now_ns
-            if entry.wake is not None:
-                entry.wake()
-        for entry in step.ended:
-            if entry.wake is not None:
-                entry.wake()
+            self._clients[entry.client] = None
+
+    def tell_clients(self) -> None:
+        """Tells the clients that something has changed since the last call."""
+        clients, self._clients = self._clients, {}
+        for client in clients:
+            client()
 
     def _entry(self, request: Request) -> Entry:
         """That of a request; of a trace, nobody has told of it before."""

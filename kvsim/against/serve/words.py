@@ -42,17 +42,19 @@ def tokens_of_chat(messages: Iterable[tuple[str, str]], *, opens: bool = True) -
 
 
 _MIX = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
-FILLER = [f" {first}{second}" for first in _SYLLABLES for second in _SYLLABLES]
-"""The words of outputs."""
-_FILLER_IDS = np.array([*map(_id_of, FILLER)])
+_FILLER = [f" {first}{second}" for first in _SYLLABLES for second in _SYLLABLES]
+_FILLER_TEXTS = np.array(_FILLER, "S")
+_FILLER_IDS = np.array([*map(_id_of, _FILLER)], np.int64)
+WORD_BYTES = _FILLER_TEXTS.itemsize
+"""Of the text of each token of an output."""
 
 
-def filler(request: int, length: int) -> tuple[list[int], array[int]]:
-    """The output of a request: places in `FILLER`, and the ids of these tokens. No two requests
-    begin alike, as far as chance goes."""
+def filler(request: int, length: int) -> tuple[bytes, array[int]]:
+    """The output of a request: its text, and the ids of its tokens. No two requests begin alike, as
+    far as chance goes."""
     # splitmix64, whose numbers no version of a library changes.
     mixed = (np.arange(1, length + 1, dtype=np.uint64) + np.uint64(request << 24)) * _MIX[0]
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX[1]
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX[2]
     places = (mixed >> np.uint64(52)).astype(np.int64)
-    return places.tolist(), array("q", _FILLER_IDS[places].astype(np.int64).tobytes())
+    return _FILLER_TEXTS[places].tobytes(), array("q", _FILLER_IDS[places].tobytes())

@@ -296,7 +296,7 @@ def compressed_groups(
     index: Indexer | None,
 ) -> Iterator[KvGroup]:
     """What layers keep; vectors are stored in 8 bits with a scale for every 64 elements, those of
-    the position in 16 (`head_bytes`)."""
+    the position in 16."""
     plain = width - parts.qk_rope_head_dim
     entry = plain + 2 * parts.qk_rope_head_dim + plain // 64 + 1
     pair = 2 * heads * width

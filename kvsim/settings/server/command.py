@@ -316,7 +316,7 @@ def arguments(vllm: str | None, vllm_file: str | None) -> list[Argument]:
     said, where, folder = _said(vllm, vllm_file)
     if isinstance(said, Record):
         return said.arguments
-    return parse(said.arguments, VLLM, where, folder)
+    return parse(said.arguments, SGLANG if said.server == "sglang" else VLLM, where, folder)
 
 
 def _said(

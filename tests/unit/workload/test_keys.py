@@ -198,7 +198,7 @@ def test_streams_of_hash_ids_are_kept_as_numbers() -> None:
     found = streams(Trace("x", "native", "", rows, block_size=16, hash_kind="prefix"))
     assert sorted(found._made) == [1, 2], "more than an inherited stream and its heir is kept"
     for stream, again in zip(found, found, strict=True):
-        assert stream.units(2, 8) == again.units(2, 8)
+        assert stream.keys(0, 5, 8) == again.keys(0, 5, 8)
     assert found[0].keys(0, 1, 16) == found[1].keys(0, 1, 16)
     assert found.alone(4) == [False, False, False, True]
     assert found.alone(1) == [True]
@@ -231,10 +231,3 @@ def test_an_inherited_stream_is_shared_as_far_as_it_has_ids() -> None:
     rows = [Row(i, str(i), i, 0, 12, 5, content) for i, content in enumerate(contents)]
     found = streams(Trace("x", "native", "", rows, block_size=4, hash_kind="prefix"))
     assert [stream.shared_tokens for stream in found] == [12, 4, 12]
-
-
-def test_blocks_of_a_row_without_ids_form_no_groups() -> None:
-    rows = [Row(0, "a", 1, 0, 64, 1, HashContent(((0, 2),))), Row(1, "b", 2, 0, 64, 1)]
-    known, unknown = streams(Trace("t", "native", "", rows, block_size=32, hash_kind="prefix"))
-    assert [blocks for _, blocks in known.units(4, 16)] == [2, 2]
-    assert [blocks for _, blocks in unknown.units(4, 16)] == [1, 1, 1, 1]

@@ -119,7 +119,7 @@ def test_impossible_wishes_are_refused(arguments: dict[str, object], says: str) 
 
 
 def test_agentx_has_the_published_marginals() -> None:
-    """vLLM's AgentX post and vllm-project/router #285 (`kvsim.workload.agentic`)."""
+    """vLLM's AgentX post and vllm-project/router #285 (`kvsim.workload.synthetic`)."""
     rows = synthesise("agentx", 0, requests=12_000).rows
     sessions: dict[str, list[int]] = {}
     for row in rows:

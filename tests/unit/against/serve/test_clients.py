@@ -24,7 +24,7 @@ from tests.support.marks import long, whole
 from tests.support.serving import SMALL, serving
 from tests.unit.against.serve.test_http import families, values
 from tests.unit.against.serve.test_kv_events import free_port
-from tests.unit.against.serve.test_session import ask_of, made_trace
+from tests.unit.against.serve.test_session import made_trace, prompt_of
 
 pytestmark = [long, whole]
 
@@ -216,8 +216,8 @@ def test_dynamos_router_knows_the_cache_after_every_step(tmp_path: Path) -> None
     session, trace = Session(read_config(SMALL)), made_trace(60, 5)
     events, pool = KVEvents(16, session.asked.of), session.parts.blocks.gpu
     assert session.parts.blocks.report(events)
-    asks = [ask_of(row) for row in trace.rows]
-    looked_up = {ask.id: TokenStream(ask.prompt).keys(0, len(ask.prompt) // 16, 16) for ask in asks}
+    prompts = [prompt_of(row) for row in trace.rows]
+    looked_up = [TokenStream(each).keys(0, len(each) // 16, 16) for each in prompts]
     steps: list[int] = []
     with running(python, "-c", DYNAMO, endpoint) as dynamo:
         assert dynamo.stdout is not None
@@ -229,17 +229,17 @@ def test_dynamos_router_knows_the_cache_after_every_step(tmp_path: Path) -> None
                 return
             publisher.publish(batch)
             known = {pool.keys[pool.content[k]] for k in range(1, pool.fresh) if pool.content[k]}
-            ask = asks[len(steps) % len(asks)]
-            keys = looked_up[ask.id]
+            place = len(steps) % len(prompts)
+            keys = looked_up[place]
             expected = next((k for k, key in enumerate(keys) if key not in known), len(keys))
             until = time.monotonic() + 5
-            while (found := overlap(dynamo, list(ask.prompt))) != expected:
+            while (found := overlap(dynamo, list(prompts[place]))) != expected:
                 assert time.monotonic() < until, (len(steps), found, expected)
             steps.append(expected)
 
         session.steps.listeners.append(compare)
-        for ask, row in zip(asks, trace.rows, strict=True):
-            session.send(ask, row.arrival_ns or 0)
+        for row in trace.rows:
+            session.send(row)
         while session.next_ns < inf:
             session.step()
     publisher.close()

@@ -20,9 +20,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvsim.against.serve.metrics import COUNTERS, GAUGES, HISTOGRAMS
-from kvsim.against.serve.server import Server, adapters_of, front_of
+from kvsim.against.serve.options import Options, Said, adapters_of, said_in
+from kvsim.against.serve.server import Server
+from kvsim.against.serve.session import Session
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import read_config, simulate
+from kvsim.settings.server.command import arguments
 from kvsim.workload.trace import TokenContent, Trace
 from tests.support.places import ROOT
 from tests.support.serving import SMALL, serving
@@ -31,12 +34,16 @@ from tests.unit.against.serve.test_session import made_trace
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
-async def send_all(url: str, trace: Trace) -> list[httpx.Response]:
-    """Every request of a trace at its simulated time, whatever order they come in."""
+async def send_all(url: str, server: Server, trace: Trace) -> list[httpx.Response]:
+    """Every request of a trace at its simulated time. Each is sent once the server has taken the
+    one before it; the server holds its clock until it has all."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=120) as client:
-        sent = []
+    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=None) as client:
+        sent: list[asyncio.Future[httpx.Response]] = []
         for row in trace.rows:
+            while len(server.session.steps.entries) < len(sent):
+                assert not any(each.done() for each in sent), "one is answered while others wait"
+                await asyncio.sleep(0.001)
             assert isinstance(row.content, TokenContent) and row.arrival_ns is not None
             body = {
                 "prompt": list(row.content.prompt),
@@ -46,7 +53,6 @@ async def send_all(url: str, trace: Trace) -> list[httpx.Response]:
             }
             headers = {"x-kvsim-arrival-s": f"{row.arrival_ns / 1e9:.9f}"}
             sent.append(asyncio.ensure_future(client.post(COMPLETIONS, json=body, headers=headers)))
-            await asyncio.sleep(0.002)  # So that they come in the order of the trace.
         return await asyncio.gather(*sent)
 
 
@@ -69,7 +75,7 @@ def test_a_trace_through_http_gives_the_tables_of_kvsim_run() -> None:
     trace, config = made_trace(100, 11), read_config(SMALL)
     expected = simulate(trace, config)
     with serving(records=True, speed=inf, hold=100) as (url, server):
-        answers = asyncio.run(send_all(url, trace))
+        answers = asyncio.run(send_all(url, server, trace))
         found = families(url)
     result, table = server.session.result(), expected.requests_frame()
     columns = [each for each in table if each != "id"]
@@ -262,26 +268,42 @@ def raw(url: str, body: dict[str, Any] | None = None) -> socket.socket:
     host, _, port = url.removeprefix("http://").partition(":")
     made = socket.create_connection((host, int(port)))
     if body is not None:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         text = json.dumps(body).encode()
         head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n"
         made.sendall(head.encode() + text)
     return made
 
 
+def read_to_the_end(connection: socket.socket) -> list[list[dict[str, Any]]]:
+    """The choices of all events of a stream, which ends as it should."""
+    connection.settimeout(60)
+    got = bytearray()
+    while not got.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
+        part = connection.recv(1 << 20)
+        assert part, got[-200:]
+        got += part
+    return [json.loads(each)["choices"] for each in re.findall(rb"data: (\{.*\})", got)]
+
+
 def test_neither_idle_connections_nor_slow_readers_hold_up_others() -> None:
     with serving(SMALL | {"num_gpu_blocks_override": 3000}, speed=inf) as (url, server):
         idle = [raw(url) for _ in range(1000)]
         body = {"prompt": "a", "max_tokens": 1000, "ignore_eos": True, "stream": True, "n": 16}
+        body["request_id"] = "long" * 500  # So that no buffer of the system holds all events.
         slow = raw(url, body)
         wait_for(lambda: server.session.now_ns, bool)
         answer = httpx.post(url + COMPLETIONS, json={"prompt": "b", "max_tokens": 5}, timeout=60)
         assert answer.status_code == 200
         wait_for(lambda: len(server.session.steps.entries), lambda left: left == 0)
+        got = read_to_the_end(slow)
         slow.close()
         for each in idle:
             each.close()
     assert server.session.parts.blocks.gpu.used == 0
+    choices = [choice for event in got for choice in event]
+    for sample in range(16):
+        texts = [each["text"] for each in choices if each["index"] == sample]
+        assert sum(len(text.split()) for text in texts) == 1000 > len(texts)
 
 
 def test_an_engine_that_stops_ends_everything_with_an_error() -> None:
@@ -310,22 +332,31 @@ def test_lateness_is_measured() -> None:
     assert "kvsim:lateness_seconds_count" in text
     said = server.clock.report()
     assert "steps, tokens late by" in said[0]
-    late = Server(server.session, "small", speed=1.0).clock
+    late = Server(server.session, "small", Options(speed=1.0)).clock
     late._late_s.extend([0.5] * 10)
     late._steps_s.extend([0.01] * 10)
     assert "exceeds a step" in late.report()[1]
 
 
-def test_a_command_of_vllm_says_address_and_name() -> None:
-    said = front_of(
-        "vllm serve org/model --port 9001 --host 0.0.0.0 --served-model-name a b"
+def said(command: str) -> Said:
+    return said_in(arguments(command, None))
+
+
+def test_a_command_says_address_and_name() -> None:
+    found = said(
+        "vllm serve org/model --port 9001 --host=0.0.0.0 --served-model-name a b"
         ' --kv-events-config \'{"publisher": "zmq"}\' --max-num-seqs 4'
     )
-    assert (said.model, said.host, said.port) == ("a", "0.0.0.0", 9001)
-    assert said.kv_events_config == '{"publisher": "zmq"}'
-    assert front_of("python -m vllm.entrypoints.openai.api_server --model m").model == "m"
-    assert front_of("vllm serve org/model").model == "org/model"
-    assert front_of(None).model is None
+    assert (found.name, found.host, found.port) == ("a", "0.0.0.0", 9001)
+    assert found.kv_events_config == '{"publisher": "zmq"}'
+    assert said("python -m vllm.entrypoints.openai.api_server --model m").name == "m"
+    assert said("vllm serve org/model").name == "org/model"
+    assert said("vllm serve m --kv-events-config.topic t").kv_events_config == {"topic": "t"}
+    sglang = said("python -m sglang.launch_server --model-path m --served-model-name n --port 1")
+    assert (sglang.name, sglang.port) == ("n", 1)
+    assert said_in([]).name is None
+    with pytest.raises(ConfigError, match=r"--vllm: .*port"):
+        said("vllm serve m --port high")
 
 
 ADAPTERS = {"sql": "org/sql", "prose": "org/prose"}
@@ -354,15 +385,32 @@ def test_adapters_are_models_whose_blocks_are_their_own() -> None:
     assert table["lora"].tolist() == ["", "sql", "prose", "sql", ""]
 
 
+def test_metrics_name_the_adapters_with_requests() -> None:
+    lora = SMALL | {"enable_lora": True, "max_loras": 2}
+    body = {"prompt": "go", "max_tokens": 900, "ignore_eos": True, "stream": True, "model": "sql"}
+    begun_s = time.time()
+    with serving(lora, speed=0.01, adapters=ADAPTERS) as (url, _):
+        with httpx.stream("POST", url + COMPLETIONS, json=body) as answer:
+            next(answer.iter_lines())
+            line = next(each for each in httpx.get(f"{url}/metrics").text.splitlines()
+                        if each.startswith("vllm:lora_requests_info"))  # fmt: skip
+        labels = 'max_lora="2",running_lora_adapters="sql",waiting_lora_adapters="sql"'
+        told, value = line.rsplit(" ", 1)
+        assert told == f"vllm:lora_requests_info{{{labels}}}"
+        assert begun_s <= float(value) <= time.time()
+        found = wait_for(lambda: families(url)["vllm:lora_requests_info"].samples, lambda s: s[1:])
+    assert found[1].labels == dict.fromkeys(found[1].labels, "") | {"max_lora": "2"}
+    assert found[1].value >= found[0].value
+
+
 def test_adapters_are_named_as_for_vllm() -> None:
-    said = front_of("""vllm serve m --lora-modules a=x/y '{"name": "b", "path": "z"}' --port 1""")
-    config = read_config(SMALL | {"enable_lora": True})
-    assert adapters_of(said.lora_modules, config) == {"a": "x/y", "b": "z"} and said.port == 1
+    found = said("""vllm serve m --lora-modules a=x/y '{"name": "b", "path": "z"}' --port 1""")
+    assert adapters_of(found.lora_modules) == {"a": "x/y", "b": "z"} and found.port == 1
     for wrong in ("a", "{", '{"name": "b"}'):
         with pytest.raises(ConfigError, match="--lora-modules"):
-            adapters_of([wrong], config)
+            adapters_of([wrong])
     with pytest.raises(ConfigError, match="--enable-lora"):
-        adapters_of(["a=b"], read_config(SMALL))
+        Server(Session(read_config(SMALL)), "m", Options(adapters={"a": "b"}))
 
 
 def test_an_interval_makes_events_fewer() -> None:
@@ -373,7 +421,18 @@ def test_an_interval_makes_events_fewer() -> None:
     assert texts == [1, 10, 10, 9]
 
 
-def test_the_board_shows_what_is_there() -> None:
+VLLMS_BOARD = """
+    e2e_request_latency_seconds_bucket generation_tokens_total inter_token_latency_seconds_bucket
+    kv_cache_usage_perc num_requests_running num_requests_waiting prompt_tokens_total
+    request_decode_time_seconds_sum request_generation_tokens_bucket
+    request_max_num_generation_tokens_sum request_prefill_time_seconds_sum
+    request_prompt_tokens_bucket request_queue_time_seconds_sum request_success_total
+    time_to_first_token_seconds_bucket
+"""
+"""What vLLM's own dashboard asks for: `examples/observability/prometheus_grafana/grafana.json`."""
+
+
+def test_boards_show_what_is_there() -> None:
     board = json.loads((ROOT / "docs/examples/grafana/vllm.json").read_text())
     with serving(speed=1.0) as (url, _):
         there = {sample.name for each in families(url).values() for sample in each.samples}
@@ -382,6 +441,7 @@ def test_the_board_shows_what_is_there() -> None:
     used = [set(re.findall(r"\b(?:vllm|kvsim):\w+", each)) for each in said]
     assert len(used) > 10 and all(used)
     assert set().union(*used) <= there
+    assert {f"vllm:{name}" for name in VLLMS_BOARD.split()} <= there
 
 
 def test_a_signal_ends_streams_properly_and_no_prompt_is_written(tmp_path: Path) -> None:

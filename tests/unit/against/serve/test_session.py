@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf
 from random import Random
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from kvsim.against.serve.session import Ask, Session
+from kvsim.against.serve.session import Session
 from kvsim.against.serve.watch import Entry, Step
-from kvsim.against.serve.words import FILLER, filler, tokens_of, tokens_of_chat
+from kvsim.against.serve.words import filler, tokens_of, tokens_of_chat
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import read_config, simulate
 from kvsim.workload.trace import Row, TokenContent, Trace
@@ -42,9 +43,17 @@ def made_trace(requests: int, seed: int) -> Trace:
     return Trace("made", "native", "0", rows)
 
 
-def ask_of(row: Row) -> Ask:
+def prompt_of(row: Row) -> tuple[int, ...]:
     assert isinstance(row.content, TokenContent)
-    return Ask(row.id, row.content.prompt, row.output_length, row.max_new_tokens, True)
+    return row.content.prompt
+
+
+def row_of(
+    id: str, prompt: Iterable[int], length: int, most: int | None = None, at_ns: int = 0
+) -> Row:
+    tokens = tuple(prompt)
+    content = TokenContent(tokens)
+    return Row(0, id, 0, at_ns, len(tokens), length, content, max_new_tokens=most)
 
 
 def finished(session: Session) -> Session:
@@ -78,7 +87,7 @@ def test_decides_as_kvsim_run(further: dict[str, Any]) -> None:
     session = Session(config, records=True)
     for row in trace.rows:
         assert row.arrival_ns is not None
-        session.send(ask_of(row), row.arrival_ns)
+        session.send(row)
     result = finished(session).result()
     if not further:
         assert expected.summary["num_preemptions"] > 10
@@ -91,8 +100,8 @@ def test_clients_see_every_token_at_the_end_of_its_step() -> None:
     session.steps.listeners.append(
         lambda _, step: seen.extend((step.now_ns, each.request.id) for each, _ in step.tokens)
     )
-    entry = session.send(Ask("a", range(40), 5, 5), 1_000)
-    other = session.send(Ask("b", range(20), 3, 9), 5_000_000)
+    entry = session.send(row_of("a", range(40), 5, 5, 1_000))
+    other = session.send(row_of("b", range(20), 3, 9, 5_000_000))
     finished(session)
     assert [each for _, each in seen].count("a") == entry.tokens == 5
     assert [each for _, each in seen].count("b") == other.tokens == 3
@@ -109,8 +118,8 @@ def test_given_up_streams_free_their_blocks_in_that_step() -> None:
     session = Session(read_config(SMALL))
     pool, steps = session.parts.blocks.gpu, list[Step]()
     session.steps.listeners.append(lambda _, step: steps.append(step))
-    stays = session.send(Ask("stays", range(1000, 1100), 60), 0)
-    gone = session.send(Ask("gone", range(600), 400), 0)
+    stays = session.send(row_of("stays", range(1000, 1100), 60))
+    gone = session.send(row_of("gone", range(600), 400))
     run_until(session, gone, 3)
     held = pool.used
     session.cancel(gone, session.now_ns)
@@ -125,8 +134,8 @@ def test_given_up_streams_free_their_blocks_in_that_step() -> None:
 
 def test_who_is_given_up_while_waiting_never_runs() -> None:
     session = Session(read_config(SMALL | {"max_num_seqs": 1}), records=True)
-    runs = session.send(Ask("runs", range(100), 50), 0)
-    waits = session.send(Ask("waits", range(100), 50), 0)
+    runs = session.send(row_of("runs", range(100), 50))
+    waits = session.send(row_of("waits", range(100), 50))
     run_until(session, runs, 10)
     session.cancel(waits, session.now_ns)
     finished(session)
@@ -137,7 +146,7 @@ def test_who_is_given_up_while_waiting_never_runs() -> None:
 
 def test_closing_ends_everything() -> None:
     session = Session(read_config(SMALL), records=True)
-    entries = [session.send(Ask(str(k), range(k, k + 200), 300), 0) for k in range(40)]
+    entries = [session.send(row_of(str(k), range(k, k + 200), 300)) for k in range(40)]
     run_until(session, entries[0], 5)
     session.close()
     assert {entry.reason for entry in entries} == {"abort"}
@@ -147,7 +156,7 @@ def test_closing_ends_everything() -> None:
 
 def test_too_long_a_prompt_is_an_error() -> None:
     session = Session(read_config(SMALL))
-    entry = session.send(Ask("long", range(2000), 5), 0)
+    entry = session.send(row_of("long", range(2000), 5))
     finished(session)
     assert (entry.reason, entry.error) == ("error", "too-long")
 
@@ -161,8 +170,8 @@ def test_what_clients_decide_is_refused(further: dict[str, Any]) -> None:
 
 
 def test_words_come_back_as_the_tokens_that_were_generated() -> None:
-    words, ids = filler(3, 200)
-    answer = "".join(FILLER[word] for word in words)
+    text, ids = filler(3, 200)
+    answer = text.decode()
     assert tokens_of(answer) == list(ids)
     first = tokens_of_chat([("user", "What is 12345? Ünïcode, too.")])
     second = tokens_of_chat(
