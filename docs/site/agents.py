@@ -223,7 +223,7 @@ def change(rows: Rows, case: Case) -> str:
     interval over the seeds that ran; bold where that excludes none and the change is above 1 %."""
     import numpy as np
 
-    from kvsim.explain.certainty.estimates import paired
+    from kvsim.explain.certainty import paired
 
     other = values(rows, case, "mean_s")
     first = values(rows, case._replace(policy=DEFAULT, hints=""), "mean_s")

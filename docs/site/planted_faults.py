@@ -17,9 +17,8 @@ from random import Random
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from kvsim.against.check.check import check
-from kvsim.against.check.remarks import named
-from kvsim.against.check.slowed import Change, Slowed
+from kvsim.against.check import check, named
+from kvsim.against.matched import Change, Slowed
 from kvsim.core.plan import Plan
 from kvsim.cost import Cost
 from kvsim.run.assembly import Parts, assemble

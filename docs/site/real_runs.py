@@ -21,7 +21,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from kvsim.against.fit import fit_run, with_constants
-from kvsim.against.matched import FITTED, Latencies, errors_percent, observed, replayed, worst
+from kvsim.against.matched import FITTED, errors_percent, observed, replayed, worst
 from kvsim.cost.calibrate.llmservingsim import import_profile
 from kvsim.cost.profile import Profile, Tail, to_json
 from kvsim.cost.table import profile_for
@@ -93,7 +93,7 @@ class Bench:
 
     def errors(self, profile: Profile, **settings: Any) -> dict[str, float]:
         """Of all twelve statistics, in percent."""
-        return errors_percent(self.seconds(profile, **settings), self.real.seconds)
+        return errors_percent(self.seconds(profile, **settings), self.real)
 
     def seconds(self, profile: Profile, **settings: Any) -> Floats:
         """Latencies as replayed, in the rows of `real`."""
@@ -103,9 +103,14 @@ class Bench:
             return self._seconds({**settings, "cost": {"model": "table", "profile": str(path)}})
 
     @cached_property
-    def real(self) -> Latencies:
+    def places(self) -> np.ndarray:
+        """The requests that were measured."""
+        return np.flatnonzero(~np.isnan(observed(self.trace)[:, 0]))
+
+    @cached_property
+    def real(self) -> Floats:
         """What was measured."""
-        return observed(self.trace)
+        return observed(self.trace)[self.places]
 
     def shipped(self) -> float | None:
         """The greatest error with the shipped profile of the GPU; None: there is none."""
@@ -113,11 +118,11 @@ class Bench:
         hardware = load_hardware(config.hardware_name)
         if profile_for(model_of(config), hardware, config) is None:
             return None
-        return worst(errors_percent(self._seconds({}), self.real.seconds))
+        return worst(errors_percent(self._seconds({}), self.real))
 
     def _seconds(self, settings: dict[str, Any]) -> Floats:
         result = simulate(self.trace, {**self.run.settings, **settings})
-        return replayed(result).of(self.real.places)
+        return replayed(self.trace, result)[self.places]
 
     def worst(self, profile: Profile, **settings: Any) -> float:
         return worst(self.errors(profile, **settings))
@@ -180,12 +185,12 @@ def regions(bench: Bench) -> list[list[str]]:
     """Errors of means, nothing fitted, of a third of the requests each: by how many were in flight
     when they came."""
     real, ours = bench.real, bench.seconds(bench.profile)
-    came = np.array([(bench.trace.rows[place].arrival_ns or 0) / 1e9 for place in real.places])
-    over = came + real.seconds[:, FITTED.index("e2el")]
+    came = np.array([(bench.trace.rows[place].arrival_ns or 0) / 1e9 for place in bench.places])
+    over = came + real[:, FITTED.index("e2el")]
     flight = ((came <= came[:, None]) & (over > came[:, None])).sum(axis=1) - 1
     rows = []
     for part in np.array_split(np.argsort(flight, kind="stable"), 3):
-        errors = errors_percent(ours[part], real.seconds[part])
+        errors = errors_percent(ours[part], real[part])
         means = [f"{errors[f'{kind}_mean']:+.2f}" for kind in FITTED]
         span = f"{flight[part].min()} to {flight[part].max()}"
         rows.append([bench.run.title, span, str(len(part)), *means])

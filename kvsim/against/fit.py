@@ -30,10 +30,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from kvsim.against.check.slowed import Change, with_change
-from kvsim.against.matched import Latencies, errors_percent, in_both, observed, replayed
+from kvsim.against.matched import (
+    Change,
+    errors_percent,
+    observed,
+    replayed,
+    with_change,
+)
 from kvsim.cost.profile import Curve, ExpertGrid, Fit, Profile, Tail, to_json
 from kvsim.cost.table import multiplied
 from kvsim.errors import ConfigError
@@ -184,25 +188,24 @@ class _Bench:
         self.prices_uneven = isinstance(tail, Tail) and tail.used
         self.reduces = isinstance(profile.fit.all_reduce, AllReduce)
         self._real = observed(trace)
-        self.part: NDArray[np.int64] = self._real.places[WARM_UP:first]
-        self.rest: NDArray[np.int64] = self._real.places[first:]
+        self._measured = np.flatnonzero(~np.isnan(self._real[:, 0]))
+        self.part, self.rest = self._measured[WARM_UP:first], self._measured[first:]
         if min(len(self.part), len(self.rest)) < FEWEST:
             raise ConfigError(
                 f"{trace.path}: {len(self.part)} measured requests to fit after the first"
                 f" {WARM_UP}, and {len(self.rest)} to judge; give a run with at least {FEWEST} of"
                 " each (--first)"
             )
-        self.real_part, self.real_rest = self._real.of(self.part), self._real.of(self.rest)
 
-    def replay(self, values: Values) -> Latencies:
-        """The latencies of all measured requests."""
+    def replay(self, values: Values) -> Floats:
+        """The latencies of all measured requests, by place in the trace."""
         with self._priced(values) as config:
             late = Change(start_ns=self._start_s(config) * 1e9)
             parts_of = with_change(late) if late.start_ns else assemble
             result = simulate_engine(self._trace, config, parts_of=parts_of)
         self._done(1)
-        ours = replayed(result)
-        if len(in_both(ours, self._real)) < len(self._real.places):
+        ours = replayed(self._trace, result)
+        if np.isnan(ours[self._measured]).any():
             raise ConfigError(
                 f"{self._trace.path}: the replay does not complete every measured request;"
                 " `kvsim run` with the same settings says why"
@@ -227,12 +230,9 @@ class _Bench:
     def _start_s(self, config: RunConfig) -> float:
         if not self._late:
             return 0.0
-        alone = replayed(
-            simulate_engine(self._trace, msgspec.structs.replace(config, num_prompts=1))
-        )
-        first = in_both(alone, self._real)
-        late_s = (self._real.of(first) - alone.of(first))[:, 0]
-        return max(0.0, float(late_s.sum()))
+        config = msgspec.structs.replace(config, num_prompts=1)
+        alone = replayed(self._trace, simulate_engine(self._trace, config))
+        return max(0.0, float(np.nansum((self._real - alone)[:, 0])))
 
     def pricing_unevenly(self, values: Values) -> _Bench | None:
         """The bench with the term of uneven batches, if there is such a question."""
@@ -243,19 +243,19 @@ class _Bench:
         """The bench with a first step that takes longer, if that is a share of `WORTH` of the first
         token's time with these constants."""
         tried = self._with(self.profile, True)
-        return tried if tried.late_s(values) > WORTH * self._real.seconds[0, 0] else None
+        return tried if tried.late_s(values) > WORTH * self._real[self._measured[0], 0] else None
 
     def _with(self, profile: Profile, late: bool) -> _Bench:
         return _Bench(profile, self._trace, self._config, self._first, self._done, late)
 
     def misses(self, values: Values) -> Floats:
         """The logarithms of ours over real, of each statistic of the part."""
-        errors = errors_percent(self.replay(values).of(self.part), self.real_part)
+        errors = errors_percent(self.replay(values)[self.part], self._real[self.part])
         return np.log1p(np.array(list(errors.values())) / 100)
 
     def judged(self, values: Values) -> dict[str, float]:
         """The errors on the rest."""
-        errors = errors_percent(self.replay(values).of(self.rest), self.real_rest)
+        errors = errors_percent(self.replay(values)[self.rest], self._real[self.rest])
         return {name: round(error, 2) for name, error in errors.items()}
 
 

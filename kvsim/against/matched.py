@@ -1,23 +1,31 @@
 """Matches what was measured of each request with what a replay of the trace predicts for it.
 
 What was measured is in `Row.observed`, where the readers of traces put it. A client counts from the
-moment it sends a request; so does a replay without network and tokenizer.
+moment it sends a request; so does a replay without network and tokenizer. A replay may take other
+times for its steps than its prices say (`with_change`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.cost import Cost
 from kvsim.errors import ConfigError
 from kvsim.fleet import EngineResult
 from kvsim.results.phases import Floats, completed, durations_ns
+from kvsim.run.assembly import Parts, assemble
+from kvsim.settings.config import RunConfig
 from kvsim.workload.source import shown
 from kvsim.workload.trace import Row, Trace
+
+if TYPE_CHECKING:
+    from kvsim.core.plan import Plan
+
 
 KINDS = ("queue", "ttft", "tpot", "e2el")
 """Times of a request, as in `kvsim.results.phases`."""
@@ -82,22 +90,9 @@ def matched(trace: Trace, result: EngineResult) -> Matched:
     )
 
 
-class Latencies(NamedTuple):
-    """Latencies in seconds: a row per request, a column for each of `FITTED`. `places` holds the
-    requests' places in the trace."""
-
-    places: NDArray[np.int64]
-    seconds: Floats
-
-    def of(self, places: NDArray[np.int64]) -> Floats:
-        """The rows of these requests, all of which must be present."""
-        rows: Floats = self.seconds[np.searchsorted(self.places, places)]
-        return rows
-
-
-def observed(trace: Trace) -> Latencies:
-    """The measured latencies of requests that have all of `FITTED`. Raises `ConfigError` if there
-    are none."""
+def observed(trace: Trace) -> Floats:
+    """The measured latencies in seconds: a row per request of the trace, a column for each of
+    `FITTED`; NaN in the rows of requests that lack one. Raises `ConfigError` if all do."""
     rows = [row for row in trace.rows if _has_all(row)]
     if not rows:
         raise ConfigError(
@@ -106,24 +101,19 @@ def observed(trace: Trace) -> Latencies:
         )
     ttft, e2el = (_column(trace.path, rows, _OBSERVED[kind]) for kind in ("ttft", "e2el"))
     gaps = np.array([row.output_length - 1 for row in rows])
-    places = np.array([row.index for row in rows])
-    return Latencies(places, np.column_stack([ttft, (e2el - ttft) / gaps, e2el]))
+    found = np.full((len(trace.rows), len(FITTED)), np.nan)
+    found[[row.index for row in rows]] = np.column_stack([ttft, (e2el - ttft) / gaps, e2el])
+    return found
 
 
-def replayed(result: EngineResult) -> Latencies:
-    """The replay's latencies of the completed requests with more than one token."""
-    index = np.asarray(result.requests["index"], dtype=np.int64)
+def replayed(trace: Trace, result: EngineResult) -> Floats:
+    """Those of a replay; NaN for requests that were not completed, or have one token only."""
     durations = durations_ns(result.requests)
     seconds = np.column_stack([durations[kind] / _NS_PER_S for kind in FITTED])
-    done = np.flatnonzero(~np.isnan(seconds).any(axis=1))
-    done = done[np.argsort(index[done])]
-    return Latencies(index[done], seconds[done])
-
-
-def in_both(one: Latencies, other: Latencies) -> NDArray[np.int64]:
-    """The requests that both have, in trace order."""
-    both: NDArray[np.int64] = np.intersect1d(one.places, other.places)
-    return both
+    seconds[np.isnan(seconds).any(axis=1)] = np.nan
+    found = np.full((len(trace.rows), len(FITTED)), np.nan)
+    found[result.requests["index"]] = seconds
+    return found
 
 
 def errors_percent(ours: Floats, real: Floats) -> dict[str, float]:
@@ -189,3 +179,54 @@ def _column(path: str, rows: Sequence[Row], key: str) -> Floats:
             )
         values.append(np.nan if value is None else float(value))
     return np.array(values)
+
+
+class Change(NamedTuple):
+    """A change of step times."""
+
+    prompts: float = 1.0
+    """Factor on the time of steps that compute prompt tokens; `decodes` is the factor on all
+    others."""
+    decodes: float = 1.0
+    step_ns: float = 0.0
+    """Nanoseconds added to every step."""
+    start_ns: float = 0.0
+    """Nanoseconds added to the first step."""
+
+
+class Slowed:
+    """A cost model whose times are changed."""
+
+    def __init__(self, cost: Cost, change: Change) -> None:
+        self._cost, self._change = cost, change
+        self._start_ns = change.start_ns
+
+    @property
+    def kind(self) -> str:
+        """The kind of the changed cost model."""
+        return self._cost.kind
+
+    @property
+    def source(self) -> str:
+        """The source of the changed cost model, and the change."""
+        return f"{self._cost.source}, changed by {self._change}"
+
+    def step_ns(self, plan: Plan) -> int:
+        """Nanoseconds of a step."""
+        factor = self._change.prompts if plan.chunks else self._change.decodes
+        start_ns, self._start_ns = self._start_ns, 0.0
+        return round(self._cost.step_ns(plan) * factor + self._change.step_ns + start_ns)
+
+    def describe(self) -> dict[str, Any]:
+        """The description of the changed cost model, and the change."""
+        return {**self._cost.describe(), "source": self.source, "change": self._change._asdict()}
+
+
+def with_change(change: Change) -> Callable[[RunConfig], Parts]:
+    """Returns the factory of a run's objects, for `simulate`, with changed step times."""
+
+    def parts_of(config: RunConfig) -> Parts:
+        parts = assemble(config)
+        return parts._replace(cost=Slowed(parts.cost, change))
+
+    return parts_of

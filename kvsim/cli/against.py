@@ -83,7 +83,7 @@ def check(
 
     The result of a benchmark is a trace and the measured answer at once.
     """
-    from kvsim.against.check.check import check as check_run
+    from kvsim.against.check import check as check_run
     from kvsim.workload.formats.table import join_measured
     from kvsim.writing import json_text, write_together
 
@@ -112,7 +112,7 @@ def check(
     else:
         _show(record)
     if out is not None:
-        from kvsim.against.check.page import build_check
+        from kvsim.against.check import build_check
 
         write_together(out, {"check.json": text, "check.html": build_check(record)})
         tell_written(out, "check.html")
@@ -132,7 +132,7 @@ def _with_model(word: ServerWord, trace: Trace) -> ServerWord:
 
 
 def _show(record: dict[str, Any]) -> None:
-    from kvsim.against.check.remarks import correction_rows, figure_rows, part_rows
+    from kvsim.against.check import correction_rows, figure_rows, part_rows
 
     console = make_console()
     print_remarks(console, ((each["text"], each["tone"]) for each in record["verdict"]))
@@ -183,8 +183,7 @@ class Stages(Bundle):
     def go_on(self, profile: str | None) -> None:
         """Continue from a recording to a result, or from a result to its page."""
         from kvsim.against.validate.errors import KEYS, SCHEMA
-        from kvsim.against.validate.recording import SCHEMA as RECORDED
-        from kvsim.against.validate.recording import read_json, require
+        from kvsim.against.validate.setup import RECORDED, read_json, require
 
         assert self.source is not None
         table = read_json(self.source, RECORDED, SCHEMA)
@@ -201,11 +200,17 @@ class Stages(Bundle):
     def compare(self, recording: Path, trust: Sequence[str], profile: str) -> None:
         """Print how far the profile is off, and write it and its page."""
         from kvsim.against.validate.errors import compare, count_rows, error_rows
-        from kvsim.against.validate.recording import KEYS, SCHEMA, read_json, require, write_json
-        from kvsim.against.validate.setup import refuse_foreign
+        from kvsim.against.validate.setup import (
+            RECORDED,
+            RECORDED_KEYS,
+            read_json,
+            refuse_foreign,
+            require,
+            write_json,
+        )
 
-        table = read_json(recording, SCHEMA)
-        require(table, KEYS, recording)
+        table = read_json(recording, RECORDED)
+        require(table, RECORDED_KEYS, recording)
         refuse_foreign(table["setup"], trust, recording)
         result = compare(table, profile)
         written = write_json(Path(self.out) / "validation.json", result)
@@ -242,8 +247,7 @@ def validate(
     request, beside the difference of two real runs. The pool is really allocated: give
     --num-gpu-blocks-override, few enough that requests are preempted.
     """
-    from kvsim.against.validate.recording import read_json, write_json
-    from kvsim.against.validate.setup import foreign
+    from kvsim.against.validate.setup import foreign, read_json, write_json
     from kvsim.against.validate.setup import prepare as setup_of
     from kvsim.settings.library import find
 
@@ -334,7 +338,7 @@ def conform(
         raise typer.Exit(_replay_router(cases, router))
     if engine is None and out is None:
         raise typer.Exit(_replay_named(cases))
-    from kvsim.against.conform.builders import RECORDED
+    from kvsim.against.conform.cases import RECORDED
 
     if engine is None:
         raise ConfigError(f"conform: --out needs --engine, one of {', '.join(RECORDED)}")
@@ -385,7 +389,7 @@ def _replay(paths: list[str], engine: str, release: str | None, out: str | None)
 
 
 def _log_of(case: Case, engine: str) -> list[Record]:
-    from kvsim.against.conform.builders import run_case
+    from kvsim.against.conform.cases import run_case
 
     try:
         return list(run_case(engine, case.config, case.trace))
@@ -397,8 +401,7 @@ def _log_of(case: Case, engine: str) -> list[Record]:
 
 def _replay_named(paths: list[str]) -> int:
     """Cases and runs whose lines say which engine or router they are of; counts by file."""
-    from kvsim.against.conform.builders import RECORDED
-    from kvsim.against.conform.cases import files_in, stem
+    from kvsim.against.conform.cases import RECORDED, files_in, stem
 
     total = Counter[str]()
     for path in map(_there, paths):
@@ -418,8 +421,7 @@ def _replay_named(paths: list[str]) -> int:
 
 def _named(file: Path) -> Iterator[tuple[str, list[Record], list[Record]]]:
     """Of each line of a file: its name, what is recorded, and what kvsim decides."""
-    from kvsim.against.conform.builders import RECORDED
-    from kvsim.against.conform.cases import RouterRun, read_named
+    from kvsim.against.conform.cases import RECORDED, RouterRun, read_named
     from kvsim.against.conform.routers import REPLAYS, replay
 
     for name, read in read_named(file):

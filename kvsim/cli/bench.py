@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from kvsim.against.bench.repeat import Bench
-    from kvsim.against.bench.settings import Case
+    from kvsim.against.bench.measure import Bench
+    from kvsim.against.bench.workloads import Case
 
 Names = Annotated[
     list[str] | None,
@@ -94,10 +94,9 @@ def bench(
     of a step over the default's on the same requests, a fleet's time of a request over that of one
     replica; MB: peak memory.
     """
-    from kvsim.against.bench import repeat
-    from kvsim.against.bench.peers import check_peer
-    from kvsim.against.bench.processes import store_bytecode
-    from kvsim.against.bench.settings import choose
+    from kvsim.against.bench import measure
+    from kvsim.against.bench.measure import check_peer, store_bytecode
+    from kvsim.against.bench.workloads import choose
 
     cases = choose(names or [], engines or [], trace)
     store_bytecode(Path(kvsim.__file__).parent)
@@ -106,11 +105,11 @@ def bench(
         return
     if peer.name is not None:
         check_peer(peer.name, peer.python)
-    then = None if stored is None else repeat.load(stored)
+    then = None if stored is None else measure.load(stored)
     beside = None if peer.name is None else (peer.name, peer.python)
-    measured = repeat.run(cases, repeats, trace, _note, beside)
+    measured = measure.run(cases, repeats, trace, _note, beside)
     if as_json:
-        print(repeat.to_json(measured), end="")
+        print(measure.to_json(measured), end="")
     else:
         _show(measured, then)
 
@@ -121,8 +120,7 @@ def _note(case: Case) -> None:
 
 
 def _show(bench: Bench, then: Bench | None) -> None:
-    from kvsim.against.bench.columns import columns_of
-    from kvsim.against.bench.repeat import ratios
+    from kvsim.against.bench.measure import columns_of, ratios
 
     console = make_console()
     console.width = max(console.width, _WIDTH)
@@ -142,8 +140,7 @@ def _show(bench: Bench, then: Bench | None) -> None:
 
 
 def _show_parts(cases: list[Case], trace: str | None) -> None:
-    from kvsim.against.bench.around import around
-    from kvsim.against.bench.processes import in_fresh_process
+    from kvsim.against.bench.measure import around, in_fresh_process
 
     rows = (
         [*case, part, f"{cpu_s:.3f}"]

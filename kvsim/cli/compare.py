@@ -22,14 +22,14 @@ from kvsim.cli.options import (
 )
 from kvsim.cli.settings import Fleet, FleetOptions
 from kvsim.errors import ConfigError
-from kvsim.explain.certainty import MARGIN
+from kvsim.explain import MARGIN
 from kvsim.report import make_console
 from kvsim.settings.config import RunConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvsim.explain.certainty.verdicts import Comparison
+    from kvsim.explain.certainty import Comparison
     from kvsim.search.replicates import Load
     from kvsim.search.upgrades import Upgrade
     from kvsim.workload.trace import Trace
@@ -181,26 +181,20 @@ def _compare_seeds(
     load: Load, configs: Configs, kind: Kind, certainty: Certainty, seeds: int
 ) -> tuple[Comparison, Results]:
     """Replicates if something is random; otherwise one replay, whose requests are resampled."""
-    from kvsim.explain.replayed import compare_replay
-    from kvsim.search.replicates import compare_seeds, redrawn, replicate
+    from kvsim.explain.attribution import compare_replay
+    from kvsim.search.replicates import How, compare_seeds, redrawn, replicate
 
     names = [name for name, _ in configs]
     random = bool(redrawn(load, configs))
     sure: dict[str, Any] = {"level": 1 - certainty.confidence, "margin": certainty.margin}
-    how: dict[str, Any] = {
-        "simulate": kind.simulate,
-        "jobs": certainty.jobs,
-        "command": command_line(),
-    }
     total = len(configs) * (seeds if random else 1)
     with progress_bar("comparing", total) as progress:
+        how = How(kind.simulate, certainty.jobs, progress, command_line())
         if random:
-            comparison, results = compare_seeds(
-                load, configs, seeds, progress=progress, **sure, **how
-            )
+            comparison, results = compare_seeds(load, configs, seeds, how=how, **sure)
             return comparison, list(zip(names, results, strict=True))
         runs = [config for _, config in configs]
-        [results] = replicate(load, runs, [runs[0].seed], _whole, progress=progress, **how)
+        [results] = replicate(load, runs, [runs[0].seed], _whole, how)
     named = list(zip(names, results, strict=True))
     tables = [(name, result.summary, result.requests) for name, result in named]
     return compare_replay(tables, **sure), named
@@ -237,15 +231,15 @@ def _show_upgrade(
     upgrade: Upgrade, results: dict[str, Any], trace: Trace, jobs: int | None
 ) -> None:
     """Say what each change does, from runs in which it is undone."""
-    from kvsim.search.replicates import Load, replicate
+    from kvsim.search.replicates import How, Load, replicate
     from kvsim.search.upgrades import effect_words, simulate_undone
 
     before, after = upgrade.names
     runs = [change.undone for change in upgrade.changes]
     seed = results[after].summary["meta"]["seed"]
     with progress_bar(f"undoing changes of {after}", len(runs)) as progress:
-        how: dict[str, Any] = {"simulate": simulate_undone, "jobs": jobs, "progress": progress}
-        [without] = [*replicate(Load(trace), runs, [seed], _summary, **how)] or [[]]
+        how = How(simulate_undone, jobs, progress)
+        [without] = [*replicate(Load(trace), runs, [seed], _summary, how)] or [[]]
     console = make_console()
     console.print(f"\nWhat {after} changes against {before}, one change at a time", style="bold")
     for sentence in effect_words(upgrade.changes, without, results[after].summary):

@@ -155,8 +155,7 @@ def why(
 
     With --p99 ttft: why the slowest requests are slow, then the story of the first of them.
     """
-    from kvsim.explain.story import find_request, tell
-    from kvsim.explain.tail import tail_words
+    from kvsim.explain.story import find_request, tail_words, tell
     from kvsim.report import is_fleet, read_results, read_transitions
     from kvsim.writing import json_text, write_text
 

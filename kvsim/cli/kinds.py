@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from kvsim.explain.certainty.verdicts import Comparison
+    from kvsim.explain.certainty import Comparison
     from kvsim.fleet import FleetRun
     from kvsim.fleet.folder import Replica
     from kvsim.report import Explanation, Run

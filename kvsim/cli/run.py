@@ -26,7 +26,7 @@ from kvsim.report import make_console
 
 if TYPE_CHECKING:
     from kvsim.fleet import FleetRun
-    from kvsim.results.blockmap.watch import BlockMapWatcher
+    from kvsim.results.blockmap import BlockMapWatcher
     from kvsim.run.result import Result
     from kvsim.settings.config import RunConfig
     from kvsim.workload.trace import Trace
@@ -83,7 +83,7 @@ def run(
     else:
         watcher = seen = None
         if block_map:
-            from kvsim.results.blockmap.watch import BlockMapWatcher
+            from kvsim.results.blockmap import BlockMapWatcher
 
             if out is None:
                 raise ConfigError("--block-map: needs --out DIR, the folder for the map")

@@ -32,10 +32,9 @@ from kvsim.settings.config import RunConfig, to_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from kvsim.search.advise.search import Advice
-    from kvsim.search.size.search import Answer, Laboratory, Search
-    from kvsim.search.sweep.choose import Chosen
-    from kvsim.search.sweep.sweep import Plan
+    from kvsim.search.advise import Advice
+    from kvsim.search.size import Answer, Laboratory, Search
+    from kvsim.search.sweep import Chosen, Plan
     from kvsim.settings.config import RunConfig
 
 
@@ -123,13 +122,20 @@ def sweep(
     from kvsim.search.runner import run_missing
     from kvsim.search.slo import parse_slo
     from kvsim.search.store import Store
-    from kvsim.search.sweep.grid import expand, parse_space
-    from kvsim.search.sweep.page import PAGE
-    from kvsim.search.sweep.sweep import TABLE, make_plan, read_plan, shard_of, write_plan
+    from kvsim.search.sweep import (
+        PAGE,
+        TABLE,
+        expand,
+        make_plan,
+        parse_space,
+        read_plan,
+        shard_of,
+        write_plan,
+    )
 
     out, tried = swept.out, (points.grid or (), points.rows or (), points.random or ())
     if parts.merge:
-        from kvsim.search.sweep.sweep import merge
+        from kvsim.search.sweep import merge
 
         if not swept.folders:
             raise ConfigError("--merge: no folders; give kvsim sweep --merge DIR... --out DIR")
@@ -168,9 +174,17 @@ def sweep(
 def _finish(out: str, plan: Plan, as_json: bool) -> None:
     """Table, page and the verdict on the terminal."""
     from kvsim.search.store import Store
-    from kvsim.search.sweep.choose import choose, chosen_record
-    from kvsim.search.sweep.page import PAGE, build_page
-    from kvsim.search.sweep.sweep import MANIFEST, TABLE, gather, manifest, table_bytes
+    from kvsim.search.sweep import (
+        MANIFEST,
+        PAGE,
+        TABLE,
+        build_page,
+        choose,
+        chosen_record,
+        gather,
+        manifest,
+        table_bytes,
+    )
     from kvsim.writing import json_text, write_together
 
     outcomes = gather(Store(out), plan, out)
@@ -251,11 +265,20 @@ def size(
 
     Every value meets the same seeds. With --out no run is ever repeated.
     """
-    from kvsim.search.size.knobs import LASTING, Bounds, make_knob
-    from kvsim.search.size.load import endless, sharing, what_varies
-    from kvsim.search.size.page import PAGE, build_page
-    from kvsim.search.size.search import Laboratory, searched
-    from kvsim.search.size.verdict import NAME, size_record
+    from kvsim.search.size import (
+        LASTING,
+        NAME,
+        PAGE,
+        Bounds,
+        Laboratory,
+        build_page,
+        endless,
+        make_knob,
+        searched,
+        sharing,
+        size_record,
+        what_varies,
+    )
     from kvsim.search.slo import parse_slo
     from kvsim.search.store import Store
     from kvsim.writing import json_text, write_together
@@ -309,8 +332,8 @@ def _bases(loaded: RunConfig, fleet: FleetOptions, find: str) -> list[RunConfig]
 
 
 def _show_sizes(searches: Sequence[Search], price: float | None) -> None:
-    from kvsim.search.size.verdict import compared, router_head, router_of, router_rows, verdict
-    from kvsim.search.sweep.choose import sources
+    from kvsim.search.size import compared, router_head, router_of, router_rows, verdict
+    from kvsim.search.sweep import sources
 
     console = make_console()
     for search in searches:
@@ -329,8 +352,7 @@ def _show_sizes(searches: Sequence[Search], price: float | None) -> None:
 
 def _neighbours(lab: Laboratory, found: Answer) -> Table:
     """Values around the answer, with their figures."""
-    from kvsim.search.size.search import neighbourhood
-    from kvsim.search.size.verdict import HEAD, row
+    from kvsim.search.size import HEAD, neighbourhood, row
 
     labels = (metric.label for metric in lab.objectives.metrics)
     table = make_table(lab.knob.name, *HEAD, *labels)
@@ -372,13 +394,19 @@ def advise(
     Every change meets the same seeds. Prints what limits the server now, three sentences, a table
     with intervals, and the command line of the server.
     """
-    from kvsim.search.advise.line import serve_command
-    from kvsim.search.advise.page import NAME, PAGE, build_page
-    from kvsim.search.advise.search import MOST_COMBINED
-    from kvsim.search.advise.search import advise as search
-    from kvsim.search.advise.statement import cache_sentences, present, record, sentences
-    from kvsim.search.advise.trials import changes_of
-    from kvsim.search.replicates import load_of
+    from kvsim.search.advice import (
+        NAME,
+        PAGE,
+        build_page,
+        cache_sentences,
+        present,
+        record,
+        sentences,
+        serve_command,
+    )
+    from kvsim.search.advise import MOST_COMBINED, changes_of
+    from kvsim.search.advise import advise as search
+    from kvsim.search.replicates import How, load_of
     from kvsim.search.slo import parse_slo
     from kvsim.settings.server.command import arguments
     from kvsim.writing import json_text, write_together
@@ -397,8 +425,7 @@ def advise(
             objectives,
             changes,
             seeds=trials.seeds,
-            jobs=trials.jobs,
-            progress=progress,
+            how=How(jobs=trials.jobs, progress=progress),
         )
     given = arguments(settings.server.vllm, settings.server.vllm_file)
     line = serve_command(advice, settings.word, given)
@@ -417,7 +444,7 @@ def advise(
 
 def _show_advice(advice: Advice, said: list[str], line: str) -> None:
     from kvsim.report.compare import few_seeds
-    from kvsim.search.advise.statement import method, not_tried, rows
+    from kvsim.search.advice import method, not_tried, rows
 
     console = make_console()
     for sentence in said:

@@ -1,5 +1,8 @@
 """Splits the difference of a latency between two runs into parts that add up to it exactly.
 
+It also estimates, from one exact replay of each, how the two differ on the traffic that the trace
+samples (`compare_replay`).
+
 Every request's time is split into integer nanoseconds (`kvsim.results.ledger`), so sums over
 requests are exact, and so are these:
 * **mean**: the mean of each part over the requests that both runs completed;
@@ -13,14 +16,25 @@ a single part.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvsim.explain.certainty import (
+    Comparison,
+    Estimate,
+    Figure,
+    Pair,
+    Values,
+    judge_pairs,
+    together,
+)
 from kvsim.results import phases
 from kvsim.results.ledger import PROMPT_LABELS, TIME_LABELS, TIME_PARTS
+from kvsim.results.metrics import HEADLINES, METRICS, value
 from kvsim.results.phases import Floats, Ints, ints
 
 
@@ -298,3 +312,88 @@ def blocks(
             sums = float(before.sum()), float(after.sum())
             found.append(Blocks(column, sums, id, float(changes[most])))
     return found
+
+
+Runs = Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]]
+
+_NS_PER_MS = 1e6
+_LATENCIES = ("ttft", "e2el", "queue", "tpot")
+_PERCENTILES = (50, 90, 99)
+_MEANS_ONLY = ("prefill", "decode", "client_queue")
+_SUMS = {
+    "num_preemptions": "num_preemptions",
+    "recomputed_tokens": "recomputed_tokens",
+    "swapped_out_blocks": "swapped_out_blocks",
+    "swapped_in_blocks": "swapped_in_blocks",
+    "prefix_cache_hit_tokens": "num_cached_tokens",
+}
+"""Key of a summary → column of requests that it sums up."""
+
+
+def compare_replay(runs: Runs, *, level: float, margin: float) -> Comparison:
+    """Verdicts on the figures that are computed from requests; all other figures have none.
+
+    Each run is (name, summary, requests). Requests that both runs of a pair completed are paired.
+    """
+    names = tuple(name for name, *_ in runs)
+    values = values_of([[summary for _, summary, _ in runs]])
+    estimates: dict[Pair, Estimate] = {}
+    for first in range(len(runs)):
+        for other in range(first + 1, len(runs)):
+            pairs = pair(runs[first][2], runs[other][2])
+            if pairs is not None and pairs.number > 1:
+                found = _estimates(pairs, runs[first][2], runs[other][2])
+                estimates |= {
+                    Pair(key, first, other): estimate
+                    for key, estimate in found.items()
+                    if key in values and (first == 0 or key in HEADLINES)
+                }
+    verdicts = judge_pairs(estimates, values, HEADLINES, level=level, margin=margin)
+    return Comparison(names, "stretches", (), (), 0, level, margin, values, verdicts)
+
+
+def values_of(summaries: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, tuple[Values, ...]]:
+    """Every figure that is not 0 or undefined everywhere, by configuration, then by seed.
+
+    `summaries` holds, for each seed, the summary of every configuration.
+    """
+    found = {}
+    for metric in METRICS:
+        rows = tuple(
+            tuple(value(each, metric.key) for each in seeds)
+            for seeds in zip(*summaries, strict=True)
+        )
+        if any(any(row) for row in rows):
+            found[metric.key] = rows
+    return found
+
+
+def _estimates(
+    pairs: Pairs, first: Mapping[str, Any], other: Mapping[str, Any]
+) -> dict[str, Estimate]:
+    everyone = {
+        key: Figure(
+            np.asarray(first[column], dtype=float)[pairs.first_rows],
+            np.asarray(other[column], dtype=float)[pairs.other_rows],
+            partial(np.sum, axis=-1),
+        )
+        for key, column in _SUMS.items()
+    }
+    for kind in (*_LATENCIES[:-1], *_MEANS_ONLY):
+        everyone |= _durations(pairs, kind)
+    # A TPOT is defined only for outputs of two tokens or more.
+    return {**together(everyone), **together(_durations(pairs, "tpot"))}
+
+
+def _durations(pairs: Pairs, kind: str) -> dict[str, Figure]:
+    before, after = pairs.first_ns[kind] / _NS_PER_MS, pairs.other_ns[kind] / _NS_PER_MS
+    there = ~(np.isnan(before) | np.isnan(after))
+    before, after = before[there], after[there]
+    if len(before) < 2:
+        return {}
+    figures = {f"mean_{kind}_ms": Figure(before, after, lambda v: v.mean(axis=-1))}
+    if kind in _LATENCIES:
+        for p in _PERCENTILES:
+            statistic = partial(np.percentile, q=p, axis=-1)
+            figures[f"p{p}_{kind}_ms"] = Figure(before, after, statistic)
+    return figures

@@ -1,4 +1,4 @@
-"""Tells what happened to one request, moment by moment, from the results of a run."""
+"""Tells what happened to one request, moment by moment, and why the slowest requests are slow."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvsim.core.records.logs import LOADING, PREEMPTED, RELOADING, SWAPPED_OUT
 from kvsim.core.request import ABORTED
 from kvsim.core.schema import BLOCKED
 from kvsim.errors import OutputError, nearest
+from kvsim.explain.attribution import LABELS, has_ledger
 from kvsim.results.ledger import (
     KERNELS,
     PROMPT_PARTS,
@@ -22,11 +22,11 @@ from kvsim.results.ledger import (
     standings,
 )
 from kvsim.results.ledger.time import reasons
-from kvsim.results.ledger_summary import parts_of
+from kvsim.results.metrics import LATENCIES
 from kvsim.results.numerals import count, percent, plural, seconds
+from kvsim.results.phases import completed, durations_ns, ints
+from kvsim.results.summary import parts_of
 from kvsim.results.timeline import run_end_ns
-
-Ints = NDArray[np.int64]
 
 NAMED = 4
 """Most other requests that a sentence names."""
@@ -126,8 +126,7 @@ def tell(
     index: int,
 ) -> Story:
     """The story of one request. Raises `OutputError` for results without a ledger."""
-    if TIME_PARTS[0] not in requests or KERNELS[0] not in steps:
-        raise OutputError("the results have no ledger: written by an older kvsim; run it again")
+    _require_ledger(has_ledger(requests) and KERNELS[0] in steps)
     run = _Run(summary, requests, steps, transitions)
     found = PROMPT_PARTS if PROMPT_PARTS[1] in requests else ()
     spells = _spells(run, index)
@@ -246,7 +245,8 @@ def _turns(run: _Run, index: int, spells: list[Spell]) -> list[Moment]:
     turns: list[tuple[int, Callable[[], str]]] = []
     for spell in spells:
         if spell.standing in _PASSED and spell.end_ns < run.ends[index]:
-            turns.append((spell.end_ns, partial(_passed, spell)))
+            took = seconds((spell.end_ns - spell.begin_ns) / 1e9)
+            turns.append((spell.end_ns, partial(_PASSED[spell.standing].format, took)))
     own = run.transitions["request"] == index
     columns = (run.transitions[name][own].tolist() for name in ("kind", "time_ns", "value"))
     for kind, time_ns, value in zip(*columns, strict=True):
@@ -259,10 +259,6 @@ def _turns(run: _Run, index: int, spells: list[Spell]) -> list[Moment]:
     shown = [Moment(time_ns, words()) for time_ns, words in (*turns[:BEGINNING], *turns[-END:])]
     gap = Moment(turns[BEGINNING][0], f"… and {count(left_out)} more such moments")
     return [*shown[:BEGINNING], gap, *shown[BEGINNING:]]
-
-
-def _passed(spell: Spell) -> str:
-    return _PASSED[spell.standing].format(seconds((spell.end_ns - spell.begin_ns) / 1e9))
 
 
 def _arrival(run: _Run, index: int) -> list[Moment]:
@@ -399,3 +395,60 @@ def _spells(run: _Run, index: int) -> list[Spell]:
         Spell(standings.NAMES[standing], begin, end)
         for standing, begin, end in zip(*columns, strict=True)
     ]
+
+
+_NAMED = 3
+"""Parts of their time that are named."""
+
+
+def tail_words(requests: Mapping[str, Any], metric: str) -> tuple[str, list[str]]:
+    """The completed request whose latency `metric` (a key of `LATENCIES` but `itl`) is the least
+    that 99 % do not exceed, and why it and those above are slow, beside all requests. Raises
+    `OutputError` where no request has the latency, or the run no ledger."""
+    _require_ledger(has_ledger(requests))
+    latency = np.where(completed(requests), durations_ns(requests)[metric], np.nan)
+    everyone = np.flatnonzero(~np.isnan(latency))
+    if not len(everyone):
+        raise OutputError(f"--p99 {metric}: no request was completed")
+    order = everyone[np.argsort(latency[everyone], kind="stable")]
+    place = -(-99 * len(order) // 100) - 1
+    slow, id, label = order[place:], str(requests["id"][order[place]]), LATENCIES[metric]
+    at, median = latency[order[place]] / 1e9, float(np.median(latency[everyone])) / 1e9
+    parts = {
+        part: ints(requests[part])
+        for part in TIME_PARTS
+        if metric == "e2el" or part.startswith("waiting_") != (metric == "tpot")
+    }
+    if metric == "tpot":  # from the first token on
+        del parts["own_prefill_ns"]
+    if metric == "ttft":
+        parts["first_step_ns"] = ints(requests["first_token_ns"]) - ints(
+            requests["first_scheduled_ns"]
+        )
+    means = {part: (ns[slow].mean() / 1e9, ns[everyone].mean() / 1e9) for part, ns in parts.items()}
+    largest = sorted(means, key=lambda part: -means[part][0])[:_NAMED]
+    named = (
+        f"{LABELS[part]} {seconds(means[part][0])} ({seconds(means[part][1])})"
+        for part in largest
+        if means[part][0]
+    )
+    arrived = ints(requests["arrival_ns"])[slow] / 1e9
+    prompt, cached = ints(requests["input_length"]), ints(requests["num_cached_tokens"])
+    alike = (
+        f"{count(prompt[rows].mean())} prompt tokens, {percent(hits / max(prompt[rows].sum(), 1))}"
+        f" of them found in the cache"
+        for rows in (slow, everyone)
+        for hits in [int(cached[rows].sum())]
+    )
+    return id, [
+        f"{label} p99: {seconds(at)}, p50: {seconds(median)}. {plural(len(slow), 'request')} of"
+        f" {count(len(everyone))} take that long; request {id} is the first of them.",
+        f"Where their time goes, on average (in brackets: of all requests): {', '.join(named)}.",
+        f"They arrived from {arrived.min():,.1f} s to {arrived.max():,.1f} s, with"
+        f" {next(alike)}; all requests have {next(alike)}.",
+    ]
+
+
+def _require_ledger(there: bool) -> None:
+    if not there:
+        raise OutputError("the results have no ledger: written by an older kvsim; run it again")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.core.schema import CAUSES, LEG_LABELS, LEGS
-from kvsim.explain.certainty.verdicts import Comparison
+from kvsim.explain.certainty import Comparison
 from kvsim.fleet.figures import in_flight, of_admitted, sent_to
 from kvsim.fleet.folder import FleetRun
 from kvsim.report import Explanation, wording

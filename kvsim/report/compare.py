@@ -13,10 +13,16 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from kvsim.explain.certainty import MARGIN, matters
-from kvsim.explain.certainty.estimates import paired
-from kvsim.explain.certainty.stretches import FEWEST
-from kvsim.explain.certainty.verdicts import Comparison, Pair, Values, Verdict, judge
+from kvsim.explain import MARGIN, matters
+from kvsim.explain.certainty import (
+    FEWEST_STRETCHES,
+    Comparison,
+    Pair,
+    Values,
+    Verdict,
+    judge,
+    paired,
+)
 from kvsim.report import wording
 from kvsim.results.metrics import HEADLINES, METRICS, NAMED, Metric, value
 from kvsim.results.numerals import (
@@ -267,7 +273,7 @@ def method_words(comparison: Comparison) -> list[str]:
             " seed gives the same figures. Their differences are exact for this trace.",
             "Intervals say what other stretches of the same traffic would give: requests are drawn"
             " again in long stretches, the same ones in every run. Figures of the run as a whole,"
-            f" and those correlated over more than 1/{FEWEST} of the trace, have none.",
+            f" and those correlated over more than 1/{FEWEST_STRETCHES} of the trace, have none.",
             together,
         ]
     drawn = " and ".join(comparison.redrawn)

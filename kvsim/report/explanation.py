@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from kvsim.explain import matters
 from kvsim.explain.attribution import (
     BLOCKS,
     LABELS,
@@ -19,7 +20,6 @@ from kvsim.explain.attribution import (
     pair,
     waterfalls,
 )
-from kvsim.explain.certainty import matters
 from kvsim.explain.divergence import (
     Divergence,
     concerned_words,

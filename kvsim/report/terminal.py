@@ -13,15 +13,15 @@ from kvsim.core.sums import added
 from kvsim.report import routing, wording
 from kvsim.report.screen import make_table, print_remarks
 from kvsim.results.ledger import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
-from kvsim.results.ledger_summary import bare
 from kvsim.results.metrics import BLOCKED_BY, NAMED
 from kvsim.results.numerals import percent, show
 from kvsim.results.statistics import LISTED
+from kvsim.results.summary import bare
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvsim.explain.certainty.verdicts import Comparison
+    from kvsim.explain.certainty import Comparison
     from kvsim.report.compare import Row
 
 Summaries = Sequence[tuple[str, Mapping[str, Any]]]
@@ -144,7 +144,7 @@ def _render_subjects(runs: Summaries, console: Console, seeds: int) -> None:
 
 def _render_verdicts(comparison: Comparison, rows: Sequence[Row], console: Console) -> None:
     """Print the findings on headline figures against the first run, then the rankings."""
-    from kvsim.explain.certainty.verdicts import Pair
+    from kvsim.explain.certainty import Pair
     from kvsim.report.compare import finding_words, ranking_words
     from kvsim.results.metrics import HEADLINES
 

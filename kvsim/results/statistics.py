@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.core.records.tally import Tally
-
-Floats = NDArray[np.float64]
+from kvsim.results.phases import Floats
 
 _PIECE = 1 << 16
 """Values that are made a list at once."""

@@ -2,11 +2,12 @@
 
 Keys and definitions are those of the result file of `vllm bench serve` (vllm/benchmarks/serve.py)
 wherever it has the figure; everything is counted in simulated time. Values are plain numbers, or
-None where a figure is undefined; never NaN.
+None where a figure is undefined; never NaN. What a run lacks (a ledger, sessions) has no keys.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,11 +17,10 @@ from numpy.typing import NDArray
 
 from kvsim.core.schema import BLOCKED
 from kvsim.results import phases, timeline
-from kvsim.results.ledger_summary import ledger_figures
+from kvsim.results.ledger import KERNEL_LABELS, KERNELS, PROMPT_PARTS, TIME_PARTS
 from kvsim.results.load import load_figures
-from kvsim.results.phases import Ints, ints
+from kvsim.results.phases import Ints, completed, ints
 from kvsim.results.plain import plain
-from kvsim.results.sessions import session_figures
 from kvsim.results.statistics import STATISTICS, describe, describe_counts, ratio, weighted_mean
 from kvsim.results.timeline import Columns
 
@@ -312,3 +312,148 @@ def _stages(steps: Columns, meta: Mapping[str, Any]) -> dict[str, float | None]:
     stages = meta["config"]["pipeline_parallel_size"]
     busy = ratio(computing, stages * under_way)
     return {"pipeline_bubble_share": None if busy is None else 1 - busy}
+
+
+SHOWN = ("mean", "p50", "p99")
+"""Statistics of each part by itself, over completed requests."""
+
+
+def ledger_figures(steps: Mapping[str, Any], requests: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of the ledger, for a summary.
+
+    * `time_ledger_total_s`, `time_ledger_mean_ms`, `time_ledger_p50_ms`, `time_ledger_p99_ms`: by
+      part; percentiles of different parts do not add up;
+    * `time_ledger_requests`: for `p50` and `p99`, the completed request whose E2EL is the least
+      that 50 % or 99 % of the requests do not exceed; its parts add up;
+    * `step_time_s`: by kernel, all steps;
+    * `prompt_ledger_tokens`: by part, requests that were ever admitted.
+    """
+    figures: dict[str, Any] = {}
+    if TIME_PARTS[0] in requests:
+        figures |= _times(requests)
+    if KERNELS[0] in steps:
+        sums = {name: int(np.sum(steps[name])) for name in KERNEL_LABELS if name in steps}
+        figures["step_time_s"] = {bare(name): ns / NS_PER_S for name, ns in sums.items()}
+    if PROMPT_PARTS[1] in requests:
+        figures["prompt_ledger_tokens"] = {
+            bare(name): int(np.sum(requests[name])) for name in PROMPT_PARTS
+        }
+    return figures
+
+
+def request_at(requests: Mapping[str, Any], percent: float) -> int | None:
+    """Index of the completed request at this percentile of E2EL; None if there is none.
+
+    Of several requests with the same E2EL, the first in trace order.
+    """
+    done = np.flatnonzero(completed(requests))
+    if not len(done):
+        return None
+    e2el = (np.asarray(requests["finish_ns"]) - np.asarray(requests["arrival_ns"]))[done]
+    rank = max(math.ceil(percent / 100 * len(done)) - 1, 0)
+    return int(done[np.flatnonzero(e2el == np.sort(e2el)[rank])[0]])
+
+
+def parts_of(requests: Mapping[str, Any], index: int) -> dict[str, int]:
+    """The time of one request in nanoseconds, by part."""
+    return {name: int(requests[name][index]) for name in TIME_PARTS}
+
+
+def _times(requests: Mapping[str, Any]) -> dict[str, Any]:
+    done = completed(requests)
+    values: dict[str, NDArray[np.int64]] = {
+        name: np.asarray(requests[name], dtype=np.int64)[done] for name in TIME_PARTS
+    }
+    described = {name: describe(each / NS_PER_MS) for name, each in values.items()}
+    figures: dict[str, Any] = {
+        "time_ledger_total_s": {
+            bare(name): int(each.sum()) / NS_PER_S for name, each in values.items()
+        }
+    }
+    for statistic in SHOWN:
+        figures[f"time_ledger_{statistic}_ms"] = {
+            bare(name): each[statistic] for name, each in described.items()
+        }
+    figures["time_ledger_requests"] = {
+        f"p{percent}": _one(requests, request_at(requests, percent)) for percent in (50, 99)
+    }
+    return figures
+
+
+def _one(requests: Mapping[str, Any], index: int | None) -> dict[str, Any] | None:
+    if index is None:
+        return None
+    parts = parts_of(requests, index)
+    return {
+        "id": str(requests["id"][index]),
+        "e2el_ms": sum(parts.values()) / NS_PER_MS,
+        "parts_ms": {bare(name): ns / NS_PER_MS for name, ns in parts.items()},
+    }
+
+
+def bare(name: str) -> str:
+    """The name of a part without its unit."""
+    return name.rpartition("_")[0]
+
+
+_SLOWEST = 0.1
+TURNS = ((1, 1), (2, 9), (10, None))
+"""First and last of the turns whose TTFT has a figure."""
+
+
+def session_figures(requests: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures of the sessions; nothing where no session has a second turn.
+
+    * `mean_s`, `p50_s`, `p90_s`: from when a client wants to send the first turn to the end of the
+      last one, pauses included (job completion time), of sessions whose turns all completed;
+    * `mean_served_s`: the time from when clients want to send turns to their ends;
+      `slowest_tenth_served_s`: the mean of the tenth for which that is longest;
+    * `mean_ttft_ms`: by turn;
+    * `lost_in_pauses_tokens`: prompt tokens of later turns that were in the cache and evicted;
+      `lost_between_sessions_tokens`: of first turns;
+    * `computed_tokens`: prompt tokens that no hit saved, and those computed again.
+    """
+    names = np.asarray(requests.get("session", ()), dtype=object)
+    which = np.flatnonzero(names.astype(bool)) if len(names) else np.empty(0, dtype=int)
+    if len(which) == len(set(names[which])):
+        return {}
+    released = ints(requests["released_ns"])
+    which = which[np.lexsort((which, released[which]))]
+    turn: Ints = np.zeros(len(names), dtype=np.int64)
+    members: dict[str, list[int]] = {}
+    for index in which.tolist():
+        turns = members.setdefault(names[index], [])
+        turns.append(index)
+        turn[index] = len(turns)
+    done, finish = completed(requests), ints(requests["finish_ns"])
+    whole = [turns for turns in members.values() if done[turns].all()]
+    spans = np.array([finish[turns].max() - released[turns[0]] for turns in whole]) / NS_PER_S
+    served = np.array([(finish[turns] - released[turns]).sum() for turns in whole]) / NS_PER_S
+    slowest = np.sort(served)[-max(1, round(_SLOWEST * len(served))) :]
+    ttft_ms = (ints(requests["first_token_ns"]) - ints(requests["arrival_ns"])) / NS_PER_MS
+    figures: dict[str, Any] = {
+        "num": len(members),
+        "completed": len(whole),
+        "mean_s": _mean(spans),
+        "p50_s": float(np.percentile(spans, 50)) if len(spans) else None,
+        "p90_s": float(np.percentile(spans, 90)) if len(spans) else None,
+        "mean_served_s": _mean(served),
+        "slowest_tenth_served_s": _mean(slowest),
+        "mean_ttft_ms": {
+            label: _mean(ttft_ms[done & (turn >= first) & (turn <= (last or turn.max()))])
+            for label, (first, last) in zip(("first", "early", "late"), TURNS, strict=True)
+        },
+        "computed_tokens": int(
+            (ints(requests["input_length"]) - ints(requests["num_cached_tokens"]))[which].sum()
+            + ints(requests["recomputed_tokens"])[which].sum()
+        ),
+    }
+    if "evicted_tokens" in requests:
+        lost = ints(requests["evicted_tokens"])
+        figures["lost_in_pauses_tokens"] = int(lost[turn > 1].sum())
+        figures["lost_between_sessions_tokens"] = int(lost[turn == 1].sum())
+    return {"sessions": figures}
+
+
+def _mean(values: Any) -> float | None:
+    return float(values.mean()) if len(values) else None

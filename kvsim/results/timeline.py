@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from kvsim.core.records.packed import part_of, rows_in
 from kvsim.core.schema import STEPS, Source
+from kvsim.results.phases import Ints
 
 Columns = Mapping[str, NDArray[Any]]
-Ints = NDArray[np.int64]
 
 HELD = STEPS.names(Source.STATE, Source.SGLANG)
 """Columns that describe the engine until the next step is composed."""

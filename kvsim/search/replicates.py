@@ -14,18 +14,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import isinf
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from kvsim.errors import ConfigError
-from kvsim.explain.certainty import MARGIN
-from kvsim.explain.certainty.estimates import Estimate, paired, single
-from kvsim.explain.certainty.verdicts import Comparison, Pair, Values, judge_pairs, plan_looks
-from kvsim.results.metrics import HEADLINES, METRICS, NAMED, Metric, value
+from kvsim.explain import MARGIN
+from kvsim.explain.attribution import values_of
+from kvsim.explain.certainty import (
+    Comparison,
+    Estimate,
+    Pair,
+    Values,
+    judge_pairs,
+    paired,
+    plan_looks,
+    single,
+)
+from kvsim.results.metrics import HEADLINES, NAMED, Metric
 from kvsim.run.features.speculation import draws_acceptance
 from kvsim.run.simulation import simulate
-from kvsim.search.runner import processes, run_all
+from kvsim.search.runner import Done, processes, run_all
 from kvsim.settings.config import RunConfig
 from kvsim.settings.library import look_up, takes
 from kvsim.workload.spec import Workload, load_workload, made_from, make_trace
@@ -34,21 +43,29 @@ from kvsim.workload.trace import Trace
 T = TypeVar("T")
 
 
-class Simulated(Protocol):
-    """What a simulation gives: a `Result`, or a run of several replicas."""
-
-    @property
-    def summary(self) -> Mapping[str, Any]:
-        """The figures of `kvsim.results.summary`."""
-
-
 Simulate = Callable[..., Any]
-"""Runs a trace with settings: `simulate`, or another function with its first arguments."""
-Progress = Callable[[int], None]
+"""Runs a trace with settings: `simulate`, or another function with its first arguments.
+What it gives has a `summary`, as a `Result` or a run of several replicas."""
 Summary = Mapping[str, Any]
 Configs = Sequence[tuple[str, RunConfig]]
 
 LEVEL = 0.05
+
+
+class How(NamedTuple):
+    """How many runs are made."""
+
+    simulate: Simulate = simulate
+    """Makes the results; fleets have one of their own (`kvsim.fleet.contender`)."""
+    jobs: int | None = None
+    """Processes at once; None: one per core."""
+    progress: Done = lambda number: None
+    """Called with 1 whenever a run has ended."""
+    command: str = ""
+
+
+HERE = How()
+"""One engine, in a process per core."""
 
 
 class Load(NamedTuple):
@@ -115,24 +132,15 @@ def replicate(
     configs: Sequence[RunConfig],
     seeds: Sequence[int],
     reduce: Callable[[Any], T],
-    *,
-    simulate: Simulate = simulate,
-    jobs: int | None = None,
-    progress: Progress | None = None,
-    command: str = "",
+    how: How = HERE,
 ) -> Iterator[list[T]]:
-    """For each seed, what `reduce` makes of the result of every configuration.
-
-    `jobs`: processes at once; None: one per core. `progress` is called with 1 whenever a run has
-    ended.
-    """
+    """For each seed, what `reduce` makes of the result of every configuration."""
     tasks = [(load, msgspec.structs.replace(c, seed=s)) for s in seeds for c in configs]
     done: list[T] = []
-    run = partial(_run, simulate, reduce, command)
-    for each in run_all(run, tasks, processes(jobs, tasks)):
+    run = partial(_run, how.simulate, reduce, how.command)
+    for each in run_all(run, tasks, processes(how.jobs, tasks)):
         done.append(each)
-        if progress is not None:
-            progress(1)
+        how.progress(1)
         if len(done) == len(configs):
             yield done
             done = []
@@ -145,17 +153,12 @@ def compare_seeds(
     *,
     level: float = LEVEL,
     margin: float = MARGIN,
-    simulate: Simulate = simulate,
-    jobs: int | None = None,
-    progress: Progress | None = None,
-    command: str = "",
+    how: How = HERE,
 ) -> tuple[Comparison, list[Any]]:
     """Run at most `seeds` seeds; stop earlier if all headline figures are settled.
 
-    `simulate` makes the results; fleets have one of their own (`kvsim.fleet.fleet`).
-
     Returns the comparison and every configuration's result on the first seed. Looks before the last
-    one spend a part of `level` (`kvsim.explain.certainty.verdicts`): with `level` 0.05, the chance
+    one spend a part of `level` (`kvsim.explain.certainty`): with `level` 0.05, the chance
     that the comparison reports even one difference that does not exist is at most 5 %. Raises
     `ConfigError` where the configurations begin with different seeds.
     """
@@ -164,34 +167,17 @@ def compare_seeds(
     summaries: list[list[Summary]] = []
     results: list[Any] = []
     settings, keep = [config for _, config in configs], partial(_kept, first)
-    run = partial(replicate, load, settings, reduce=keep, simulate=simulate)
     for look in plan_looks(seeds, level):
         fresh = range(first + len(summaries), first + look.seeds)
-        for row in run(fresh, jobs=jobs, progress=progress, command=command):
+        for row in replicate(load, settings, fresh, keep, how):
             results = results or [result for _, result in row]
             summaries.append([summary for summary, _ in row])
         comparison = _judged(configs, varied, summaries, look.level, margin)
-        if _settled(comparison):
+        heads = (v for pair, v in comparison.verdicts.items() if pair.key in HEADLINES)
+        if all(verdict.settled for verdict in heads):
             break
     ran = tuple(range(first, first + len(summaries)))
     return comparison._replace(seeds=ran, planned=seeds, level=level), results
-
-
-def values_of(
-    names: Sequence[str], summaries: Sequence[Sequence[Summary]]
-) -> dict[str, tuple[Values, ...]]:
-    """Every figure that is not 0 or undefined everywhere, by configuration, then by seed.
-
-    `summaries` holds, for each seed, the summary of every configuration.
-    """
-    found = {}
-    for metric in METRICS:
-        rows = tuple(
-            tuple(value(row[i], metric.key) for row in summaries) for i in range(len(names))
-        )
-        if any(any(row) for row in rows):
-            found[metric.key] = rows
-    return found
 
 
 def _judged(
@@ -202,7 +188,7 @@ def _judged(
     margin: float,
 ) -> Comparison:
     names = tuple(name for name, _ in configs)
-    values = values_of(names, summaries)
+    values = values_of(summaries)
     pick = single if any(c.cost.get("model") == "uncertain" for _, c in configs) else None
     estimates = {}
     for pair in pairs_of(values, len(names)):
@@ -247,11 +233,6 @@ def estimate_of(
     return paired(one, two, whole=metric.whole, percentile=metric.extreme)
 
 
-def _settled(comparison: Comparison) -> bool:
-    heads = [v for pair, v in comparison.verdicts.items() if pair.key in HEADLINES]
-    return all(verdict.settled for verdict in heads)
-
-
 def _common(key: str, configs: Configs) -> Any:
     """The value of a setting that all configurations must share."""
     if len({getattr(config, key) for _, config in configs}) > 1:
@@ -274,7 +255,7 @@ def _takes_seed(config: RunConfig) -> bool:
     return any(takes(key, look_up(key, {}, name), "seed") for key, name in own.items())
 
 
-def _kept(first: int, result: Simulated) -> tuple[Summary, Simulated | None]:
+def _kept(first: int, result: Any) -> tuple[Summary, Any]:
     """The summary, and for the first seed the whole result."""
     summary = result.summary
     return summary, result if summary["meta"]["seed"] == first else None

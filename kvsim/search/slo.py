@@ -116,20 +116,20 @@ class Objectives(NamedTuple):
         return any(each.metric.key in ("completed", "rejected") for each in self.each)
 
 
-def parse_slo(text: str, option: str = "--slo") -> Objectives:
+def parse_slo(text: str) -> Objectives:
     """Bounds between commas: a figure of `summary.json`, `<`, `<=`, `>` or `>=`, and a limit.
 
     Endings `_ms` and `_s` of the figure may be left out; limits in time need a unit: us, ms, s or
-    min. Raises `ConfigError` naming `option`.
+    min. Raises `ConfigError`.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
-        raise ConfigError(f"{option} {text!r}: expected p99_ttft<2s,p99_tpot<60ms or the like")
-    objectives = tuple(_objective(f"{option} {part}", part) for part in parts)
+        raise ConfigError(f"--slo {text!r}: expected p99_ttft<2s,p99_tpot<60ms or the like")
+    objectives = tuple(_objective(f"--slo {part}", part) for part in parts)
     seen = [(objective.metric.key, objective.below) for objective in objectives]
     for place, pair in enumerate(seen):
         if pair in seen[:place]:
-            raise ConfigError(f"{option} {parts[place]}: {pair[0]} is bounded twice on this side")
+            raise ConfigError(f"--slo {parts[place]}: {pair[0]} is bounded twice on this side")
     return Objectives(text, objectives)
 
 

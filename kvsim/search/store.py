@@ -17,19 +17,87 @@ import sys
 from collections.abc import Callable
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
 
 from kvsim.errors import ConfigError, OutputError
 from kvsim.machine.hardware import hardware_path
+from kvsim.results.metrics import METRICS
 from kvsim.results.plain import plain
-from kvsim.search.locks import PLACES, lock, unlock
-from kvsim.search.points import Record, checked_record
 from kvsim.settings.config import RunConfig, to_table
 from kvsim.settings.library import find, look_up
-from kvsim.settings.parsing import parse_json
+from kvsim.settings.parsing import is_flat, parse_json
 from kvsim.version import __version__
 from kvsim.workload.trace import Trace
 from kvsim.writing import encoded, json_text, write_bytes
+
+Record = dict[str, Any]
+"""The result of one run: `key`, `kvsim_version`, `config`, `outcome`, `engine`, `time_source`,
+`figures`."""
+
+Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+Figure = Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)] | float | None
+
+_ALWAYS = {metric.key for metric in METRICS if metric.always} | {"failed"}
+"""Figures of every run that was not refused."""
+_WHOLE = {metric.key for metric in METRICS if metric.whole} | {"failed"}
+
+
+class Versioned(Struct, frozen=True):
+    """The version of kvsim that wrote a file."""
+
+    kvsim_version: str
+
+
+class _Outcome(Struct):
+    kind: str
+    explanation: str = ""
+
+
+class _Engine(Struct):
+    num_gpu_blocks: Count
+    num_cpu_blocks: Count
+    block_size: Count
+    max_num_batched_tokens: Count
+    watermark_blocks: Count
+    kv_cache_bytes: Count
+
+
+ENGINE_FACTS = _Engine.__struct_fields__
+"""Figures that the engine derives from the settings, kept with every result: those of one replica,
+and the bytes of all."""
+
+
+class _TimeSource(Struct):
+    kind: str
+    source: str
+
+
+class _Result(Versioned, frozen=True):
+    key: str
+    config: dict[str, Any]
+    outcome: _Outcome
+    figures: dict[str, Figure]
+    engine: _Engine | None = None
+    time_source: _TimeSource | None = None
+
+
+def checked_record(record: Any, key: str) -> Record:
+    """The record, if it is the whole result of the run with this key. Raises `ValueError`."""
+    result = msgspec.convert(record, _Result)
+    figures = result.figures
+    if result.key != key or not is_flat(record):
+        raise ValueError("of another run, or nested too deeply")
+    if (result.engine is None) != (result.time_source is None):
+        raise ValueError("a part is missing")
+    if result.engine is not None and not figures.keys() >= _ALWAYS:
+        raise ValueError("figures are missing")
+    if any(type(figures.get(name)) is float for name in _WHOLE):
+        raise ValueError("a count is not whole")
+    return dict(record)
+
 
 _KEY_CHARACTERS = 32
 _CLASSES = ("engine", "block_manager", "victim", "router")
@@ -58,14 +126,10 @@ class Store:
     """A folder of finished runs, shared by any number of processes."""
 
     def __init__(self, folder: str | Path) -> None:
-        self._folder = Path(folder) / "points"
+        self.folder = Path(folder) / "points"
+        """Where the results are."""
         self._scratch: Path | None = None
         self._locks: int | None = None
-
-    @property
-    def folder(self) -> Path:
-        """Where the results are."""
-        return self._folder
 
     def writing_in(self, scratch: Path) -> Store:
         """The same store, which writes what is temporary in a folder of its caller's."""
@@ -113,26 +177,26 @@ class Store:
     def make(self) -> None:
         """Make the folder. Raises `OutputError`."""
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OutputError(f"{self._folder}: cannot be made: {error.strerror}") from None
+            raise OutputError(f"{self.folder}: cannot be made: {error.strerror}") from None
 
     def __getstate__(self) -> tuple[Path, Path | None]:
-        return self._folder, self._scratch
+        return self.folder, self._scratch
 
     def __setstate__(self, state: tuple[Path, Path | None]) -> None:
-        (self._folder, self._scratch), self._locks = state, None
+        (self.folder, self._scratch), self._locks = state, None
 
     def _path(self, key: str) -> Path:
-        return self._folder / f"{key}.json"
+        return self.folder / f"{key}.json"
 
     def _lock_file(self) -> int:
         """The one descriptor of the lock file: closing any other would end all claims."""
         if self._locks is None:
             try:
-                self._locks = os.open(self._folder / "locks", os.O_RDWR | os.O_CREAT, 0o666)
+                self._locks = os.open(self.folder / "locks", os.O_RDWR | os.O_CREAT, 0o666)
             except OSError as error:
-                raise OutputError(f"{self._folder}: cannot be written: {error.strerror}") from None
+                raise OutputError(f"{self.folder}: cannot be written: {error.strerror}") from None
         return self._locks
 
 
@@ -183,3 +247,53 @@ def _digest(read: Callable[[str, str], bytes], kind: str, name: str) -> str:
         return hashlib.sha256(read(kind, name)).hexdigest()
     except (ConfigError, OSError, TypeError):
         return ""
+
+
+if sys.platform == "win32":
+    import msvcrt
+    import os
+    import time
+
+    PLACES = 1 << 31
+    """How many bytes can be locked, counted from the first; `msvcrt` takes no place beyond."""
+    _POLL_S = 0.05
+
+    def lock(file: int, place: int, *, wait: bool) -> bool:
+        """Lock byte `place` of an open file; False if another holds it and `wait` is False."""
+        while not _locked(file, place):
+            if not wait:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    def unlock(file: int, place: int) -> None:
+        """End the lock on byte `place`."""
+        os.lseek(file, place, os.SEEK_SET)
+        msvcrt.locking(file, msvcrt.LK_UNLCK, 1)
+
+    def _locked(file: int, place: int) -> bool:
+        os.lseek(file, place, os.SEEK_SET)
+        try:
+            msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+        except PermissionError:
+            return False
+        return True
+
+else:
+    import fcntl
+
+    PLACES = 1 << 60
+    """How many bytes can be locked, counted from the first."""
+
+    def lock(file: int, place: int, *, wait: bool) -> bool:
+        """Lock byte `place` of an open file; False if another holds it and `wait` is False."""
+        how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
+        try:
+            fcntl.lockf(file, how, 1, place)
+        except (BlockingIOError, PermissionError):  # POSIX allows either
+            return False
+        return True
+
+    def unlock(file: int, place: int) -> None:
+        """End the lock on byte `place`."""
+        fcntl.lockf(file, fcntl.LOCK_UN, 1, place)

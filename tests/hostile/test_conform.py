@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from command import run_here
 
-from kvsim.against.conform.builders import run_case
+from kvsim.against.conform.cases import run_case
 from kvsim.settings.limits import most
 
 ENGINE = "nano-vllm"

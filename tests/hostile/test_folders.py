@@ -15,7 +15,7 @@ from places import ROOT
 from kvsim.errors import OutputError
 from kvsim.report import read_block_map, read_results, read_transitions
 from kvsim.search.store import Store
-from kvsim.search.sweep.sweep import read_plan
+from kvsim.search.sweep import read_plan
 
 TRACE = ["--trace", str(ROOT / "traces" / "chat.jsonl"), "--num-prompts"]
 SMALL = ["--num-gpu-blocks-override", "150", "--max-model-len", "2048"]

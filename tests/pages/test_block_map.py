@@ -28,9 +28,9 @@ from kvsim.results.blockmap import (
     SHARED,
     STATES,
     BlockMap,
+    BlockMapWatcher,
     make_groups,
 )
-from kvsim.results.blockmap.watch import BlockMapWatcher
 
 CROWD = [(7 * (i % 3), 1 + 5 * i % 40, 1 + 3 * i % 19, i % 4) for i in range(25)]
 

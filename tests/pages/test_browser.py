@@ -12,7 +12,7 @@ from worlds import config, trace
 import kvsim
 from kvsim.cost.crossover import crossings
 from kvsim.cost.profile import load_profile
-from kvsim.explain.replayed import compare_replay
+from kvsim.explain.attribution import compare_replay
 from kvsim.machine.hardware import load_hardware
 from kvsim.machine.models import load_model
 from kvsim.report.pages.compare import build_comparison
@@ -20,7 +20,7 @@ from kvsim.report.pages.crossover import build_crossover
 from kvsim.report.pages.diff import build_diff
 from kvsim.report.pages.profile import build_profile
 from kvsim.report.pages.run import build_page
-from kvsim.results.blockmap.watch import BlockMapWatcher
+from kvsim.results.blockmap import BlockMapWatcher
 from kvsim.settings.config import make_config
 
 

@@ -14,7 +14,7 @@ from kvsim.report.pages.diff import STANDING_COLOURS
 from kvsim.report.pages.figures import coloured
 from kvsim.report.pages.run import MEMORY
 from kvsim.results.ledger import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
-from kvsim.results.ledger_summary import bare
+from kvsim.results.summary import bare
 
 STYLE = (ROOT / "kvsim" / "report" / "pages" / "page.css").read_text()
 DRAWN = {

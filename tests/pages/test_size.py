@@ -3,8 +3,7 @@
 import pytest
 from browsers import eventually
 
-from kvsim.search.size.knobs import Bounds, make_knob
-from kvsim.search.size.page import build_page
+from kvsim.search.size import Bounds, build_page, make_knob
 from kvsim.search.size.search import Laboratory, Search, answer
 from kvsim.search.slo import parse_slo
 from kvsim.search.store import Store

@@ -2,18 +2,16 @@
 
 import json
 import re
-from dataclasses import replace
 from functools import cache
 
 import pytest
 from browsers import eventually
+from msgspec.structs import replace
 
 from kvsim.results.numerals import show
-from kvsim.search.points import Task, run_point
-from kvsim.search.sweep.choose import choose
-from kvsim.search.sweep.grid import expand, parse_space
+from kvsim.search.runner import Task, run_point
+from kvsim.search.sweep import Outcome, choose, expand, make_plan, parse_space
 from kvsim.search.sweep.page import build_page, heat_maps
-from kvsim.search.sweep.sweep import Outcome, make_plan
 from kvsim.settings.config import make_config, to_table
 from kvsim.workload.spec import Lengths, synthesise_lengths
 
@@ -99,7 +97,7 @@ def test_the_requests_are_those_that_ran():
         ({"num_prompts": 900}, [{}, {}], "20 requests"),
         ({}, [{"num_prompts": 5}, {"num_prompts": 12}], "5 to 12 requests"),
     ):
-        points = [p._replace(settings=s) for p, s in zip(plan.points, settings, strict=True)]
+        points = [replace(p, settings=s) for p, s in zip(plan.points, settings, strict=True)]
         page = build_page(replace(plan, base={**plan.base, **base}, points=points), chosen)
         assert f"&lt;load&gt;.jsonl, {words}," in page.replace("\u00a0", " ")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.against.check.slowed import Change, with_change
+from kvsim.against.matched import Change, with_change
 from kvsim.run.result import Result
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config

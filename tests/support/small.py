@@ -8,8 +8,7 @@ from typing import Any
 
 from kvsim.against.validate.errors import with_profile
 from kvsim.against.validate.measure import Pairs, Times, record
-from kvsim.against.validate.recording import SCHEMA
-from kvsim.against.validate.setup import THREE, prepare
+from kvsim.against.validate.setup import RECORDED, THREE, prepare
 from kvsim.core.plan import Plan
 from kvsim.cost import Cost
 from kvsim.machine import LinkTimes
@@ -131,7 +130,7 @@ def recording(
         return Priced(parts.cost, parts.link, factors[run % len(factors)])
 
     return {
-        "schema": SCHEMA,
+        "schema": RECORDED,
         "kvsim_version": "test",
         "device": PROFILE["device"],
         "software": {"torch": "none"},

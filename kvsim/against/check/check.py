@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from kvsim.against.check.corrections import corrections, misfit
 from kvsim.against.check.remarks import verdict
-from kvsim.against.check.signs import Signs
-from kvsim.against.check.suspects import Bench
+from kvsim.against.check.suspects import Bench, Signs
 from kvsim.against.matched import KINDS, STATISTICS, Matched, require_measured
 from kvsim.errors import ConfigError
 from kvsim.fleet import EngineResult, simulate_engine
@@ -26,35 +25,13 @@ FEWEST = 10
 """The fewest requests without a queue from which prefills are judged."""
 
 
-class Part(NamedTuple):
-    """A part of the mean request's time, in milliseconds."""
-
-    name: str
-    """`queue`, `prefill`, `decode`, or `first token` for queue and prefill together."""
-    measured_ms: float
-    predicted_ms: float
-
-    @property
-    def difference_ms(self) -> float:
-        """Predicted minus measured."""
-        return self.predicted_ms - self.measured_ms
+Table = dict[str, Any]
 
 
-class Residual(NamedTuple):
-    """Where the difference of the mean E2EL comes from; parts add up to it."""
-
-    parts: tuple[Part, ...]
-    method: str
-    """How the queue was told from the prefill, in words."""
-
-    @property
-    def largest(self) -> Part:
-        """The part with the largest difference."""
-        return max(self.parts, key=lambda part: abs(part.difference_ms))
-
-
-def residual(pairs: Matched, requests: dict[str, Any]) -> Residual | None:
-    """The split over the requests whose TTFT and E2EL were measured; None if there are none.
+def residual(pairs: Matched, requests: dict[str, Any]) -> Table | None:
+    """Where the difference of the mean E2EL comes from, over the requests whose TTFT and E2EL were
+    measured: parts that add up to it, and how the queue was told from the prefill, in words. None
+    if there are no such requests.
 
     `requests`: the columns of the replay.
     """
@@ -65,12 +42,14 @@ def residual(pairs: Matched, requests: dict[str, Any]) -> Residual | None:
     real, ours = (
         {kind: seconds[told] for kind, seconds in side.items()} for side in (measured, predicted)
     )
-    decode = _part("decode", real["e2el"] - real["ttft"], ours["e2el"] - ours["ttft"])
     queue, method = _queue(real, ours, _unhindered(requests, pairs)[told])
-    if queue is None:
-        return Residual((_part("first token", real["ttft"], ours["ttft"]), decode), method)
-    prefill = _part("prefill", real["ttft"] - queue, ours["ttft"] - ours["queue"])
-    return Residual((_part("queue", queue, ours["queue"]), prefill, decode), method)
+    parts = [_part("first token", real["ttft"], ours["ttft"])]
+    if queue is not None:
+        prefill = _part("prefill", real["ttft"] - queue, ours["ttft"] - ours["queue"])
+        parts = [_part("queue", queue, ours["queue"]), prefill]
+    parts.append(_part("decode", real["e2el"] - real["ttft"], ours["e2el"] - ours["ttft"]))
+    largest = max(parts, key=lambda part: abs(part["difference_ms"]))
+    return {"parts": parts, "largest": largest["name"], "method": method}
 
 
 def _queue(
@@ -100,15 +79,20 @@ def _unhindered(requests: dict[str, Any], pairs: Matched) -> np.ndarray:
     return step
 
 
-def _part(name: str, measured_s: Floats, predicted_s: Floats) -> Part:
-    return Part(name, 1e3 * float(measured_s.mean()), 1e3 * float(predicted_s.mean()))
+def _part(name: str, measured_s: Floats, predicted_s: Floats) -> Table:
+    """A part of the mean request's time; the difference is predicted minus measured."""
+    measured_ms, predicted_ms = (1e3 * float(each.mean()) for each in (measured_s, predicted_s))
+    return {
+        "name": name,
+        "measured_ms": measured_ms,
+        "predicted_ms": predicted_ms,
+        "difference_ms": predicted_ms - measured_ms,
+    }
 
 
 SCHEMA = "kvsim.against.check/1"
 NEAR = 0.01
 """If no figure is farther off than this, nothing needs a correction."""
-
-Table = dict[str, Any]
 
 
 def check(
@@ -138,7 +122,6 @@ def check(
     if not figures:
         raise ConfigError(f"{trace.path}: all measured times are 0; give times in seconds")
     worst = max(abs(figure["error"]) for figure in figures.values())
-    split = residual(pairs, result.requests)
     found = corrections(bench) if correct and worst > NEAR else []
     record: Table = {
         "schema": SCHEMA,
@@ -152,7 +135,7 @@ def check(
         "tolerance": tolerance,
         "passed": tolerance is None or worst <= tolerance,
         "spread": {kind: _spread(pairs, kind) for kind in KINDS if pairs.has(kind)},
-        "residual": _split(split),
+        "residual": residual(pairs, result.requests),
         "signs": _sides(bench.base.signs),
         "misfit": misfit(pairs),
         "corrections": [each._asdict() for each in found],
@@ -230,13 +213,6 @@ def _spread(pairs: Matched, kind: str) -> Table:
         return {"requests": 0, "median": None, "p90": None}
     median, p90 = np.percentile(sizes, [50, 90])
     return {"requests": len(sizes), "median": float(median), "p90": float(p90)}
-
-
-def _split(split: Residual | None) -> Table | None:
-    if split is None:
-        return None
-    parts = [{**part._asdict(), "difference_ms": part.difference_ms} for part in split.parts]
-    return {"parts": parts, "largest": split.largest.name, "method": split.method}
 
 
 def _sides(found: tuple[Signs, Signs] | None) -> Table | None:

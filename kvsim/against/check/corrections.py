@@ -124,8 +124,10 @@ def _pair(bench: Bench, tried: list[_Tried]) -> Found | None:
     """
     settings = [each for each in tried if each.suspect.setting]
     prices = [each for each in tried if not each.suspect.setting][:2]
+    # Of those that predict the same, one is enough.
+    unlike = {each.found.misfit: each for each in reversed(settings)}.values()
     pairs: dict[frozenset[str], tuple[_Tried, _Tried]] = {}
-    for each in _unlike(settings) + prices:
+    for each in [*unlike, *prices]:
         for one in _with_less(bench, each):
             for other in _all(bench, one.belief, one.suspect.name, _FEW_RUNS):
                 names = frozenset((one.suspect.name, other.suspect.name))
@@ -160,11 +162,6 @@ def _at(one: _Tried, x: float) -> _Tried:
     value = one.suspect.value(x)
     found = one.found._replace(value=value, words=one.suspect.words(value))
     return _Tried(one.suspect, x, one.suspect.believe(Belief(), x), found)
-
-
-def _unlike(tried: list[_Tried]) -> list[_Tried]:
-    """Without those that predict what another one predicts."""
-    return list({each.found.misfit: each for each in reversed(tried)}.values())
 
 
 def _together(bench: Bench, one: _Tried, other: _Tried) -> tuple[_Tried, _Tried]:

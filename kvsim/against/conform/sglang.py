@@ -45,14 +45,14 @@ _SETTINGS = (
 """Keys of a configuration that the scheduler knows under the same name."""
 
 
+_BUSY = ("prefill", "decode", "finished", "added", "aborted")
+"""Fields of a record, all empty in an iteration that counts towards a deadlock."""
+
+
 class _Notes:
     """The requests that were given up in an iteration, in the order of the log."""
 
     def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Clears the notes for a new iteration."""
         self.retracted: list[str] = []
         self.preempted: list[str] = []
         self.aborted: list[str] = []
@@ -183,7 +183,7 @@ class _Clock(LogClock):
         arrivals: list[tuple[float, Request]],
         max_steps: int,
     ) -> None:
-        super().__init__(arrivals, max_steps)
+        super().__init__(arrivals, max_steps, _BUSY)
         self._batch, self._scheduler = batch, scheduler
         self._time = 0.0
 
@@ -196,13 +196,11 @@ class _Clock(LogClock):
         """Returns the requests that have arrived until now."""
         if self._ended or not (self._arrivals or self._batch or self._in_flight):
             return None
-        self._scheduler.notes.clear()
+        self._scheduler.notes = _Notes()
         found = self._due(self._time)
-        self._rejected = [each.id for each in found if self._is_refused(each)]
+        longest = self._scheduler.max_model_len
+        self._rejected = [each.id for each in found if each.input_length >= longest]
         return found
-
-    def _is_refused(self, request: Request) -> bool:
-        return request.input_length >= self._scheduler.max_model_len
 
     def wait(self, until_ns: int) -> Waiting:
         """Lets the oldest step finish."""
@@ -266,10 +264,9 @@ class _Clock(LogClock):
         record["free_end"] = blocks.gpu.blank * blocks.block_size
         record["evictable_end"] = blocks.gpu.evictable * blocks.block_size
         self._records.append(dict(record))
-        notes.clear()
+        self._scheduler.notes = _Notes()
         self._number, self._time = self._number + 1, self._time + 1.0
-        busy = any(record[key] for key in ("prefill", "decode", "finished", "added", "aborted"))
-        self._end_if_stuck(not busy)
+        self._end_if_stuck(record)
 
 
 def _slots_digest(plan: Plan, blocks: SglangTables) -> int:

@@ -6,7 +6,7 @@ No event loop, no cost model: what remains is every decision.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from sys import maxsize
 from typing import Any
@@ -123,14 +123,10 @@ def seconds(time_ns: int) -> float:
     return time_ns / 1e9
 
 
-def stalled(record: Record) -> bool:
-    """Whether a step did nothing at all."""
-    return not any(record[kind] for kind in ("prefill", "decode", "ignored", "preempted"))
-
-
-def idled(record: Record) -> bool:
-    """Whether no request arrived, ran or finished in a step (a preemption does not count)."""
-    return not any(record[kind] for kind in ("added", "prefill", "decode", "finished"))
+DID = ("prefill", "decode", "ignored", "preempted")
+"""Fields of a record, all empty where a step did nothing at all."""
+SERVED = ("added", "prefill", "decode", "finished")
+"""Those that are empty where no request arrived, ran or finished (a preemption does not count)."""
 
 
 def replay(
@@ -147,18 +143,21 @@ def replay(
     lengths = [row.get("output_lens") for row in trace]
     most = [max(row.get("output_lens") or [row["output_len"]]) for row in trace]
     batch = Batch(blocks, most.__getitem__, scheduler.longest_sequence, lengths.__getitem__)
-    clock = UnitClock(batch, corpus_requests(trace), max_steps, stalled)
+    clock = UnitClock(batch, corpus_requests(trace), max_steps, DID)
     return played(clock, scheduler, batch, audit_every)
 
 
 class LogClock(Host):
     """A host of a recorded case, which writes its step log; it is the watcher of its loop, too."""
 
-    def __init__(self, arrivals: list[tuple[float, Request]], max_steps: int) -> None:
+    def __init__(
+        self, arrivals: list[tuple[float, Request]], max_steps: int, busy: tuple[str, ...]
+    ) -> None:
+        """`busy`: fields of a record, all empty in steps that count towards a deadlock."""
         super().__init__()
         self.patience_steps = maxsize
         self._arrivals = deque(arrivals)
-        self._max_steps = max_steps
+        self._max_steps, self._busy = max_steps, busy
         self._number = self._idle_steps = self._in_flight = 0
         self._ended = False
         self._record: Record = {}
@@ -193,9 +192,9 @@ class LogClock(Host):
             found.append(self._arrivals.popleft()[1])
         return found
 
-    def _end_if_stuck(self, idle: bool) -> None:
+    def _end_if_stuck(self, record: Record) -> None:
         """Ends the log after the most steps, or after many idle ones with no arrival left."""
-        self._idle_steps = self._idle_steps + 1 if idle else 0
+        self._idle_steps = 0 if any(record[key] for key in self._busy) else self._idle_steps + 1
         if self._number >= self._max_steps:
             self.end("max_steps")
         elif self._idle_steps >= STUCK_STEPS and not self._arrivals:
@@ -231,11 +230,10 @@ class UnitClock(LogClock):
         batch: Any,
         arrivals: list[tuple[float, Any]],
         max_steps: int,
-        stuck: Callable[[Record], bool],
+        busy: tuple[str, ...],
     ) -> None:
-        """`stuck`: which steps count towards a deadlock."""
-        super().__init__(arrivals, max_steps)
-        self._batch, self._stuck = batch, stuck
+        super().__init__(arrivals, max_steps, busy)
+        self._batch = batch
         self._settles = False
         """Whether a step is being settled; then time passes."""
         self._passing_ns = 0
@@ -315,4 +313,4 @@ class UnitClock(LogClock):
         self._news = bool(record["finished"])
         self._number += 1
         if "drain" not in record:
-            self._end_if_stuck(self._stuck(record))
+            self._end_if_stuck(record)

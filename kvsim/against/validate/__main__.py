@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from kvsim.against.validate import setup
 from kvsim.against.validate.measure import measure
-from kvsim.against.validate.recording import read_json, require, write_json
+from kvsim.against.validate.setup import read_json, require, write_json
 from kvsim.errors import KvsimError
 
 

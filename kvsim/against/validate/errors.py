@@ -11,18 +11,16 @@ Beside each error stands the noise: by how much two measurements of the same thi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kvsim.against.validate.recording import MARKS, digest
-from kvsim.against.validate.setup import settings_of
+from kvsim.against.validate.setup import MARKS, digest, settings_of
 from kvsim.core.plan import Plan
 from kvsim.cost.profile import Profile, load_profile
 from kvsim.errors import ConfigError
 from kvsim.results.numerals import MISSING, SPACE, count, seconds, show
-from kvsim.results.phases import durations_ns
+from kvsim.results.phases import Floats, durations_ns
 from kvsim.results.plain import plain
 from kvsim.results.statistics import describe
 from kvsim.run.assembly import Parts, assemble
@@ -84,15 +82,12 @@ class Replay:
         return next(self._steps, None) is None and next(self._swaps, None) is None
 
 
-class Replayed(NamedTuple):
-    """A real run: its result, and the prices of its steps."""
+def replayed(
+    policy: Mapping[str, Any], name: str, trace: Trace, config: RunConfig
+) -> tuple[Result, Replay]:
+    """A real run: its result, and the prices of its steps.
 
-    result: Result
-    replay: Replay
-
-
-def replayed(policy: Mapping[str, Any], name: str, trace: Trace, config: RunConfig) -> Replayed:
-    """Simulate with the times of the run `name` of a policy's recording.
+    It is simulated with the times of the run `name` of a policy's recording.
 
     Raises `ConfigError` if the schedule differs from the recorded one.
     """
@@ -107,7 +102,7 @@ def replayed(policy: Mapping[str, Any], name: str, trace: Trace, config: RunConf
     same = digest(result.requests[mark].tolist() for mark in MARKS) == run["digest"]
     if not (same and used[-1].finished()):
         raise _other_schedule(f"{policy['name']}, {name}")
-    return Replayed(result, used[-1])
+    return result, used[-1]
 
 
 def _next(times: Iterator[int]) -> int:
@@ -131,17 +126,15 @@ STATISTICS = ("mean", "p50", "p99")
 SIDES = ("real", "repeat", "simulated")
 
 COUNTS = {
-    "preemptions": "num_preemptions",
-    "swapped_out_blocks": "swapped_out_blocks",
-    "swapped_in_blocks": "swapped_in_blocks",
-    "recomputed_tokens": "recomputed_tokens",
-    "hit_tokens": "prefix_cache_hit_tokens",
-    "steps": "steps",
-    "duration_s": "duration",
+    "preemptions": ("Preemptions", "num_preemptions"),
+    "swapped_out_blocks": ("Blocks swapped out", "swapped_out_blocks"),
+    "swapped_in_blocks": ("Blocks swapped in", "swapped_in_blocks"),
+    "recomputed_tokens": ("Tokens computed again", "recomputed_tokens"),
+    "hit_tokens": ("Prompt tokens hit", "prefix_cache_hit_tokens"),
+    "steps": ("Steps", "steps"),
+    "duration_s": ("Duration", "duration"),
 }
-"""Name here → key of a run's summary."""
-
-Floats = NDArray[np.float64]
+"""Name here → label, and key of a run's summary."""
 
 
 def compare(recording: Mapping[str, Any], profile: str) -> Table:
@@ -216,24 +209,24 @@ def _refuse_other_model(recorded: Mapping[str, Any], made: Profile, path: str) -
 
 
 def _policy(policy: Mapping[str, Any], trace: Trace, config: RunConfig) -> Table:
-    real = replayed(policy, "real", trace, config)
+    real, replay = replayed(policy, "real", trace, config)
     results = {
-        "real": real.result,
-        "repeat": replayed(policy, "repeat", trace, config).result,
+        "real": real,
+        "repeat": replayed(policy, "repeat", trace, config)[0],
         "simulated": simulate(trace, config),
     }
     latencies = {side: _latencies(result) for side, result in results.items()}
     return {
         "name": policy["name"],
-        "settings": _settings(config, real.result),
-        "steps": _steps(policy, real.replay),
-        "copies": _copies(policy, real.replay),
+        "settings": _settings(config, real),
+        "steps": _steps(policy, replay),
+        "copies": _copies(policy, replay),
         "requests": {kind: _figures(kind, latencies) for kind in LATENCIES},
         "counts": {
             name: {side: result.summary[key] for side, result in results.items()}
-            for name, key in COUNTS.items()
+            for name, (_, key) in COUNTS.items()
         },
-        "points": _points(policy, real.replay),
+        "points": _points(policy, replay),
         "latencies_ms": {
             kind: {side: _listed(latencies[side][kind]) for side in SIDES} for kind in LATENCIES
         },
@@ -343,16 +336,6 @@ def _array(times_ns: list[int]) -> Floats:
 Head = list[str]
 Rows = list[list[str]]
 
-COUNT_LABELS = {
-    "preemptions": "Preemptions",
-    "swapped_out_blocks": "Blocks swapped out",
-    "swapped_in_blocks": "Blocks swapped in",
-    "recomputed_tokens": "Tokens computed again",
-    "hit_tokens": "Prompt tokens hit",
-    "steps": "Steps",
-    "duration_s": "Duration",
-}
-
 
 def share(value: float | None) -> str:
     """An unsigned error: `2.1 %`; small errors keep two figures."""
@@ -406,7 +389,7 @@ def count_rows(result: Mapping[str, Any]) -> tuple[Head, Rows]:
     policies = result["policies"]
     rows = [
         [label, *(_trio(name, policy["counts"][name]) for policy in policies)]
-        for name, label in COUNT_LABELS.items()
+        for name, (label, _) in COUNTS.items()
     ]
     return ["", *(policy["name"] for policy in policies)], rows
 

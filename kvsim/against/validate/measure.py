@@ -16,8 +16,16 @@ from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from kvsim.against.validate.recording import MARKS, RUNS, SCHEMA, digest
-from kvsim.against.validate.setup import build, build_scheduler, refuse_other_model, settings_of
+from kvsim.against.validate.setup import (
+    MARKS,
+    RECORDED,
+    RUNS,
+    build,
+    build_scheduler,
+    digest,
+    refuse_other_model,
+    settings_of,
+)
 from kvsim.core.batch import Batch
 from kvsim.core.host import Host, Waiting
 from kvsim.core.loop import Loop
@@ -221,7 +229,7 @@ def measure(
     refuse_other_model(setup, profile)
     engine = _engine(setup, profile, device, trace)
     recording: Table = {
-        "schema": SCHEMA,
+        "schema": RECORDED,
         "kvsim_version": __version__,
         **engine.provenance(),
         "engine": profile["engine"],

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvsim.against.validate.errors import (
     KINDS,
@@ -49,10 +48,10 @@ from kvsim.report.pages.html import (
 )
 from kvsim.report.pages.latencies import curve, distribution_figures
 from kvsim.results.numerals import count, plural, seconds
+from kvsim.results.phases import Floats
 from kvsim.results.plain import flat
 
 Result = Mapping[str, Any]
-Floats = NDArray[np.float64]
 
 POINTS = 400
 """Most points of each kind of step in a scatter plot."""

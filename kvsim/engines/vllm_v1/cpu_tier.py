@@ -396,7 +396,7 @@ class CpuTier:
 
     def contents(self) -> tuple[Iterable[int], Iterable[int]]:
         """Returns the places of its chunks, and their states
-        (`kvsim.results.blockmap.watch.Tier`)."""
+        (`kvsim.results.blockmap.Tier`)."""
         chunks = self._held.values()
         return [held.place for held in chunks], [held.state for held in chunks]
 

@@ -269,7 +269,7 @@ class SimpleOffload(Connector):
 
     def contents(self) -> tuple[Iterable[int], Iterable[int]]:
         """Returns the places of its blocks, and their states
-        (`kvsim.results.blockmap.snapshot.Tier`)."""
+        (`kvsim.results.blockmap.Tier`)."""
         loads = [copy for each in self._loading.values() for _, copy in each]
         stores = [*self._storing.values(), *self._waiting]
         state = dict.fromkeys((*self.cpu.cached_blocks(), *self.cpu.references), READY)

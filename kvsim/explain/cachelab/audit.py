@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvsim.core.records import logs as kinds
-from kvsim.explain.cachelab.curve import next_uses, optimum_blocks
+from kvsim.explain.cachelab.curve import kept_tokens, optimum_tokens
 from kvsim.workload.keys import SpannedStream
-from kvsim.workload.reuse import Chain, Counting, Found, Reuse, Walk
+from kvsim.workload.reuse import Chain, Counting, Reuse, Walk
 
 _ENDS = (kinds.PREEMPTED, kinds.SWAPPED_OUT)
 _BEGINS = (kinds.SCHEDULED, kinds.SWAPPED_IN, kinds.READMITTED)
@@ -135,18 +135,11 @@ def bounds(run: Recorded) -> Bounds:
     walk = Walk(size)
     found = [walk.step(chain) for chain in _chains(visits, run, size)]
     reuse = Reuse(Counting(size), found, walk.distinct)
-    uses = next_uses(reuse)
     free = pool - np.asarray(steps["used_blocks"])
     room = list(zip(np.asarray(steps["start_ns"]).tolist(), free.tolist(), strict=True))
     early = meta["steps_in_flight"] > 1
-    return Bounds(
-        _tokens(found, _pinned_blocks(visits, reuse, room, early), size),
-        _tokens(found, optimum_blocks(reuse, uses, pool), size),
-    )
-
-
-def _tokens(found: Sequence[Found], blocks: Sequence[int], size: int) -> int:
-    return sum(min(each.most_tokens, kept * size) for each, kept in zip(found, blocks, strict=True))
+    pinned = kept_tokens(found, _pinned_blocks(visits, reuse, room, early), size)
+    return Bounds(pinned, *optimum_tokens(reuse, [pool]))
 
 
 def _visits(run: Recorded) -> Iterator[Visit]:

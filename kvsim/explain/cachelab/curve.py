@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import ConfigError
+from kvsim.results.phases import Ints
 from kvsim.workload.keys import SpannedStream
 from kvsim.workload.reuse import Chain, Counting, Found, Reuse, Walk, bounded_chains, chains
 from kvsim.workload.trace import Row
-
-Ints = NDArray[np.int64]
 
 _PENDING = 1 << 18
 
@@ -47,13 +46,6 @@ class Ramps:
         moments = np.concatenate(([0], (self._slope * self._at).cumsum()))
         found: list[int] = (np.array(capacities) * slopes[places] - moments[places]).tolist()
         return found
-
-    @property
-    def corners(self) -> list[int]:
-        """Capacities at which the slope changes, ascending."""
-        self._merge()
-        corners: list[int] = self._at[self._slope != 0].tolist()
-        return corners
 
     def _merge(self) -> None:
         at = np.concatenate((self._at, np.array(self._pending[0], dtype=np.int64)))
@@ -137,13 +129,13 @@ def optimum_tokens(
     `next_uses`."""
     uses = next_uses(reuse, every=every)
     size = reuse.counting.block_size
-    return [
-        sum(
-            min(blocks * size, found.most_tokens)
-            for found, blocks in zip(reuse.found[since:], kept[since:], strict=True)
-        )
-        for kept in (optimum_blocks(reuse, uses, capacity) for capacity in capacities)
-    ]
+    kept = (optimum_blocks(reuse, uses, capacity) for capacity in capacities)
+    return [kept_tokens(reuse.found[since:], blocks[since:], size) for blocks in kept]
+
+
+def kept_tokens(found: Sequence[Found], blocks: Sequence[int], size: int) -> int:
+    """Prompt tokens that hit where so many leading blocks of each request are in the cache."""
+    return sum(min(kept * size, each.most_tokens) for each, kept in zip(found, blocks, strict=True))
 
 
 def optimum_blocks(reuse: Reuse, uses: NextUses, capacity: int) -> list[int]:

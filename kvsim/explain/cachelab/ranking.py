@@ -15,9 +15,8 @@ from kvsim.engines.sglang.node import Text
 from kvsim.engines.sglang.ranks import RADIX_EVICTION, Rank, make_rank
 from kvsim.engines.sglang.tree import PagePool, RadixTree
 from kvsim.errors import ConfigError
-from kvsim.explain.cachelab.curve import next_uses, optimum_blocks
-from kvsim.explain.certainty.estimates import Estimate
-from kvsim.explain.certainty.stretches import Figure, together
+from kvsim.explain.cachelab.curve import optimum_tokens
+from kvsim.explain.certainty import Estimate, Figure, together
 from kvsim.policies.eviction import EVICTIONS, make_eviction
 from kvsim.policies.order import MakeOrder, Order
 from kvsim.policies.replacement.replacement import Replacement
@@ -253,14 +252,9 @@ def rank_policies(
     reuse = find_reuse(trace.rows, identities, counting)
     size = counting.block_size
     lengths = np.array([row.input_length for row in trace.rows])
-    uses = next_uses(reuse)
-    rows, optimum = list[Ranked](), dict[int, int]()
+    optimum = dict(zip(capacities, optimum_tokens(reuse, capacities), strict=True))
+    rows: list[Ranked] = []
     for capacity in capacities:
-        kept = optimum_blocks(reuse, uses, capacity)
-        limits = [each.most_tokens for each in reuse.found]
-        optimum[capacity] = sum(
-            min(blocks * size, most) for blocks, most in zip(kept, limits, strict=True)
-        )
         base = _replayed("lru", asked, capacity, size)(closed=True)
         for name in names:
             run = _replayed(name, asked, capacity, size)

@@ -230,15 +230,10 @@ def study_trace(trace: Trace, counting: Counting, asked: Asked = PLAIN) -> Study
         measured.ceiling_tokens,
         [Point(*each) for each in values],
         asked,
-        _reused(rows, reuse, edges),
+        {who: list(histogram(ramps, edges)) for who, ramps in who_reuses(rows, reuse).items()},
         by_session(rows, reuse),
         by_prefix(rows, reuse),
     )
-
-
-def _reused(rows: Any, reuse: Reuse, edges: Sequence[int]) -> dict[str, list[int]]:
-    ramps: Mapping[str, Any] = who_reuses(rows, reuse)
-    return {who: list(histogram(ramps[who], edges)) for who in WHO}
 
 
 def refuse_empty(warm_up: int, requests: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.explain.attribution import Pairs, pair
-from kvsim.explain.certainty.verdicts import Comparison, Pair, Verdict
+from kvsim.explain.certainty import Comparison, Pair, Verdict
 from kvsim.report import wording
 from kvsim.report.compare import (
     INSIGNIFICANT,

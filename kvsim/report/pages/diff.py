@@ -44,9 +44,9 @@ from kvsim.report.pages.html import (
 )
 from kvsim.report.pages.run import ended_label, source_label
 from kvsim.results.ledger import PROMPT_LABELS, TIME_LABELS, standings
-from kvsim.results.ledger_summary import bare
 from kvsim.results.metrics import BLOCKED_BY
 from kvsim.results.numerals import count, number, percent, plural, seconds, signed
+from kvsim.results.summary import bare
 
 _ROW_PX, _FRAME_PX = 26, 78
 _GAP = 0.2

@@ -43,12 +43,11 @@ from kvsim.report.pages.view import (
 from kvsim.report.pages.work import WORK
 from kvsim.results import phases
 from kvsim.results.ledger import TIME_LABELS, TIME_PARTS
-from kvsim.results.ledger_summary import bare
 from kvsim.results.metrics import BLOCKED_BY, LATENCIES
 from kvsim.results.numerals import count, milliseconds, percent, seconds
 from kvsim.results.phases import ints
 from kvsim.results.statistics import percentiles
-from kvsim.results.summary import good_requests
+from kvsim.results.summary import bare, good_requests
 
 LATENCY_KINDS = ("ttft", "tpot", "e2el")
 

@@ -24,10 +24,9 @@ from kvsim.report.pages.figures import (
 from kvsim.report.pages.html import Html, element, embedded, join, lead, text_of
 from kvsim.report.pages.view import View
 from kvsim.results.ledger import TIME_LABELS, TIME_PARTS
-from kvsim.results.ledger_summary import bare
 from kvsim.results.numerals import count, plural
 from kvsim.results.phases import completed
-from kvsim.results.summary import good_requests
+from kvsim.results.summary import bare, good_requests
 
 MOST_BYTES = 400_000
 """Most bytes of packed requests; of a longer run, the page holds the slowest."""

@@ -38,11 +38,11 @@ from kvsim.report.pages.work import step_figures
 from kvsim.report.wording import time_source
 from kvsim.results.blockmap import BlockMap
 from kvsim.results.ledger import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
-from kvsim.results.ledger_summary import SHOWN, bare
 from kvsim.results.metrics import LATENCIES
 from kvsim.results.numerals import MISSING, count, milliseconds, plural, seconds, show, size
 from kvsim.results.plain import flat, to_toml
 from kvsim.results.statistics import LISTED, ratio
+from kvsim.results.summary import SHOWN, bare
 
 _TIME = {bare(name): label for name, label in TIME_LABELS.items()}
 

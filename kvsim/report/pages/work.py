@@ -37,8 +37,8 @@ from kvsim.report.pages.view import (
     mean_and_longest,
 )
 from kvsim.results.ledger import KERNEL_LABELS
-from kvsim.results.ledger_summary import bare
 from kvsim.results.numerals import count, percent
+from kvsim.results.summary import bare
 from kvsim.settings.config import make_config
 
 LANE_STEPS = 32

@@ -2,6 +2,12 @@
 
 Everything is worked out after the run, from its rows and its log of transitions. The parts are
 checked: if they do not add up, the simulator has an error (`AssertionError`).
+
+*Kernels.* The cost model explains what each term of a step takes (`kvsim.cost.explain`). The terms
+are cut to whole nanoseconds and filled in one after the other, as far as the step's time lasts.
+What is left is prompt attention in a step with prompt tokens. In all other steps it is host time,
+because the host waits where a kernel launch floor held the step up, or decode attention, where the
+cost model says so: it prices uneven batches. So the parts always add up to the step.
 """
 
 from __future__ import annotations
@@ -12,13 +18,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.core.records.packed import PackedColumns
-from kvsim.results.ledger import KERNELS, PROMPT_PARTS, TIME_PARTS, kernels, standings, time
+from kvsim.core.records.logs import RESUMED
+from kvsim.core.records.packed import PackedColumns, part_of, rows_in
+from kvsim.core.rows import PIECE_STEPS
+from kvsim.core.schema import STAGE_COLUMNS
+from kvsim.cost.explain import Explains, Work
+from kvsim.results.ledger import KERNELS, PROMPT_PARTS, TIME_PARTS, standings, time
 from kvsim.results.ledger.prompts import Rules, split_prompts
 from kvsim.results.ledger.time import Slices, slices
+from kvsim.results.phases import Ints
 from kvsim.workload.keys import Streams
-
-Ints = NDArray[np.int64]
 
 _SWAPPED = ("swap_out_blocks", "swap_in_blocks")
 
@@ -49,10 +58,10 @@ def account_times(
     ended = standings.ends_ns(requests, run_end_ns)
     copies = time.own_copies(transitions, ended, starts)
     times = time.StepTimes(starts, until, why)
-    rows = kernels.Rows(steps)
+    rows = Rows(steps)
     sliced = slices(times, steps["end_ns"], run_end_ns) if rows.overlap and rows.number else None
     split = time.Split(spells, copies, sliced.times if sliced else times, len(ended))
-    samples = kernels.samples_of(steps, requests, transitions)
+    samples = samples_of(steps, requests, transitions)
     book = _Book(cost, rows, samples, times, split, sliced)
     if isinstance(steps, PackedColumns):
         steps.widen(KERNELS, book.pieces())
@@ -100,7 +109,7 @@ class _Book:
     def __init__(
         self,
         cost: object,
-        rows: kernels.Rows,
+        rows: Rows,
         samples: Ints,
         times: time.StepTimes,
         split: time.Split,
@@ -121,20 +130,20 @@ class _Book:
 
     def _piece(self, first: int, last: int) -> Ints:
         rows = self._rows
-        work = kernels.work_of(rows, first, last, self._samples)
-        computing, drafter = kernels.computing_ns(rows, first, last)
-        split = kernels.split_piece(self._cost, work, computing)
+        work = work_of(rows, first, last, self._samples)
+        computing, drafter = computing_ns(rows, first, last)
+        split = split_piece(self._cost, work, computing)
         assert (split >= 0).all(), "a step has a kernel of negative time"
         assert (split.sum(axis=1) == computing).all(), "the kernels of a step do not add up"
         split[:, KERNELS.index("drafter_ns")] = drafter
         host = split[:, KERNELS.index("host_ns")]
-        alone = kernels.alone_ns(self._cost, work, computing, host)
+        alone = alone_ns(self._cost, work, computing, host)
         # In a step without decodes, the host time counts as interference as well.
         others = np.where(work.decode_seqs > 0, computing - host - alone, computing)
         columns = {name: rows.part(name, first, last) for name in (*rows.times, *_SWAPPED)}
         table = time.table(columns, computing - host, alone, others)
         if rows.drafted:
-            verifying = alone - kernels.undrafted_ns(self._cost, work, alone)
+            verifying = alone - undrafted_ns(self._cost, work, alone)
             accepted = rows.part("accepted_tokens", first, last)
             table = time.with_drafts(table, drafter, verifying, work.draft_tokens, accepted)
         self._add(table, first, last)
@@ -151,3 +160,150 @@ class _Book:
         sums = np.concatenate((self._total, self._total + np.cumsum(table, axis=0)))
         self._split.add(first, table, sums[:-1])
         self._total = sums[-1:]
+
+
+TIME_COLUMNS = ("transfer_ns", "link_wait_ns", "flush_ns", "rank_wait_ns", *STAGE_COLUMNS)
+"""Columns of what a step takes beside kernels; only pipelines have the last two."""
+
+_TERMS = ("host", "dense", "attention_decode", "head", "copies")
+_PROMPTS, _UNEXPLAINED = map(KERNELS.index, ("attention_prefill_ns", "unexplained_ns"))
+_PLACES = [KERNELS.index(f"{name}_ns") for name in _TERMS]
+
+
+class Rows:
+    """Columns of steps, read in pieces, so that a long run is never in memory as a whole."""
+
+    def __init__(self, steps: Mapping[str, Any]) -> None:
+        self._steps = steps
+        self.number = rows_in(steps)
+        self.drafted = "draft_tokens" in steps
+        """Whether there is speculative decoding."""
+        self.overlap = STAGE_COLUMNS[0] in steps
+        """Whether they are those of a pipeline, and may overlap."""
+        self.times = tuple(name for name in TIME_COLUMNS if name in steps)
+        """Columns of what a step takes beside kernels."""
+
+    def pieces(self) -> list[tuple[int, int]]:
+        """(first, last + 1) of each piece."""
+        return [
+            (first, min(first + PIECE_STEPS, self.number))
+            for first in range(0, self.number, PIECE_STEPS)
+        ]
+
+    def part(self, name: str, first: int, last: int) -> Ints:
+        """Rows `first .. last - 1` of a column."""
+        return part_of(self._steps, name, first, last)
+
+    def drafter_ns(self, first: int, last: int) -> Ints | int:
+        """How long the drafter made the rows `first .. last - 1`."""
+        return self.part("drafter_ns", first, last) if self.drafted else 0
+
+
+def samples_of(
+    steps: Mapping[str, Any], requests: Mapping[str, Any], transitions: Mapping[str, Ints]
+) -> Ints:
+    """Rows of logits that each step computed: one per decoding sequence, draft and completed
+    prompt.
+
+    vLLM V1 runs the last token of a prompt as a decode where a chunk leaves it alone. Such a step
+    may be counted one row too many if it has chunks of other requests.
+    """
+    starts, ends = steps["start_ns"], steps["end_ns"]
+    samples: Ints = steps["decode_seqs"].copy()
+    first = requests["first_token_ns"]
+    rows = np.searchsorted(ends, first[first >= 0], side="left")
+    resumed = transitions["kind"] == RESUMED
+    again = np.searchsorted(starts, transitions["time_ns"][resumed], side="right") - 1
+    request = transitions["request"][resumed]
+    known = (
+        (again >= 0) & (first[request] != ends[again]) if len(again) else np.zeros(0, dtype=bool)
+    )
+    for places in (rows, again[known]):
+        np.add.at(samples, places[places < len(samples)], 1)
+    most: Ints = np.minimum(samples, steps["decode_seqs"] + steps["prefill_seqs"])
+    return most + steps["draft_tokens"] if "draft_tokens" in steps else most
+
+
+def work_of(rows: Rows, first: int, last: int, samples: Ints) -> Work:
+    """The counts of the rows `first .. last - 1`."""
+    names = ("prefill_tokens", "prefill_seqs", "decode_seqs", "context_tokens")
+    prefill_tokens, prefill_seqs, decode_seqs, context_tokens = (
+        rows.part(name, first, last) for name in names
+    )
+    copied = rows.part("copied_blocks", first, last)
+    drafts = rows.part("draft_tokens", first, last) if rows.drafted else 0
+    counts = prefill_tokens, prefill_seqs, decode_seqs, context_tokens
+    return Work(*counts, samples[first:last], copied, drafts)
+
+
+def computing_ns(rows: Rows, first: int, last: int) -> tuple[Ints, Ints | int]:
+    """The time of steps without `TIME_COLUMNS` and without the drafter; and the time of the
+    drafter."""
+    computing = rows.part("end_ns", first, last) - rows.part("start_ns", first, last)
+    for name in rows.times:
+        computing = computing - rows.part(name, first, last)
+    drafter = rows.drafter_ns(first, last)
+    return computing - drafter, drafter
+
+
+def split_piece(cost: object, work: Work, whole_ns: Ints) -> Ints:
+    """An array of shape (steps, `KERNELS`) whose rows add up to `whole_ns`."""
+    parts = np.zeros((len(whole_ns), len(KERNELS)), dtype=np.int64)
+    if not isinstance(cost, Explains):
+        parts[:, _UNEXPLAINED] = whole_ns
+        return parts
+    terms = cost.explain(work)
+    left = whole_ns.copy()
+    for name, place in zip(_TERMS, _PLACES, strict=True):
+        term = np.asarray(terms.get(name, 0.0), dtype=np.float64)
+        parts[:, place] = np.clip(np.floor(term).astype(np.int64), 0, left)
+        left -= parts[:, place]
+    prompts = work.prefill_tokens > 0
+    parts[:, _PROMPTS] += np.where(prompts, left, 0)
+    parts[:, _PLACES[_TERMS.index(terms.get("rest", "host"))]] += np.where(prompts, 0, left)
+    return parts
+
+
+def alone_ns(cost: object, work: Work, computing: Ints, host: Ints) -> Ints:
+    """What the decodes of each step would take without its prompts, host time excluded.
+
+    A cost model without an explanation gives the decodes their share of the tokens.
+    """
+    kernels = computing - host
+    mixed = (work.decode_seqs > 0) & ((work.prefill_tokens > 0) | (work.prefill_seqs > 0))
+    alone = np.where(work.decode_seqs > 0, kernels, 0)
+    if not mixed.any():
+        return alone
+    if isinstance(cost, Explains):
+        share = _price_ns(cost, work.at(mixed).without_prompts())
+    else:
+        share = _part_ns(kernels[mixed], work.decode_tokens[mixed], work.tokens[mixed])
+    alone[mixed] = np.clip(share, 0, kernels[mixed])
+    return alone
+
+
+def undrafted_ns(cost: object, work: Work, alone: Ints) -> Ints:
+    """What the decodes of each step would take of the time `alone` without drafts."""
+    drafted, own = np.asarray(work.draft_tokens) > 0, alone.copy()
+    if not drafted.any():
+        return own
+    some = work.at(drafted).without_prompts()
+    if isinstance(cost, Explains):
+        share = _price_ns(cost, some._replace(samples=some.decode_seqs, draft_tokens=0))
+    else:
+        share = _part_ns(alone[drafted], some.decode_seqs, some.tokens)
+    own[drafted] = np.clip(share, 0, alone[drafted])
+    return own
+
+
+def _price_ns(cost: Explains, work: Work) -> Ints:
+    """The kernels of steps as the cost model explains them, host time excluded."""
+    terms = cost.explain(work)
+    price = sum(np.floor(terms[name]) for name in terms if name not in ("host", "rest"))
+    return np.asarray(price, dtype=np.int64)
+
+
+def _part_ns(whole: Ints, part: Ints, of: Ints) -> Ints:
+    """`whole * part // of`, without sums beyond 64 bits."""
+    share: Ints = whole // of * part + whole % of * part // of
+    return share

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from kvsim.core.records import logs as kinds
 from kvsim.results.ledger import PROMPT_PARTS
+from kvsim.results.phases import Ints
 from kvsim.workload.keys import SpannedStream, Streams
 from kvsim.workload.streams import Piece
 
-Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 _RELEASE, _ADMISSION = range(2)

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.core.records import logs as kinds
-
-Ints = NDArray[np.int64]
+from kvsim.results.phases import Ints
 
 NAMES = (
     *("waiting", "prefill", "decode", "recompute", "preempted", "swapped out"),

@@ -23,8 +23,7 @@ from kvsim.core.records import logs as kinds
 from kvsim.core.schema import BLOCKED, STAGE_COLUMNS
 from kvsim.results.ledger import TIME_PARTS, WAITING_FOR, standings
 from kvsim.results.ledger.standings import Spells
-
-Ints = NDArray[np.int64]
+from kvsim.results.phases import Ints
 
 TIMES = (
     *("link_wait", "flush", "rank_wait", "stages", "out", "in", "kernels", "alone"),

@@ -1,4 +1,6 @@
-"""Knobs: the setting to search, the values to try first, and what counts as the answer."""
+"""Knobs: the setting to search, the values to try first, and what counts as the answer.
+
+The load that a search is about is made here, too: longer, or with prefixes that are assumed."""
 
 from __future__ import annotations
 
@@ -10,17 +12,18 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from kvsim.errors import ConfigError, check_choice
-from kvsim.fleet.settings import parted
+from kvsim.fleet.settings import FleetConfig, parted
 from kvsim.machine.memory import pool_setting
 from kvsim.run.assembly import assemble
+from kvsim.search.replicates import Load, redrawn
 from kvsim.settings.config import RunConfig, make_config
-from kvsim.workload.trace import Trace
+from kvsim.workload.spec import assume_hit_rate
+from kvsim.workload.trace import Trace, beginning
 
 Goal = Literal["least", "most", "best"]
 
 _PLENTY = 1 << 40
 """A number of blocks with which every engine starts."""
-_RATE_DIGITS = 3
 _LADDER = 1.5
 """Ratio of neighbouring values at first."""
 _WATERMARKS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3)
@@ -139,38 +142,20 @@ def _utilization(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
             " --find num_gpu_blocks"
         )
 
-    def snap(value: float) -> float:
-        return round(value, 3)
-
     low, high = _ends(bounds, 0.05, 0.99)
-    ladder = tuple(snap(low + (high - low) * k / 12) for k in range(13))
-    return Knob("gpu_memory_utilization", "least", ladder, snap, "share", low, high)
-
-
-def _offload(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
-    """From a tier of hardly any use to one larger than a server's memory."""
-
-    def snap(value: float) -> float:
-        return float(f"{value:.3g}")
-
-    low, high = _ends(bounds, 1.0, 1024.0)
-    ladder = _geometric(low, high, snap)
-    return Knob("kv_offloading_size", "least", ladder, snap, "GiB", low, high)
+    ladder = tuple(_thousandths(low + (high - low) * k / 12) for k in range(13))
+    return Knob("gpu_memory_utilization", "least", ladder, _thousandths, "share", low, high)
 
 
 def _rate(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
     """Around the rate of the base or the trace, and further as needed."""
     centre = _rate_of(trace, base)
     low, high = _ends(bounds, centre / 1024, centre * 1024)
-
-    def snap(value: float) -> float:
-        return float(f"{value:.{_RATE_DIGITS}g}")
-
     steps = (centre * 2.0**k for k in range(-3, 4))
-    ladder = tuple(snap(rate) for rate in steps if low <= rate <= high)
+    ladder = tuple(_figures(rate) for rate in steps if low <= rate <= high)
     if bounds.low is not None or bounds.high is not None or len(ladder) < 2:
-        ladder = tuple(dict.fromkeys((snap(low), *ladder, snap(high))))
-    return Knob("request_rate", "most", ladder, snap, "requests/s", low, high, grows=True)
+        ladder = tuple(dict.fromkeys((_figures(low), *ladder, _figures(high))))
+    return Knob("request_rate", "most", ladder, _figures, "requests/s", low, high, grows=True)
 
 
 def _replicas(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
@@ -182,27 +167,28 @@ def _replicas(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
 
 
 def _watermark(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
-    def snap(value: float) -> float:
-        return round(value, 3)
-
     low, high = _ends(bounds, _WATERMARKS[0], _WATERMARKS[-1])
     inner = [each for each in _WATERMARKS if low <= each <= high]
-    ladder = tuple(sorted({snap(low), *inner, snap(high)}))
-    return Knob("watermark", "best", ladder, snap, "share", low, high)
+    ladder = tuple(sorted({_thousandths(low), *inner, _thousandths(high)}))
+    return Knob("watermark", "best", ladder, _thousandths, "share", low, high)
+
+
+def _offload(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
+    """From a tier of hardly any use to one larger than a server's memory."""
+    ends = _ends(bounds, 1.0, 1024.0)
+    ladder = _geometric(*ends, _figures)
+    return Knob("kv_offloading_size", "least", ladder, _figures, "GiB", *ends)
 
 
 def _chunk(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
-    def snap(value: float) -> float:
-        return max(1, round(value / _CHUNK_GRAIN)) * _CHUNK_GRAIN
-
-    low, high = _ends(bounds, 128, 16384)
-    ladder = _geometric(low, high, snap)
-    return Knob("max_num_batched_tokens", "best", ladder, snap, "tokens", low, high)
+    ends = _ends(bounds, 128, 16384)
+    ladder = _geometric(*ends, _grains)
+    return Knob("max_num_batched_tokens", "best", ladder, _grains, "tokens", *ends)
 
 
 def _seqs(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
-    low, high = _ends(bounds, 1, min(1024, len(trace.rows)))
-    return Knob("max_num_seqs", "best", _geometric(low, high, round), round, "", low, high)
+    ends = _ends(bounds, 1, min(1024, len(trace.rows)))
+    return Knob("max_num_seqs", "best", _geometric(*ends, round), round, "", *ends)
 
 
 KNOBS: dict[str, Callable[[Trace, Mapping[str, Any], Bounds], Knob]] = {
@@ -219,6 +205,18 @@ KNOBS: dict[str, Callable[[Trace, Mapping[str, Any], Bounds], Knob]] = {
 
 LASTING = "request_rate", "replicas"
 """Knobs whose answer has to hold for a load without end."""
+
+
+def _thousandths(value: float) -> float:
+    return round(value, 3)
+
+
+def _figures(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def _grains(value: float) -> float:
+    return max(1, round(value / _CHUNK_GRAIN)) * _CHUNK_GRAIN
 
 
 def _ends(bounds: Bounds, low: float, high: float) -> tuple[float, float]:
@@ -245,3 +243,43 @@ def _rate_of(trace: Trace, base: Mapping[str, Any]) -> float:
     if len(times) > 1 and times[-1] > times[0]:
         return (len(times) - 1) * 1e9 / (times[-1] - times[0])
     return 1.0
+
+
+_AT_RANDOM = (
+    "the turns of sessions are sent at random times like all requests; none waits for the one"
+    " before it"
+)
+
+Made = tuple[Trace, RunConfig, list[str]]
+"""A load, its configuration, and what to say of them."""
+
+
+def endless(trace: Trace, config: RunConfig, find: str) -> Made:
+    """The load of a search whose answer has to last, which will be made longer. With open arrivals,
+    where there is a rate and no client waits."""
+    notes, waits = list[str](), config.sessions == "closed" or config.max_concurrency is not None
+    if find == "request_rate" or (config.request_rate is not None and not waits):
+        if config.sessions == "auto" and any(row.after >= 0 for row in trace.rows):
+            notes.append(_AT_RANDOM)
+        config = open_arrivals(config)
+    shorter = beginning(trace, config.num_prompts)
+    return shorter, msgspec.structs.replace(config, num_prompts=None), notes
+
+
+def sharing(trace: Trace, config: RunConfig, hit_rate: float, prefixes: int) -> Made:
+    """The trace with assumed prefixes, and a configuration with the cache that they need."""
+    if config.enable_prefix_caching is False:
+        raise ConfigError("--hit-rate: prefix caching is off; leave out --no-enable-prefix-caching")
+    config = msgspec.structs.replace(config, enable_prefix_caching=True)
+    block_size = assemble(config).config.block_size
+    assert block_size is not None
+    shared = assume_hit_rate(trace, hit_rate, block_size, prefixes=prefixes, seed=config.seed)
+    return shared, config, shared.notes[len(trace.notes) :]
+
+
+def what_varies(trace: Trace, config: RunConfig, find: str) -> tuple[str, ...]:
+    """What differs from seed to seed when a knob is searched."""
+    if find == "request_rate":
+        config = msgspec.structs.replace(config, request_rate=1.0)
+    routed = ("the draws of the router",) if isinstance(config, FleetConfig) else ()
+    return redrawn(Load(trace), [("", config)]) + routed

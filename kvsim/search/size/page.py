@@ -34,8 +34,7 @@ from kvsim.search.size.verdict import (
     verdict,
     written,
 )
-from kvsim.search.sweep.page import origin_panels, tags
-from kvsim.search.sweep.page_figures import Side, side
+from kvsim.search.sweep import Side, origin_panels, side, tags
 from kvsim.settings.config import to_table
 
 PAGE = "size.html"

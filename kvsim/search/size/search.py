@@ -6,21 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf, log
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from kvsim.errors import ConfigError
-from kvsim.explain.certainty.estimates import paired
+from kvsim.explain.certainty import paired
 from kvsim.results.metrics import Metric
-from kvsim.search.points import REFUSED
-from kvsim.search.runner import Backend, run_local, run_missing
+from kvsim.search.runner import REFUSED, Backend, run_local, run_missing
 from kvsim.search.size.knobs import LASTING, Knob
 from kvsim.search.slo import Objectives
 from kvsim.search.store import Store, address
-from kvsim.search.sweep.choose import Configuration, joined
-from kvsim.search.sweep.sweep import Outcome
+from kvsim.search.sweep import Configuration, Outcome, joined
 from kvsim.settings.config import RunConfig
 from kvsim.workload.trace import Trace, repeated
 
@@ -206,7 +205,8 @@ def sharpen(lab: Laboratory, metric: Metric) -> None:
         wide = [
             (abs(log(b.figures[metric.key] / a.figures[metric.key])), low, high)
             for (low, a), (high, b) in pairwise(lab.ascending)
-            if high - low > CLOSE / 2 * high and _positive(a, b, metric)
+            if high - low > CLOSE / 2 * high
+            and min(each.figures.get(metric.key, 0) for each in (a, b)) > 0
         ]
         jump, low, high = max(wide, default=(0.0, 0.0, 0.0))
         middle = lab.knob.between(low, high) if jump >= log(STEEP) else None
@@ -232,10 +232,6 @@ def _further(lab: Laboratory, worse: bool) -> float | None:
     value = lab.knob.snap(value)
     inside = lab.knob.low <= value <= lab.knob.high
     return value if inside and value not in lab.tried else None
-
-
-def _positive(one: Configuration, other: Configuration, metric: Metric) -> bool:
-    return all(each.figures.get(metric.key, 0) > 0 for each in (one, other))
 
 
 Tried = Sequence[tuple[float, Configuration]]
@@ -309,15 +305,11 @@ def slope(tried: Tried, value: float, metric: Metric) -> float | None:
     if own is None or not near:
         return None
     around = [own, *near]
-    (low, one), (high, other) = min(around, key=_value), max(around, key=_value)
+    (low, one), (high, other) = min(around, key=itemgetter(0)), max(around, key=itemgetter(0))
     a, b = (each.figures.get(metric.key, 0) for each in (one, other))
     if not (a > 0 and b > 0 and low > 0):
         return None
     return log(b / a) / log(high / low)
-
-
-def _value(each: tuple[float, Configuration]) -> float:
-    return each[0]
 
 
 LEVEL = 0.05

@@ -1,1 +1,62 @@
-"""Many runs: which settings to try, each combination once, and their results."""
+"""Many runs: which settings to try, each combination once, and which of them is best.
+
+In go a configuration and what may vary in it (`parse_space`). Runs are planned in a folder
+(`make_plan`), and gathered from it; out come a ranking (`choose`), a table and a page.
+"""
+
+from kvsim.search.sweep.choose import (
+    Chosen,
+    Configuration,
+    choose,
+    chosen_record,
+    joined,
+    sources,
+    value_words,
+)
+from kvsim.search.sweep.grid import expand, parse_space
+from kvsim.search.sweep.page import PAGE, build_page, origin_panels, tags
+from kvsim.search.sweep.page_figures import Side, side
+from kvsim.search.sweep.sweep import (
+    MANIFEST,
+    TABLE,
+    Outcome,
+    Plan,
+    gather,
+    make_plan,
+    manifest,
+    merge,
+    read_plan,
+    shard_of,
+    table_bytes,
+    write_plan,
+)
+
+__all__ = [
+    "MANIFEST",
+    "PAGE",
+    "TABLE",
+    "Chosen",
+    "Configuration",
+    "Outcome",
+    "Plan",
+    "Side",
+    "build_page",
+    "choose",
+    "chosen_record",
+    "expand",
+    "gather",
+    "joined",
+    "make_plan",
+    "manifest",
+    "merge",
+    "origin_panels",
+    "parse_space",
+    "read_plan",
+    "shard_of",
+    "side",
+    "sources",
+    "table_bytes",
+    "tags",
+    "value_words",
+    "write_plan",
+]

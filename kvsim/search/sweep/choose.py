@@ -8,14 +8,15 @@ from math import inf, prod
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from kvsim.explain.certainty import MARGIN, matters
+from kvsim.explain import MARGIN, matters
 from kvsim.report import Remark, time_source
 from kvsim.results.load import OVERLOADED, rates_words, state_of
 from kvsim.results.metrics import NAMED, Metric
 from kvsim.results.numerals import count, plural, show
 from kvsim.results.plain import plain
-from kvsim.search.points import REFUSED, Record
+from kvsim.search.runner import REFUSED
 from kvsim.search.slo import Objectives, parse_slo
+from kvsim.search.store import Record
 from kvsim.search.sweep.grid import Settings
 from kvsim.search.sweep.sweep import Outcome, Plan, reason
 

@@ -273,13 +273,13 @@ def parse_space(
     return space
 
 
-def expand(space: Space, base: Mapping[str, Any], where: str = "configuration") -> list[Point]:
+def expand(space: Space, base: Mapping[str, Any]) -> list[Point]:
     """The points of a space over the settings `base`; seeds vary fastest, then the last part.
 
     Every value is checked by itself first. A combination that only the engine would refuse becomes
     a point, and its run reports the refusal. Raises `ConfigError`.
     """
-    config = make_settings(base, where)
+    config = make_settings(base, "configuration")
     _check_size(space)
     for axis in space.axes:
         for value in axis.values:

@@ -25,16 +25,16 @@ from kvsim.report.pages.html import tags as tags_of
 from kvsim.results.metrics import Metric
 from kvsim.results.numerals import MISSING, SPACE, count, percent, plural, show
 from kvsim.results.plain import to_toml
-from kvsim.search.points import Record
 from kvsim.search.slo import Objective
+from kvsim.search.store import Record
 from kvsim.search.sweep.choose import Chosen, Configuration, sources, value_words, words
 from kvsim.search.sweep.page_figures import (
     effect_figures,
     ordered,
     parallel_figure,
+    rate_figures,
     tradeoff_figures,
 )
-from kvsim.search.sweep.rates import rate_figures
 from kvsim.search.sweep.sweep import Plan
 
 PAGE = "sweep.html"
@@ -60,7 +60,7 @@ def build_page(plan: Plan, chosen: Chosen) -> str:
     runs, configurations = len(plan.points), plural(len(chosen.configurations), "configuration")
     seeds = max(len(configuration.records) for configuration in chosen.configurations)
     over = f", {plural(runs, 'run')} on {plural(seeds, 'seed')}" if seeds > 1 else ""
-    trace = f"{plan.trace['name']}, {_requests(plan)}"
+    trace = f"{plan.trace.name}, {_requests(plan)}"
     return document(
         "kvsim sweep",
         f"{configurations} of {', '.join(plan.axes) or 'seeds'}",
@@ -73,7 +73,7 @@ def build_page(plan: Plan, chosen: Chosen) -> str:
 
 def _requests(plan: Plan) -> str:
     """How many requests of the trace were sent; the least and the most where that is varied."""
-    whole = int(plan.trace["requests"])
+    whole = plan.trace.requests
     given = ({**plan.base, **point.settings}.get("num_prompts") for point in plan.points)
     sent = sorted({min(whole, number or whole) for number in given})
     fewest = f"{count(sent[0])} to " if sent[1:] else ""
@@ -173,9 +173,9 @@ def _outcome(configuration: Configuration) -> Html:
 
 def _origin(plan: Plan, chosen: Chosen) -> Html:
     origin = {
-        "Trace": plan.trace["name"],
-        "Trace SHA-256": plan.trace["sha256"],
-        "Requests in the trace": plan.trace["requests"],
+        "Trace": plan.trace.name,
+        "Trace SHA-256": plan.trace.sha256,
+        "Requests in the trace": plan.trace.requests,
         "Objectives": plan.slo,
         "Runs": len(plan.points),
         "kvsim": chosen.configurations[0].records[0]["kvsim_version"],

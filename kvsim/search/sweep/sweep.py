@@ -12,20 +12,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
+from msgspec import Meta, Struct
 
 from kvsim.errors import ConfigError, OutputError
 from kvsim.results.plain import plain
 from kvsim.results.tables import optional, texts, truths
 from kvsim.run.simulation import simulate
-from kvsim.search.points import ENGINE_FACTS, Manifest, Record, Versioned, figures_of
+from kvsim.search.runner import figures_of
 from kvsim.search.slo import parse_slo
-from kvsim.search.store import Store, address
+from kvsim.search.store import ENGINE_FACTS, Count, Record, Store, Versioned, address
 from kvsim.search.sweep.grid import Point, Settings
 from kvsim.settings.parsing import is_flat, parse_json
 from kvsim.version import __version__
@@ -40,12 +40,22 @@ MANIFEST = "sweep.json"
 _REMEDY = "give a folder that `kvsim sweep --out` wrote"
 
 
-class Planned(NamedTuple):
+class Traced(Struct, frozen=True):
+    """The trace of a sweep."""
+
+    name: str
+    """Of its file."""
+    format: str
+    sha256: str
+    requests: Count
+
+
+class Planned(Struct, frozen=True, forbid_unknown_fields=True):
     """A point of a sweep and the key of its result."""
 
     settings: Settings
-    seed: int
-    key: str
+    seed: Count
+    key: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 
 
 class Outcome(NamedTuple):
@@ -56,18 +66,16 @@ class Outcome(NamedTuple):
     record: Record
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a sweep runs, without anything specific to this machine."""
+class Plan(Versioned, frozen=True, kw_only=True):
+    """What a sweep runs, without anything specific to this machine: the content of `sweep.json`."""
 
-    trace: Mapping[str, Any]
-    """File name, format, sha256 and number of requests."""
-    base: Mapping[str, Any]
+    trace: Traced
+    base: dict[str, Any]
     """The given settings that all points share."""
-    points: Sequence[Planned]
-    slo: str | None = None
+    slo: str | None
     ledger: bool = False
     """Whether the results have the figures of the ledger."""
+    points: Annotated[list[Planned], Meta(min_length=1)]
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -76,16 +84,7 @@ class Plan:
 
     def describe(self) -> dict[str, Any]:
         """The plan as plain values."""
-        described: dict[str, Any] = plain(
-            {
-                "kvsim_version": __version__,
-                "trace": self.trace,
-                "base": self.base,
-                "slo": self.slo,
-                "ledger": self.ledger,
-                "points": [point._asdict() for point in self.points],
-            }
-        )
+        described: dict[str, Any] = plain(msgspec.to_builtins(self))
         return described
 
 
@@ -98,15 +97,15 @@ def make_plan(
     ledger: bool = False,
 ) -> Plan:
     """The plan of these points on a trace."""
-    facts = {
-        "name": Path(trace.path).name,
-        "format": trace.format,
-        "sha256": trace.sha256,
-        "requests": len(trace.rows),
-    }
     keys = (address(point.config, trace, ledger=ledger) for point in points)
-    planned = [Planned(p.settings, p.config.seed, k) for p, k in zip(points, keys, strict=True)]
-    return Plan(facts, base, planned, slo, ledger)
+    return Plan(
+        __version__,
+        trace=Traced(Path(trace.path).name, trace.format, trace.sha256, len(trace.rows)),
+        base=dict(base),
+        slo=slo,
+        ledger=ledger,
+        points=[Planned(p.settings, p.config.seed, k) for p, k in zip(points, keys, strict=True)],
+    )
 
 
 def gather(store: Store, plan: Plan, folder: str | Path) -> list[Outcome]:
@@ -152,17 +151,16 @@ def read_plan(folder: str | Path) -> Plan:
             raise OutputError(
                 f"{path}: kvsim {version} wrote it, this is {__version__}; run it again"
             )
-        checked = msgspec.convert(table, Manifest)
-        if not is_flat(table) or len({tuple(point.settings) for point in checked.points}) > 1:
+        plan = msgspec.convert(table, Plan)
+        if not is_flat(table) or len({tuple(point.settings) for point in plan.points}) > 1:
             raise ValueError
-        if checked.slo is not None:
-            parse_slo(checked.slo)
+        if plan.slo is not None:
+            parse_slo(plan.slo)
     except OSError as error:
         raise OutputError(f"{path}: cannot be read: {error.strerror}; {_REMEDY}") from None
     except (ConfigError, ValueError):  # also of msgspec
         raise OutputError(f"{path}: damaged or not written by kvsim; {_REMEDY}") from None
-    points = [Planned(point.settings, point.seed, point.key) for point in checked.points]
-    return Plan(table["trace"], checked.base, points, checked.slo, checked.ledger)
+    return plan
 
 
 def shard_of(number_of_points: int, text: str | None) -> range:

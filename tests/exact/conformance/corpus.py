@@ -9,8 +9,7 @@ from pathlib import Path
 from marks import WHOLE
 from shared import SHARED
 
-from kvsim.against.conform.builders import run_case
-from kvsim.against.conform.cases import PREFIXES, Case, read_cases
+from kvsim.against.conform.cases import PREFIXES, Case, read_cases, run_case
 from kvsim.against.conform.step_log import Record, first_divergence
 
 CORPUS = SHARED / "conformance"

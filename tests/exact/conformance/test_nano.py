@@ -23,7 +23,7 @@ from marks import long, mostly_long, whole
 from shared import needs_shared
 from twins.nano import step_log
 
-from kvsim.against.conform.builders import run_case
+from kvsim.against.conform.cases import run_case
 
 HEAD, OLD = "nano-vllm", "nano-vllm-2025-08"
 FUZZ = {HEAD: "nano", OLD: "nano_aug2025"}

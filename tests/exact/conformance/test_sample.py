@@ -13,8 +13,7 @@ from places import DATA, ROOT
 from sample import LEAST, sample
 from shared import needs_shared
 
-from kvsim.against.conform.builders import RECORDED
-from kvsim.against.conform.cases import Case, RouterRun, files_in, read_named, stem
+from kvsim.against.conform.cases import RECORDED, Case, RouterRun, files_in, read_named, stem
 from kvsim.settings.versions import release
 
 FILES = files_in(DATA)

@@ -22,7 +22,7 @@ from marks import long, mostly_long, whole
 from shared import needs_shared
 from twins.sglang import step_log
 
-from kvsim.against.conform.builders import run_case
+from kvsim.against.conform.cases import run_case
 
 ENGINE = "sglang"
 SEEDS = range(6000 if WHOLE else 500)

@@ -22,7 +22,7 @@ from marks import long, mostly_long, whole
 from shared import needs_shared
 from twins.vllm_v1 import step_log
 
-from kvsim.against.conform.builders import run_case
+from kvsim.against.conform.cases import run_case
 
 ENGINE = "vllm-v1"
 FUZZ = pytest.mark.parametrize("name", ["v1", "v1-hard"])

@@ -23,7 +23,7 @@ from shared import needs_shared
 from twins.steps import generated
 from twins.vllm_v1_features import step_log
 
-from kvsim.against.conform.builders import run_case
+from kvsim.against.conform.cases import run_case
 
 ENGINE = "vllm-v1"
 FEATURES = CORPUS / "vllm-v1-features"

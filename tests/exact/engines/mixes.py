@@ -12,7 +12,7 @@ from typing import Any
 from worlds import batch_of, v1
 
 from kvsim.against.conform.step_log import Record
-from kvsim.against.conform.virtual import UnitClock, corpus_requests, idled, played, replay
+from kvsim.against.conform.virtual import SERVED, UnitClock, corpus_requests, played, replay
 from kvsim.engines.nano.blocks import NanoTables, NanoTables2025
 from kvsim.engines.nano.scheduler import Nano, Nano2025
 from kvsim.engines.vllm_063.blocks import PrefixCaching
@@ -103,7 +103,7 @@ def play(made: Made, trace: list[Record]) -> Iterator[Record]:
     if not isinstance(scheduler, VllmV1):
         return replay(scheduler, tables, trace, 3000, audit_every=1)
     batch = batch_of(tables, scheduler, [row["output_len"] for row in trace])
-    clock = UnitClock(batch, corpus_requests(trace), 3000, idled)
+    clock = UnitClock(batch, corpus_requests(trace), 3000, SERVED)
     return played(clock, scheduler, batch, 1)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from worlds import arrive, batch_of, trace
 
-from kvsim.against.conform.builders import run_case
+from kvsim.against.conform.cases import run_case
 from kvsim.core.batch import Batch
 from kvsim.core.request import Request
 from kvsim.core.schema import BLOCKED

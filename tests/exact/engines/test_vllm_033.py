@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvsim.against.conform.builders import run_case
+from kvsim.against.conform.cases import run_case
 from kvsim.engines.vllm_033.scheduler import Vllm033
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from served import bench_result, serve, write
 
-from kvsim.against.check.slowed import Change
+from kvsim.against.matched import Change
 from kvsim.cli import main
 
 OPTIONS = ["--hardware", "h100", "--no-async-scheduling", "--max-model-len", "4096"]

@@ -7,7 +7,7 @@ import pytest
 from command import run_here
 from places import ROOT
 
-from kvsim.explain.tail import tail_words
+from kvsim.explain.story import tail_words
 from kvsim.report import read_results
 from kvsim.results.phases import durations_ns
 

@@ -7,7 +7,7 @@ import re
 import pytest
 from runs import real_run
 
-from kvsim.explain.certainty.verdicts import Comparison, Pair, Verdict
+from kvsim.explain.certainty import Comparison, Pair, Verdict
 from kvsim.report import make_console, render_comparison, value_words
 from kvsim.report.compare import (
     certain_table,

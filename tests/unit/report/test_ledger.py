@@ -16,9 +16,8 @@ from kvsim.report import make_console, read_results, read_transitions, render, w
 from kvsim.report.pages.diff import build_story
 from kvsim.report.pages.run import build_page
 from kvsim.results.ledger import KERNELS, PROMPT_PARTS, TIME_PARTS
-from kvsim.results.ledger_summary import request_at
 from kvsim.results.numerals import SPACE
-from kvsim.results.summary import summarise
+from kvsim.results.summary import request_at, summarise
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvsim.explain.certainty.verdicts import Comparison
+from kvsim.explain.certainty import Comparison
 from kvsim.report.compare import session_words
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from kvsim.search import locks
+from kvsim.search import store as locks
 
 
 class _Msvcrt(ModuleType):

@@ -7,12 +7,11 @@ from marks import long
 from places import ROOT
 
 from kvsim.errors import ConfigError
-from kvsim.explain.certainty.estimates import paired
-from kvsim.explain.certainty.verdicts import Comparison, Pair, judge
-from kvsim.explain.replayed import compare_replay
+from kvsim.explain.attribution import compare_replay
+from kvsim.explain.certainty import Comparison, Pair, judge, paired
 from kvsim.results.metrics import HEADLINES
 from kvsim.run.result import Result
-from kvsim.search.replicates import Load, compare_seeds, load_of, redrawn, replicate
+from kvsim.search.replicates import How, Load, compare_seeds, load_of, redrawn, replicate
 from kvsim.settings.config import RunConfig, make_config
 from kvsim.workload import open_trace
 from kvsim.workload.spec import Workload
@@ -39,13 +38,13 @@ def lengths(result: Result) -> list[int]:
 
 def run(configs: list[RunConfig], seeds: int, **options: object) -> tuple[Comparison, list[Result]]:
     named = [(f"run {i}", config) for i, config in enumerate(configs)]
-    return compare_seeds(LOAD, named, seeds, jobs=1, **options)  # type: ignore[arg-type]
+    return compare_seeds(LOAD, named, seeds, how=How(jobs=1), **options)  # type: ignore[arg-type]
 
 
 def test_a_seed_gives_all_configurations_the_same_load_and_every_seed_another() -> None:
     configs = [made(), made(enable_prefix_caching=True)]
     for look in (released, lengths):
-        one, two = list(replicate(LOAD, configs, [0, 1], look, jobs=1))
+        one, two = list(replicate(LOAD, configs, [0, 1], look, How(jobs=1)))
         assert one[0] == one[1] and two[0] == two[1]
         assert one[0] != two[0]
 
@@ -53,7 +52,7 @@ def test_a_seed_gives_all_configurations_the_same_load_and_every_seed_another() 
 def test_results_do_not_depend_on_the_number_of_processes() -> None:
     configs = [made(), made(watermark=0.2)]
     alone, together = (
-        list(replicate(LOAD, configs, range(3), figures, jobs=jobs)) for jobs in (1, 2)
+        list(replicate(LOAD, configs, range(3), figures, How(jobs=jobs))) for jobs in (1, 2)
     )
     assert alone == together
 
@@ -67,7 +66,7 @@ def test_a_configuration_does_not_differ_from_itself() -> None:
 
 
 def test_two_samples_of_seeds_of_one_configuration_are_not_told_apart() -> None:
-    rows = list(replicate(LOAD, [made()], range(16), figures, jobs=1))
+    rows = list(replicate(LOAD, [made()], range(16), figures, How(jobs=1)))
     values = np.array([row[0] for row in rows]).T
     estimates = [paired(v[:8], v[8:], whole=False, percentile=False) for v in values]
     assert all(v.finding in ("insignificant", "same") for v in judge(estimates, [0.0, 0.0], 0.05))
@@ -134,7 +133,7 @@ def test_one_exact_replay_is_judged_by_its_stretches() -> None:
     load = {"num_prompts": 600, "num_gpu_blocks_override": 1200, "time_scale": 3.0}
     base = make_config({**load, "cost": {"model": "roofline"}})
     slower = msgspec.structs.replace(base, max_num_seqs=6)
-    [results] = replicate(Load(trace), [base, slower, base], [0], _whole, jobs=1)
+    [results] = replicate(Load(trace), [base, slower, base], [0], _whole, How(jobs=1))
     names = ("base", "slower", "again")
     runs = [(n, r.summary, r.requests) for n, r in zip(names, results, strict=True)]
     comparison = compare_replay(runs, level=0.05, margin=0.01)

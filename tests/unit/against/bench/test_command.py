@@ -10,10 +10,9 @@ import msgspec
 import pytest
 from marks import long
 
-from kvsim.against.bench import repeat
-from kvsim.against.bench.columns import columns_of
-from kvsim.against.bench.settings import DEFAULT, SETTINGS, named
-from kvsim.against.bench.workloads import WORKLOADS, Lengths, poisson
+from kvsim.against.bench import measure
+from kvsim.against.bench.measure import columns_of
+from kvsim.against.bench.workloads import DEFAULT, SETTINGS, WORKLOADS, Lengths, named, poisson
 from kvsim.cli import main
 from kvsim.errors import ConfigError
 
@@ -47,7 +46,7 @@ def test_features_policies_and_fleets_are_compared_with_the_default(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each shipped case of the tables, on loads of a few requests and in this process."""
-    monkeypatch.setattr(repeat, "in_fresh_process", lambda function, *args: function(*args))
+    monkeypatch.setattr(measure, "in_fresh_process", lambda function, *args: function(*args))
     for name in ("W1", "marked", "W2x", "fleet-1", "fleet-64"):
         make = partial(poisson, 30, 20, Lengths(50), Lengths(60))
         small = WORKLOADS[name]._replace(make=make, whole=False)
@@ -55,9 +54,9 @@ def test_features_policies_and_fleets_are_compared_with_the_default(
     asked = ("--settings", "feature", "--settings", "own", "--settings", "sglang")
     code, out, _ = kvsim(capsys, *asked, "--repeats", "1", "--json")
     assert code == 0
-    measured = msgspec.json.decode(out, type=repeat.Bench)
+    measured = msgspec.json.decode(out, type=measure.Bench)
     steps = {(row.workload, row.settings): row.runs[0].steps for row in measured.rows}
-    assert {case.settings for case in repeat.over_base(measured)} == {
+    assert {case.settings for case in measure.over_base(measured)} == {
         *named("--settings", "feature", SETTINGS),
         *named("--settings", "own", SETTINGS),
     }
@@ -145,13 +144,13 @@ def test_a_peer_runs_the_same_requests_in_turns(
     assert (asked["rows"], asked["trace_block_size"]) == (1, 512)
     assert engine["enable_prefix_caching"] and engine["num_gpu_blocks"] == 1_000_000
     (tmp_path / "then.json").write_text(out)
-    measured = repeat.load(str(tmp_path / "then.json"))
+    measured = measure.load(str(tmp_path / "then.json"))
     tables = [([head for head, _ in columns], len(rows)) for rows, columns in columns_of(measured)]
     assert [heads[0] for heads, rows in tables if rows][1:3] == ["CPU s", "kvsim run --out: CPU s"]
 
 
 def test_without_unixs_accounts_bench_says_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "resource", None)
-    monkeypatch.delitem(sys.modules, "kvsim.against.bench.usage", raising=False)
+    monkeypatch.delitem(sys.modules, "kvsim.against.bench.measure", raising=False)
     with pytest.raises(ConfigError, match="use WSL, Linux or macOS"):
-        import_module("kvsim.against.bench.usage")
+        import_module("kvsim.against.bench.measure")

@@ -5,18 +5,18 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from kvsim.against.bench import repeat
-from kvsim.against.bench.measure import Measurement, measure
-from kvsim.against.bench.peers import Peer
-from kvsim.against.bench.processes import (
+from kvsim.against.bench import measure as measuring
+from kvsim.against.bench.measure import (
+    Measurement,
+    Peer,
     Whole,
     in_fresh_process,
     kvsim_run,
+    measure,
     store_bytecode,
     write_requests,
 )
-from kvsim.against.bench.settings import CONSTANT, Case
-from kvsim.against.bench.workloads import WORKLOADS
+from kvsim.against.bench.workloads import CONSTANT, WORKLOADS, Case
 from kvsim.errors import ConfigError
 
 ONE = Measurement(
@@ -32,16 +32,16 @@ ONE = Measurement(
 CASE = Case("W1", "vllm-v1")
 
 
-def bench(*measured: Measurement, settings: str = CASE.settings) -> repeat.Bench:
+def bench(*measured: Measurement, settings: str = CASE.settings) -> measuring.Bench:
     whole = Whole(cpu_s=1.0, rss_mb=2.0)
-    row = repeat.Row(
+    row = measuring.Row(
         workload=CASE.workload,
         settings=settings,
         runs=list(measured),
         whole=[whole],
         peer=[Peer(core_s=0.5, whole=whole)],
     )
-    return repeat.Bench(
+    return measuring.Bench(
         kvsim_version="1",
         python="3",
         machine="m",
@@ -53,8 +53,8 @@ def bench(*measured: Measurement, settings: str = CASE.settings) -> repeat.Bench
 
 def test_a_stored_run_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
-    path.write_text(repeat.to_json(bench(ONE, replace(ONE, steps=3))))
-    assert repeat.load(str(path)) == bench(ONE, replace(ONE, steps=3))
+    path.write_text(measuring.to_json(bench(ONE, replace(ONE, steps=3))))
+    assert measuring.load(str(path)) == bench(ONE, replace(ONE, steps=3))
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"kvsim_version": 1}'])
@@ -62,22 +62,22 @@ def test_anything_else_is_refused_in_one_line(tmp_path: Path, text: str) -> None
     path = tmp_path / "bench.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match="give what `kvsim bench --json` printed") as caught:
-        repeat.load(str(path))
+        measuring.load(str(path))
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match="cannot be read"):
-        repeat.load(str(tmp_path / "none"))
+        measuring.load(str(tmp_path / "none"))
 
 
 def test_ratios_compare_the_least_of_each() -> None:
     now = bench(replace(ONE, cpu_s=1.5), replace(ONE, cpu_s=1.0))
     then = bench(ONE, replace(ONE, cpu_s=4.0))
-    assert repeat.ratios(now, then) == {CASE: 0.5}
-    assert repeat.ratios(now, bench(ONE, settings="vllm-0.6.3")) == {}
+    assert measuring.ratios(now, then) == {CASE: 0.5}
+    assert measuring.ratios(now, bench(ONE, settings="vllm-0.6.3")) == {}
 
 
 def test_a_feature_is_compared_by_the_step_and_a_fleet_by_the_request() -> None:
     rows = [
-        repeat.Row(workload=workload, settings=settings, runs=[replace(ONE, **more)])
+        measuring.Row(workload=workload, settings=settings, runs=[replace(ONE, **more)])
         for workload, settings, more in (
             ("W1", "vllm-v1", {}),
             ("W1", "own-scheduler", {"cpu_s": 6.0, "steps": 200}),
@@ -86,7 +86,7 @@ def test_a_feature_is_compared_by_the_step_and_a_fleet_by_the_request() -> None:
             ("fleet-64", "sglang", {}),
         )
     ]
-    assert repeat.over_base(replace(bench(), rows=rows)) == {
+    assert measuring.over_base(replace(bench(), rows=rows)) == {
         Case("W1", "own-scheduler"): 1.5,
         Case("fleet-64", "vllm-v1"): 2.0,
     }

@@ -11,9 +11,8 @@ from marks import long
 from served import SETTINGS, bench_result, serve, write
 from shared import SHARED, needs_shared
 
-from kvsim.against.check.check import check
-from kvsim.against.check.slowed import Change
-from kvsim.against.matched import matched
+from kvsim.against.check import check
+from kvsim.against.matched import Change, matched
 from kvsim.cost.calibrate.llmservingsim import import_profile
 from kvsim.cost.profile import to_json
 from kvsim.errors import ConfigError, TraceError

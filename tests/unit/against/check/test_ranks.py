@@ -21,7 +21,7 @@ from unit.cost.calibrate.tables import (
     write_tables,
 )
 
-from kvsim.against.check.check import check
+from kvsim.against.check import check
 from kvsim.against.fit import fit_run, with_constants
 from kvsim.cost.calibrate.llmservingsim import import_profile
 from kvsim.cost.profile import load_profile, to_json

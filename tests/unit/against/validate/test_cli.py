@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from small import PROFILE, write_profile, write_trace
 
-from kvsim.against.validate.recording import KEYS
+from kvsim.against.validate.setup import RECORDED_KEYS
 from kvsim.cli import main
 
 POOL = ["--num-gpu-blocks-override", "40"]
@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recording = {"schema": "kvsim.recording/1", "kvsim_version": "1"}
     (made / "recording.json").write_text(json.dumps(recording))
     foreign = {"policies": [{"name": "swap", "config": {"engine": "evil:run"}}]}
-    whole = {**dict.fromkeys(KEYS), **recording, "setup": foreign}
+    whole = {**dict.fromkeys(RECORDED_KEYS), **recording, "setup": foreign}
     (made / "foreign.json").write_text(json.dumps(whole))
     (made / "evil.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
     (made / "result.json").write_text('{"schema": "kvsim.validation/1"}')

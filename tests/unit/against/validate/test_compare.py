@@ -15,7 +15,7 @@ from kvsim.against.validate.errors import (
     compare,
     with_profile,
 )
-from kvsim.against.validate.recording import RUNS
+from kvsim.against.validate.setup import RUNS
 from kvsim.errors import ConfigError
 
 

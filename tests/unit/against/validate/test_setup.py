@@ -8,7 +8,6 @@ import pytest
 from small import PROFILE, SETTINGS, write_trace
 
 from kvsim.against.validate.__main__ import main
-from kvsim.against.validate.recording import read_json, write_json
 from kvsim.against.validate.setup import (
     POLICIES,
     SCHEMA,
@@ -16,8 +15,10 @@ from kvsim.against.validate.setup import (
     build_scheduler,
     foreign,
     prepare,
+    read_json,
     refuse_foreign,
     refuse_other_model,
+    write_json,
 )
 from kvsim.engines.vllm_063.scheduler import Vllm063
 from kvsim.errors import ConfigError

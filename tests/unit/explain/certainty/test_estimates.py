@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from marks import long
 
-from kvsim.explain.certainty.estimates import Estimate, paired, single
+from kvsim.explain.certainty import Estimate, paired, single
 
 # Squares of far smaller values underflow, here as in SciPy.
 VALUES = st.floats(-1e6, 1e6).filter(lambda value: value == 0 or abs(value) > 1e-9)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from kvsim.explain.certainty import stretches
-from kvsim.explain.certainty.stretches import FEWEST, Figure, stretch, together
+from kvsim.explain import certainty
+from kvsim.explain.certainty import FEWEST_STRETCHES, Figure, stretch, together
 
 
 def mean(values: np.ndarray) -> np.ndarray:
@@ -44,7 +44,7 @@ def test_a_replay_that_is_one_long_wave_says_nothing() -> None:
         "wave": Figure(np.zeros(500), wave, mean),
         "noise": Figure(np.zeros(500), noise, mean),
     }
-    assert stretch(wave) * FEWEST > 500
+    assert stretch(wave) * FEWEST_STRETCHES > 500
     assert set(together(figures)) == {"noise"}
     assert together({}) == {}
 
@@ -60,14 +60,14 @@ def test_draws_do_not_depend_on_how_many_are_held_at_once(monkeypatch: pytest.Mo
     random = np.random.default_rng(4)
     figure = {"mean": Figure(random.normal(size=200), random.normal(size=200), mean)}
     whole = together(figure)["mean"]
-    monkeypatch.setattr(stretches, "_AT_ONCE", 200)
+    monkeypatch.setattr(certainty, "_AT_ONCE", 200)
     assert together(figure)["mean"].difference == whole.difference
     assert together(figure)["mean"].error == pytest.approx(whole.error, rel=0.1)
 
 
 def test_the_level_is_kept_with_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Single requests drawn by themselves would be wrong in half of these samples."""
-    monkeypatch.setattr(stretches, "DRAWS", 199)
+    monkeypatch.setattr(certainty, "STRETCH_DRAWS", 199)
     random = np.random.default_rng(5)
     wrong = naive = 0
     for _ in range(150):

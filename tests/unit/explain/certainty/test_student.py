@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.explain.certainty.estimates import reach, two_sided
+from kvsim.explain.certainty import reach, two_sided
 
 DISTANCES = st.floats(1e-3, 1e4)
 FREEDOMS = st.one_of(st.integers(1, 30), st.integers(31, 100_000))

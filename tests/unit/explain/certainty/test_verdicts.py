@@ -5,14 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.explain.certainty import estimates
-from kvsim.explain.certainty.estimates import Estimate, paired
-from kvsim.explain.certainty.verdicts import (
-    FEWEST,
+from kvsim.explain import certainty
+from kvsim.explain.certainty import (
+    FEWEST_SEEDS,
     HEADLINE_SHARE,
+    Estimate,
     Pair,
     judge,
     judge_pairs,
+    paired,
     plan_looks,
 )
 
@@ -65,7 +66,7 @@ def test_looks_spend_the_level_and_no_more(seeds: int, level: float) -> None:
     looks = plan_looks(seeds, level)
     sizes = [look.seeds for look in looks]
     assert sizes == sorted(set(sizes)) and sizes[-1] == seeds
-    assert all(size >= min(FEWEST, seeds) for size in sizes)
+    assert all(size >= min(FEWEST_SEEDS, seeds) for size in sizes)
     assert sum(look.level for look in looks) == pytest.approx(level)
     assert all(look.level > 0 for look in looks)
 
@@ -86,14 +87,14 @@ def test_a_against_a_is_told_apart_at_most_as_often_as_stated(
 ) -> None:
     """Whole comparisons of two samples of the same thing, seeds not even shared: figures that hang
     together, skewed ones, counts and percentiles, judged at every look."""
-    monkeypatch.setattr(estimates, "DRAWS", 999)
+    monkeypatch.setattr(certainty, "DRAWS", 999)
     random = np.random.default_rng(11)
     wrong = sum(_differs(random) for _ in range(250))
     assert wrong / 250 <= 0.05
 
 
 def test_a_true_difference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimates, "DRAWS", 999)
+    monkeypatch.setattr(certainty, "DRAWS", 999)
     random = np.random.default_rng(11)
     assert sum(_differs(random, shift=3.0) for _ in range(20)) >= 19
 

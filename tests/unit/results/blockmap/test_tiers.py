@@ -8,8 +8,7 @@ import kvsim
 from kvsim.engines.vllm_v1.connector import Connector
 from kvsim.engines.vllm_v1.offloading import Offloading
 from kvsim.engines.vllm_v1.simple import SimpleOffload
-from kvsim.results.blockmap import CACHED, CPU, LOADING, OWNED, STORING
-from kvsim.results.blockmap.watch import BlockMapWatcher
+from kvsim.results.blockmap import CACHED, CPU, LOADING, OWNED, STORING, BlockMapWatcher
 from kvsim.run.watchers import Watchers
 
 

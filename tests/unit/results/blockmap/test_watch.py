@@ -10,8 +10,17 @@ from marks import examples
 from small_engines import ENGINES, engine, make_trace, rows
 
 import kvsim
-from kvsim.results.blockmap import CPU, GPU, KEPT, OWNED, SHARED, STATES, make_groups
-from kvsim.results.blockmap.watch import FIRST_CELL_NS, BlockMapWatcher
+from kvsim.results.blockmap import (
+    CPU,
+    FIRST_CELL_NS,
+    GPU,
+    KEPT,
+    OWNED,
+    SHARED,
+    STATES,
+    BlockMapWatcher,
+    make_groups,
+)
 from kvsim.run.watchers import Watchers
 
 CROWD = [(7 * (i % 3), 1 + 5 * i % 40, 1 + 3 * i % 19, i % 4) for i in range(25)]

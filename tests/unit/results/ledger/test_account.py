@@ -10,7 +10,7 @@ import kvsim
 from kvsim.core.records.logs import TRANSITION_COLUMNS
 from kvsim.core.records.packed import PackedColumns
 from kvsim.core.schema import STEP_COLUMNS
-from kvsim.results.ledger import KERNELS, TIME_PARTS, kernels
+from kvsim.results.ledger import KERNELS, TIME_PARTS, account
 from kvsim.results.ledger.account import account_times, check_sums
 from kvsim.run.assembly import assemble
 from kvsim.settings.config import make_config
@@ -32,8 +32,8 @@ def test_pieces_make_no_difference(name: str, most: int, monkeypatch: pytest.Mon
     """In memory, and with most of the rows in a file."""
     table = engine(name)
     result = kvsim.simulate(make_trace(DRAWN), table)
-    monkeypatch.setattr(kernels, "PIECE_STEPS", 7)
-    assert len(kernels.Rows(result.steps).pieces()) > 5
+    monkeypatch.setattr(account, "PIECE_STEPS", 7)
+    assert len(account.Rows(result.steps).pieces()) > 5
     cost = assemble(make_config(table)).cost
     in_flight = result.meta["steps_in_flight"]
     steps, parts = account_times(

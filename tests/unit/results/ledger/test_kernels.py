@@ -13,7 +13,7 @@ from kvsim.core.plan import Plan
 from kvsim.core.request import Request
 from kvsim.cost.explain import Work
 from kvsim.results.ledger import KERNELS
-from kvsim.results.ledger.kernels import alone_ns, samples_of, split_piece
+from kvsim.results.ledger.account import alone_ns, samples_of, split_piece
 from kvsim.run.assembly import assemble
 from kvsim.settings.config import make_config
 

@@ -15,10 +15,9 @@ from kvsim.errors import ConfigError
 from kvsim.machine.models import model_of
 from kvsim.results.numerals import SPACE
 from kvsim.run.simulation import simulate
-from kvsim.search.advise.search import Tried, advise
-from kvsim.search.advise.statement import not_tried, record, rows, sentences
-from kvsim.search.advise.trials import TRIALS, changed, changes_of
-from kvsim.search.replicates import Load, load_of
+from kvsim.search.advice import not_tried, record, rows, sentences
+from kvsim.search.advise import TRIALS, Tried, advise, changed, changes_of
+from kvsim.search.replicates import How, Load, load_of
 from kvsim.search.slo import parse_slo
 from kvsim.settings.config import RunConfig, make_config
 from kvsim.settings.server.arguments import Used
@@ -39,7 +38,7 @@ FEW_SLOTS = {**ROOFLINE, "request_rate": 40.0, "max_num_seqs": 3, "num_gpu_block
 
 
 def advised(load, config, slo, seeds=2):
-    return advise(load, config, parse_slo(slo), changes_of(config), seeds=seeds, jobs=1)
+    return advise(load, config, parse_slo(slo), changes_of(config), seeds=seeds, how=How(jobs=1))
 
 
 class Asked(NamedTuple):
@@ -122,7 +121,7 @@ def test_an_exact_replay_is_run_once_and_keeps_good_settings(trace):
     slow = replace(trace, rows=spread, source={})
     config = make_config({**ROOFLINE, "engine": "vllm-0.3.3"})
     advice = advise(
-        load_of(slow, [("", config)]), config, parse_slo(SLO), changes_of(config), jobs=1
+        load_of(slow, [("", config)]), config, parse_slo(SLO), changes_of(config), how=How(jobs=1)
     )
     assert not advice.redrawn
     assert {len(each.runs) for each in advice.singles} == {1}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvsim.search.advise.statement import cache_sentences
+from kvsim.search.advice import cache_sentences
 from kvsim.settings.config import make_config
 from kvsim.workload import open_trace
 

@@ -3,7 +3,7 @@
 import math
 
 from kvsim.search.sweep.choose import TTFT, choose, pareto
-from kvsim.search.sweep.sweep import Outcome, Plan, Planned
+from kvsim.search.sweep.sweep import Outcome, Plan, Planned, Traced
 
 
 def record(ttft, throughput, memory=100, kind="finished", reason=""):
@@ -29,9 +29,10 @@ def record(ttft, throughput, memory=100, kind="finished", reason=""):
 def sweep(rows, slo=None):
     """A plan and outcomes of (settings, seed, record)."""
     points = [Planned(settings, seed, str(i)) for i, (settings, seed, _) in enumerate(rows)]
-    trace = {"name": "load.jsonl", "sha256": "0", "requests": 9}
+    trace = Traced("load.jsonl", "native", "0", 9)
     base = {"engine": "e", "model": "m", "hardware": "h", "watermark": None}
-    return Plan(trace, base, points, slo), [Outcome(*row) for row in rows]
+    plan = Plan("0", trace=trace, base=base, points=points, slo=slo)
+    return plan, [Outcome(*row) for row in rows]
 
 
 def test_the_best_meet_all_on_every_seed_and_are_farthest_from_limits():

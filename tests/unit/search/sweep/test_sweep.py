@@ -12,12 +12,12 @@ from dataclasses import replace
 import pyarrow.parquet as pq
 import pytest
 from marks import WHOLE, long
+from msgspec import structs
 
 from kvsim.run.simulation import simulate
-from kvsim.search.points import Task, figures_of, run_point
-from kvsim.search.runner import run_missing
+from kvsim.search.runner import Task, figures_of, run_missing, run_point
 from kvsim.search.store import Store, address
-from kvsim.search.sweep.grid import expand, parse_space
+from kvsim.search.sweep import expand, parse_space
 from kvsim.search.sweep.sweep import (
     figure_kinds,
     gather,
@@ -373,7 +373,7 @@ def test_results_of_another_plan_leave_links_and_pipes(swept, tmp_path):
     (tmp_path / "page").write_text("old")
     (tmp_path / "sweep.html").symlink_to("page")
     os.mkfifo(tmp_path / "sweep.parquet")
-    for each in (plan, replace(plan, slo="p99_ttft<1s")):
+    for each in (plan, structs.replace(plan, slo="p99_ttft<1s")):
         write_plan(tmp_path, each, *RESULTS[1:])
         assert (tmp_path / "page").exists() == (each is plan)
     assert (tmp_path / "sweep.html").is_symlink() and (tmp_path / "sweep.parquet").is_fifo()

@@ -1,24 +1,47 @@
-"""States advice in three sentences and a table, and as plain values."""
+"""States advice: in sentences, as plain values, as a command line to paste, and as a page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
+from kvsim.engines import ENGINES
+from kvsim.explain import MARGIN
 from kvsim.explain.cachelab.sentences import sentences as study_sentences
 from kvsim.explain.cachelab.study import Asked, study_trace
-from kvsim.explain.certainty import MARGIN
 from kvsim.machine.memory import block_bytes
 from kvsim.report import Remark, diagnosis_of, measured, time_source
 from kvsim.report.compare import NO_DIFFERENCE
-from kvsim.results.numerals import interval, percent, plural, show, signed
+from kvsim.report.pages.compare import interval_figure
+from kvsim.report.pages.html import (
+    Html,
+    card,
+    cards,
+    document,
+    element,
+    join,
+    lead,
+    panel,
+    placed,
+    table,
+    tags,
+)
+from kvsim.results.numerals import count, interval, percent, plural, show, signed
+from kvsim.results.plain import plain
 from kvsim.run.assembly import assemble
-from kvsim.search.advise.search import Advice, Tried
-from kvsim.search.advise.trials import Change
+from kvsim.run.told import settled
+from kvsim.search.advise import Advice, Change, Tried
 from kvsim.search.replicates import LEVEL
-from kvsim.search.sweep.choose import value_words
-from kvsim.settings.config import RunConfig
+from kvsim.search.sweep import origin_panels, value_words
+from kvsim.settings.config import RunConfig, to_table
+from kvsim.settings.server import ServerWord
+from kvsim.settings.server.arguments import Argument
+from kvsim.settings.server.command import flags, given_settings, serve_line
+from kvsim.version import __version__
 from kvsim.workload.reuse import Counting
 from kvsim.workload.trace import Trace
 
@@ -151,9 +174,10 @@ def _others(advice: Advice) -> str:
     for each in advice.singles:
         change = each.changes[0]
         if change.trial.caveat and advice.helps(each):
+            metric, mean = advice.decides.metric, each.mean(advice.decides)
             parts.append(
-                f"Left out: {named(change)} alone gives {_figure(advice, each)}, but"
-                f" {change.trial.caveat}"
+                f"Left out: {named(change)} alone gives {metric.label} {show(mean, metric.unit)},"
+                f" but {change.trial.caveat}"
             )
     by_key: dict[str, set[str]] = {}
     for each in advice.singles:
@@ -194,11 +218,6 @@ def _interval(advice: Advice, tried: Tried) -> str:
     return interval(verdict.low, verdict.high, unit)
 
 
-def _figure(advice: Advice, tried: Tried) -> str:
-    metric = advice.decides.metric
-    return f"{metric.label} {show(tried.mean(advice.decides), metric.unit)}"
-
-
 def named(change: Change) -> str:
     """A setting and its value: `max_num_seqs 64`."""
     return f"{change.key} {_value(change)}"
@@ -237,3 +256,101 @@ def cache_sentences(trace: Trace, config: RunConfig) -> list[str]:
         ),
     )
     return [f"Prefix cache alone: {sentence}" for sentence in study_sentences(study)]
+
+
+def serve_command(advice: Advice, word: ServerWord, given: Sequence[Argument]) -> str:
+    """The server's command line with the advice; for other engines, that of `kvsim run`.
+
+    `given`: the arguments of the line that the server has now; empty if nobody gave one.
+    """
+    best = advice.best.config
+    engine = ENGINES.get(best.engine)
+    if engine is None or engine.vllm_version is None:
+        changes = {"engine": best.engine, **advice.best.settings}
+        return shlex.join(["kvsim", "run", *flags(changes)])
+    settings = given_settings(best, assemble(best).model.source)
+    pool, base = "num_gpu_blocks_override", advice.base.config
+    if counted := word.counted_with.get(pool):
+        logged, _ = settled(replace(base, num_gpu_blocks_override=counted), word)
+        if logged.num_gpu_blocks_override == base.num_gpu_blocks_override:
+            settings.pop(pool, None)  # no argument of the server
+    if given:
+        said = word.settings
+        settings = {key: value for key, value in settings.items() if said.get(key) != value}
+    return serve_line(given, {**settings, **advice.best.settings})
+
+
+PAGE, NAME = "advice.html", "advice.json"
+_INDENT = "\u2003"
+
+
+def build_page(
+    advice: Advice, trace: Trace, now: Sequence[Remark], cache: Sequence[str], line: str
+) -> str:
+    """The page of an advice. `now`: what the present settings suffer from, and last where step
+    times come from. `cache`: sentences on the prefix cache. `line`: how to start the server."""
+    base, source = assemble(advice.base.config).config, now[-1]
+    sent = min(len(trace.rows), base.num_prompts or len(trace.rows))
+    subject = base.engine, base.model, base.hardware, plural(sent, "request")
+    changed = ", ".join(map(named, advice.best.changes))
+    sections = {
+        "At a glance": _cards(advice),
+        "Command line": panel(None, element("pre", line)),
+        "Every change": _every_change(advice),
+        "Prefix cache": join(map(lead, cache)) if cache else None,
+        "To repeat it": _origin(advice, trace),
+    }
+    return document(
+        "kvsim advise",
+        f"Set {changed}" if changed else "No tested change helps",
+        sections,
+        subject=" · ".join(str(each) for each in subject if each is not None),
+        about=[tags([(source.text, "good" if source.tone == "plain" else "warning")])],
+        remarks=[*now[:-1], *map(Remark, sentences(advice))],
+    )
+
+
+def _cards(advice: Advice) -> Html:
+    """Every objective: its limit, and its figure before and after."""
+    best = advice.best if advice.best.changes else None
+    shown = []
+    for each in advice.objectives.each:
+        unit, before = each.metric.unit, advice.base.mean(each)
+        after = None if best is None else best.mean(each)
+        words = (
+            show(before, unit) if after is None else f"{show(before, unit)} → {show(after, unit)}"
+        )
+        last = before if after is None else after
+        kept = last is not None and (last <= each.limit) == each.below
+        shown.append(card(each.metric.label, words, str(each), tone="better" if kept else "worse"))
+    met = f"{count((best or advice.base).met(advice.objectives))} of {len(advice.base.runs)}"
+    return cards([*shown, card("Seeds that meet all objectives", met)])
+
+
+def _every_change(advice: Advice) -> Html:
+    tried = [*advice.singles, advice.best] if advice.best.changes[1:] else advice.singles
+    drawn = [
+        (" + ".join(map(named, each.changes)), each.verdict)
+        for each in tried
+        if each.verdict is not None and each.verdict.finding not in ("same", "equal")
+    ]
+    mean = advice.base.mean(advice.decides)
+    difference = f"{advice.decides.metric.label}: difference"
+    body = [(row.name.replace("  ", _INDENT), *row[1:]) for row in rows(advice)]
+    parts: list[object] = [lead(method(advice))]
+    if mean and drawn:
+        title = f"{advice.decides.metric.label}: difference to the present settings"
+        parts.append(placed([interval_figure(title, mean, drawn)]))
+    parts.append(panel(None, table(["Setting", difference, ""], body, text_columns=3)))
+    return join([*parts, *map(lead, not_tried(advice))])
+
+
+def _origin(advice: Advice, trace: Trace) -> Html:
+    origin = {
+        "Trace": trace.path,
+        "Trace SHA-256": trace.sha256,
+        "Objectives": advice.objectives.text,
+        "Seeds": count(len(advice.base.runs)),
+        "kvsim": __version__,
+    }
+    return origin_panels(origin, plain(to_table(advice.base.config)))

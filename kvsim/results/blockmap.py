@@ -1,4 +1,4 @@
-"""Watches a run and keeps samples of its block map, evenly in time for runs of any length.
+"""Samples which request holds which block while a run goes on, evenly in time for any length.
 
 ```
  cells of time    │   │   │   │   │   │   │   │   one sample each, at the first step in it
@@ -14,26 +14,66 @@ from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvsim.core.batch import Batch
 from kvsim.core.blocks import BlockManager
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
-from kvsim.results.blockmap import (
-    CACHED,
-    FREE,
-    KEPT,
-    LOADING,
-    OWNED,
-    SHARED,
-    STATES,
-    STORING,
-    BlockMap,
-    Counts,
-    Groups,
-    Ints,
-    make_groups,
-)
+from kvsim.results.phases import Ints
+
+Counts = NDArray[np.int32]
+
+STATES = ("free", "cached", "owned", "shared", "kept", "storing", "loading")
+"""States of a block. `free`: in no table, without content. `cached`: in no table, its content can
+be hit. `owned`: in tables of one request. `shared`: in tables of several requests. `kept`: held
+outside all tables (a declared prefix, a reservation, a leak of the engine). In a tier in CPU
+memory, whose places are its chunks: `storing`: it is being written; `loading`: it is being read."""
+FREE, CACHED, OWNED, SHARED, KEPT, STORING, LOADING = range(len(STATES))
+
+GPU, CPU = 0, 1
+
+
+class Groups(NamedTuple):
+    """Groups of blocks, one entry each: first those of the GPU, then those of the CPU."""
+
+    device: Ints
+    """`GPU` or `CPU`."""
+    first: Ints
+    """The first block of the group, counted from the first usable block of its pool."""
+    blocks: Ints
+    """Number of blocks."""
+
+
+class BlockMap(NamedTuple):
+    """Samples of one run."""
+
+    groups: Groups
+    time_ns: Ints
+    """When each sample was taken, rising."""
+    counts: Counts
+    """Blocks of each state, of shape (samples, groups, `STATES`); they add up to the group's."""
+    owner: Counts
+    """Index of the request that owns most of the owned blocks of a group, of shape (samples,
+    groups); of several, the first; -1 if no block is owned."""
+    owner_blocks: Counts
+    """Number of blocks of the group that this request owns."""
+
+    def totals(self, device: int) -> Ints:
+        """Blocks of each state on a device, of shape (samples, `STATES`)."""
+        totals: Ints = self.counts[:, self.groups.device == device].sum(axis=1, dtype=np.int64)
+        return totals
+
+
+def make_groups(gpu_blocks: int, cpu_blocks: int, gpu_rows: int, cpu_rows: int) -> Groups:
+    """Groups of equal size, but for the last of each pool; at most `gpu_rows` and `cpu_rows`."""
+    columns = []
+    for device, size, rows in ((GPU, gpu_blocks, gpu_rows), (CPU, cpu_blocks, cpu_rows)):
+        each = -(-size // rows) or 1
+        first = np.arange(0, size, each, dtype=np.int64)
+        blocks = np.minimum(each, size - first)
+        columns.append((np.full(len(first), device, dtype=np.int64), first, blocks))
+    return Groups(*(np.concatenate(both) for both in zip(*columns, strict=True)))
 
 
 class Tier(Protocol):
