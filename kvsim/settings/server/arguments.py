@@ -82,7 +82,7 @@ class Table(NamedTuple):
         return longer[0] if len(longer) == 1 else None
 
 
-NO_EFFECT = Ignored("cannot matter to a simulation")
+NO_EFFECT = Ignored("of no effect on the engine")
 SLIGHT = Ignored("not modelled, may change times or memory a little")
 
 

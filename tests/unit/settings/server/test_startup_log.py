@@ -54,7 +54,7 @@ def test_v1(tmp_path: Path) -> None:
         f"from {at}: model meta-llama/Llama-3.1-8B, vLLM 0.19.0, 2,588 blocks of 16 (line 8)"
         " in 5.05 GiB of each GPU (line 7), "
     )
-    assert word.notes[1:] == [f"from {at}, cannot matter to a simulation: --port"]
+    assert word.notes[1:] == [f"from {at}, of no effect on the engine: --port"]
 
 
 def test_v0(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_notes_are_one_line_for_each_reason() -> None:
     word = server_settings(vllm="vllm serve m --port 1 --host h -O3 --swap-space 8 -tp 2")
     assert word.notes == [
         "from --vllm: model m, tensor_parallel_size 2",
-        "from --vllm, cannot matter to a simulation: --port, --host",
+        "from --vllm, of no effect on the engine: --port, --host",
         "from --vllm, not modelled, may change times or memory a little: --optimization-level",
         "from --vllm, not used by vllm-v1: swap_space",
     ]

@@ -110,7 +110,7 @@ def test_run_with_a_log(log: str, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     lines = result.stderr.splitlines()
     assert lines[0].startswith(f"note: from {log}: model llama-3-8b, vLLM 0.19.0, 2,588 blocks")
-    assert "note: from --vllm, cannot matter to a simulation: --port" in lines
+    assert "note: from --vllm, of no effect on the engine: --port" in lines
     config = json.loads(result.stdout)["meta"]["config"]
     assert config["num_gpu_blocks_override"] == 2588
     assert config["max_num_seqs"] == 9
