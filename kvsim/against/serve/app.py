@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from math import inf, log
@@ -124,6 +125,10 @@ class Front:
         try:
             while (await receive())["type"] != "http.disconnect":
                 pass  # Which comes, too, when all is sent.
+        except asyncio.CancelledError:
+            if reply.error is not None:
+                raise reply.error from None
+            raise
         finally:
             reply.close()
             for entry in entries:

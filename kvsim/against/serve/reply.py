@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from kvsim.against.serve.options import Options
 from kvsim.against.serve.protocol import Answer, Chat, Completion, Refused, StreamOptions, usage
-from kvsim.against.serve.watch import Entry
+from kvsim.against.serve.watch import Entry, nobody
 
 ARRIVAL = "x-kvsim-arrival-s"
 """When a request arrives, in simulated seconds, where nobody waits for the wall clock."""
@@ -59,6 +59,9 @@ class Reply:
         self._answer, self._entries = answer, entries
         self._interval, self._virtual = options.stream_interval, options.virtual
         self._options = asked.stream_options or StreamOptions()
+        self.error: Exception | None = None
+        """Why it could not be sent."""
+        self._task = asyncio.current_task()
         self._sending: asyncio.Future[None] | None = None
         """What waits for a slow client."""
         self._left: list[_Sample] = []
@@ -93,14 +96,28 @@ class Reply:
             waits_for = sending.send(None)
         except StopIteration:
             return
+        except Exception as error:
+            self._fail(error)
+            return
         self._sending = asyncio.ensure_future(_rest(sending, waits_for))
         self._sending.add_done_callback(self._sent)
 
     def _sent(self, sending: asyncio.Future[None]) -> None:
         self._sending = None
-        if not sending.cancelled():
-            sending.result()
+        if sending.cancelled():
+            return
+        if isinstance(error := sending.exception(), Exception):
+            self._fail(error)
+        elif self._streams:
             self._changed()
+
+    def _fail(self, error: Exception) -> None:
+        """Ends the task that waits for the client; the engine serves the others on."""
+        self.error, self._left = error, []
+        for entry in self._entries:
+            entry.client = nobody
+        if self._task is not None:
+            self._task.cancel()
 
     def _events(self) -> bytes:
         """What a stream tells next."""

@@ -121,6 +121,8 @@ class Session:
         self._salts: dict[tuple[str | None, str | None], int] = {(None, None): 0}
         self._numbers: dict[int, int] = {}
         self._given_up = _GivenUp()
+        self._never_waited: set[int] = set()
+        """Requests whose clients left before they arrived."""
         self._mailbox = Mailbox(self._env, self._env.peek, self._told)
         config = self.parts.config
         self._requests = _Growing(
@@ -217,8 +219,13 @@ class Session:
     def _arrives(self, request: Request) -> None:
         request.released_ns = request.arrival_ns = self.now_ns
         self._mailbox.put(request)
+        if request.index in self._never_waited:
+            self._leaves(request)
 
     def _leaves(self, request: Request) -> None:
+        if request.arrival_ns < 0:
+            self._never_waited.add(request.index)
+            return
         self._given_up.now.append(request)
         self._mailbox.wake()
 

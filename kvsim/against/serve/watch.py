@@ -12,7 +12,7 @@ from kvsim.core.plan import Plan
 from kvsim.core.request import ABORTED, Request
 
 
-def _nobody() -> None:
+def nobody() -> None:
     """Hears nothing."""
 
 
@@ -23,7 +23,7 @@ class Entry:
     request: Request
     output: bytes = b""
     """The text of all its tokens, those to come included (`words.filler`)."""
-    client: Callable[[], None] = _nobody
+    client: Callable[[], None] = nobody
     """Called when anything has changed of it, or of its `family`."""
     family: Sequence[Entry] = ()
     """The samples of its client's request; empty: it is the only one."""

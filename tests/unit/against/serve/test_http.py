@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from pathlib import Path
@@ -18,19 +19,24 @@ from typing import Any
 import httpx
 import pandas as pd
 import pytest
+from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvsim.against.serve.clock import Clock
 from kvsim.against.serve.metrics import COUNTERS, GAUGES, HISTOGRAMS
 from kvsim.against.serve.options import Options, Said, adapters_of, said_in
+from kvsim.against.serve.protocol import Answer, Completion
+from kvsim.against.serve.reply import Reply
 from kvsim.against.serve.server import Server
 from kvsim.against.serve.session import Session
+from kvsim.against.serve.watch import Entry, Steps
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import read_config, simulate
 from kvsim.settings.server.command import arguments
 from kvsim.workload.trace import TokenContent, Trace
 from tests.support.places import ROOT
 from tests.support.serving import SMALL, serving
-from tests.unit.against.serve.test_session import made_trace
+from tests.unit.against.serve.test_session import made_trace, row_of
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -307,6 +313,70 @@ def test_neither_idle_connections_nor_slow_readers_hold_up_others() -> None:
     for sample in range(16):
         texts = [each["text"] for each in choices if each["index"] == sample]
         assert sum(len(text.split()) for text in texts) == 1000 > len(texts)
+
+
+def test_an_answer_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def whole(answer: Answer, entries: Sequence[Entry]) -> bytes:
+        if answer.id.endswith("bad"):
+            raise RuntimeError("broken")
+        return told(answer, entries)
+
+    told = Answer.whole
+    monkeypatch.setattr(Answer, "whole", whole)
+    with serving(speed=inf) as (url, server):
+        body = {"prompt": "a b c", "max_tokens": 5}
+        bad = httpx.post(url + COMPLETIONS, json=body | {"request_id": "bad"}, timeout=60)
+        good = httpx.post(url + COMPLETIONS, json=body, timeout=60)
+        health = httpx.get(f"{url}/health")
+    assert (bad.status_code, good.status_code, health.status_code) == (500, 200, 200)
+    assert server.session.parts.blocks.gpu.used == 0
+
+
+def test_a_whole_answer_is_sent_once_to_a_slow_reader() -> None:
+    async def sent() -> list[str]:
+        kinds, may = list[str](), asyncio.Event()
+
+        async def send(message: Any) -> None:
+            kinds.append(message["type"])
+            await may.wait()
+
+        entry = Session(read_config(SMALL)).send(row_of("a", range(40), 5))
+        asked = Completion(prompt="a")
+        answer = Answer(False, "a", 0, "m")
+        Reply({"type": "http"}, None, send, answer, asked, [entry], Options())  # type: ignore[arg-type]
+        entry.reason = "length"
+        entry.client()
+        may.set()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return kinds
+
+    assert asyncio.run(sent()) == ["http.response.start", "http.response.body"]
+
+
+class Behind:
+    """A session that never catches up."""
+
+    now_ns = next_ns = 0
+
+    def __init__(self) -> None:
+        self.steps, self.until_s = Steps(), time.monotonic() + 20
+
+    def step(self) -> None:
+        assert time.monotonic() < self.until_s, "nobody else was heard"
+
+
+@pytest.mark.parametrize("speed", [1.0, 1e9])
+def test_others_are_heard_however_far_behind_a_session_is(speed: float) -> None:
+    async def heard() -> None:
+        clock = Clock(Behind(), Options(speed=speed), CollectorRegistry())  # type: ignore[arg-type]
+        playing = asyncio.ensure_future(clock.play())
+        for _ in range(5):
+            await asyncio.sleep(0.001)
+        clock.closing = True
+        await playing
+
+    asyncio.run(heard())
 
 
 def test_an_engine_that_stops_ends_everything_with_an_error() -> None:

@@ -144,6 +144,17 @@ def test_who_is_given_up_while_waiting_never_runs() -> None:
     assert result.requests_frame()["status"].tolist() == ["completed", "aborted"]
 
 
+def test_who_is_given_up_before_he_arrives_never_runs() -> None:
+    session = Session(read_config(SMALL))
+    runs = session.send(row_of("runs", range(100), 50))
+    comes = session.send(row_of("comes", range(100), 50, 50, 5_000_000_000))
+    run_until(session, runs, 10)
+    session.cancel(comes, session.now_ns)
+    finished(session)
+    assert (comes.reason, comes.tokens, runs.tokens) == ("abort", 0, 50)
+    assert session.parts.blocks.gpu.used == 0
+
+
 def test_closing_ends_everything() -> None:
     session = Session(read_config(SMALL), records=True)
     entries = [session.send(row_of(str(k), range(k, k + 200), 300)) for k in range(40)]
