@@ -1,5 +1,8 @@
 """Prices a step: how many nanoseconds the modelled engine needs for a plan.
 
+In go plans (`kvsim.core.plan`), and profiles, data sheets or constants. Out come nanoseconds, what
+they consist of, and the words that say how far they are to be trusted.
+
 A cost model is a small class with a name in `COSTS`, or a user's own `package.module:Class`. Swap
 copies between GPU and CPU are priced on the link (`kvsim.machine.hardware`).
 """

@@ -1,5 +1,8 @@
 """The engines by name: each has a scheduler, its block managers, and its own defaults.
 
+In go the queues of a batch (`kvsim.core.batch`). Out comes the plan of each step, and who holds
+which block.
+
 A new engine is one class and one entry. Classes are named as `module:Class` of this package, and
 imported when they are asked for. Your own is `package.module:Class` on the command line: a
 subclass of `kvsim.core.scheduler.Scheduler`, or of `kvsim.core.blocks.BlockManager` for

@@ -1,5 +1,9 @@
 """The rules in which engines differ, each chosen by name with an argument of a manager or
-scheduler."""
+scheduler.
+
+In go requests, blocks and tables, to be read. Out comes a choice: a victim, a place in the queue, a
+block to evict; the mechanism (`kvsim.core`) carries it out.
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ LEVEL = 0.05
 
 
 class How(NamedTuple):
-    """How many runs are made."""
+    """How runs are made: by what, and in how many processes."""
 
     simulate: Simulate = simulate
     """Makes the results; fleets have one of their own (`kvsim.fleet.contender`)."""

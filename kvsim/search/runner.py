@@ -15,9 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from kvsim.errors import ConfigError, PolicyError
-from kvsim.fleet.figures import summarise_fleet
-from kvsim.fleet.fleet import simulate_fleet
-from kvsim.fleet.settings import FleetConfig
+from kvsim.fleet import FleetConfig, simulate_fleet, summarise_fleet
 from kvsim.results.plain import flat, plain
 from kvsim.run.simulation import simulate
 from kvsim.run.workers import in_processes, unpickled

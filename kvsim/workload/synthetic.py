@@ -334,7 +334,7 @@ def _api_turns(random: Random, per_s: float) -> Iterator[Turn]:
 
 # Of `agentx`, up to the kinds.
 _FIRST_MS, _NEXT_MS = 500, 12
-"""Its `_FIRST_TOKEN_MS` and `_TOKEN_MS`."""
+"""Milliseconds until the first token of an answer, and to each further one."""
 
 
 class _Tool(NamedTuple):

@@ -5,6 +5,7 @@ import re
 import tomllib
 from functools import cache
 from graphlib import TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -221,3 +222,25 @@ def test_the_code_speaks_of_nothing_but_itself() -> None:
     for path in FILES:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             assert not forbidden.search(line), f"{path}:{number}: {line}"
+
+
+@pytest.mark.parametrize("room", ["fleet", "report"])
+def test_a_face_declares_what_it_offers(room: str) -> None:
+    """What is imported when asked for stands in its face twice: for type checkers, and by name."""
+    tree = ast.parse((PACKAGE / room / "__init__.py").read_text())
+    for_types = next(node for node in tree.body if isinstance(node, ast.If))
+    declared = {
+        (each.asname or each.name, (node.module or "").rpartition(".")[2])
+        for node in for_types.body
+        if isinstance(node, ast.ImportFrom)
+        for each in node.names
+    }
+    [call] = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    offered = {
+        (name, str(keyword.arg))
+        for keyword in call.keywords
+        for name in ast.literal_eval(keyword.value).split()
+    }
+    assert offered == declared
+    face = import_module(f"kvsim.{room}")
+    assert all(getattr(face, name) is not None for name, _ in offered)

@@ -40,7 +40,7 @@ class _Stored(msgspec.Struct):
 
 
 class BlockStored(_Stored, omit_defaults=True, tag=True):
-    """`_Stored`, with what a single server leaves out; its bytes tell that there is more."""
+    """`_Stored`, with two keys more that a single server leaves out of the map."""
 
     locality: str | None = None
     ownership: str | None = None

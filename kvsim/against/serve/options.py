@@ -61,7 +61,7 @@ def said_in(arguments: Iterable[Argument]) -> Said:
     try:
         return msgspec.convert(given, Said, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"--vllm: {error}") from None
+        raise ConfigError(f"vllm serve: {error}; give it as the real server takes it") from None
 
 
 def adapters_of(modules: Sequence[str]) -> dict[str, str]:

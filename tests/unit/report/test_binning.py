@@ -3,7 +3,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.report.pages import view as binning
 from kvsim.report.pages.figures import time_axis
 from kvsim.report.pages.view import bin_states, even_edges, sums_of
 
@@ -49,7 +48,7 @@ def test_the_mean_over_all_bins_is_the_mean_of_the_run(run, limit):
 def test_bins_do_not_depend_on_how_many_are_filled_at_once(run, limit, at_once):
     whole = binned(*run, limit)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(binning, "_AT_ONCE", at_once)
+        patch.setattr("kvsim.report.pages.view._AT_ONCE", at_once)
         pieces = binned(*run, limit)
     for one, other in zip(whole[2:], pieces[2:], strict=True):
         assert one["x"].tolist() == other["x"].tolist()
