@@ -10,7 +10,7 @@ from made import traces
 from kvsim.core.contents import WIDTH, Known, Numbering
 from kvsim.core.request import Request
 from kvsim.workload.keys import streams
-from kvsim.workload.trace import Trace
+from kvsim.workload.trace import Row, Trace
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -99,3 +99,19 @@ def test_units_have_equal_numbers_where_they_have_equal_keys(
 def test_single_keys_have_numbers_of_their_own() -> None:
     numbering = Numbering(4)
     assert numbering.number(5) == numbering.number(5) != numbering.number(6)
+
+
+def test_samples_share_their_prompt_and_nothing_behind_it() -> None:
+    trace = Trace("t", "native", "", [Row(index, str(index), 0, 0, 32, 16) for index in range(2)])
+    one, other = (
+        Request(index, str(index), 32, stream, n=3) for index, stream in enumerate(streams(trace))
+    )
+    numbering = Numbering(16)
+    numbering.extend(one, 2)
+    everyone = [one, one.child(0), one.child(1), other]
+    for each in everyone:
+        each.length = 48
+        numbering.extend(each, 3)
+    prompts = {tuple(each.contents)[:2] for each in everyone[:3]}
+    assert len(prompts) == 1
+    assert len({each.contents[2] for each in everyone}) == 4

@@ -17,7 +17,7 @@ from kvsim.core.records.logs import PREEMPTED
 from kvsim.core.request import Request
 from kvsim.engines.sglang.node import Node, Text
 from kvsim.engines.sglang.scheduler import Sglang, SglangOverlap
-from kvsim.engines.sglang.server import MIB, mem_fraction_static
+from kvsim.engines.sglang.server import MIB, max_running_requests, mem_fraction_static
 from kvsim.machine.models import load_model
 from kvsim.report import read_results, write_results
 from kvsim.report.pages.over_time import time_figures
@@ -372,3 +372,11 @@ def test_large_gpus_leave_ten_gibibytes_and_latent_attention_has_other_graphs() 
     sizes = 50 + len(range(4608, 8193, 512))
     assert share(H100) == round(1 - (usual + 8 * sizes) / 81_559, 3)
     assert share(H100, "deepseek-v3") == round(1 - (usual + 1536) / 81_559, 3)
+
+
+def test_so_many_requests_run_at_most() -> None:
+    """`model_executor/model_runner.py` of SGLang 0.5.23: 512 for each context that fits, within
+    2,048 and 4,096, and at most one for two tokens."""
+    found = [max_running_requests(tokens, 8192) for tokens in (20_000, 50_000, 100_000)]
+    assert found == [2048, 3125, 4096]
+    assert [max_running_requests(tokens, 8192) for tokens in (1000, 1)] == [500, 1]
