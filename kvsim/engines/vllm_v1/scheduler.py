@@ -314,7 +314,7 @@ class VllmV1(Scheduler):
             if left <= 0:
                 break
             request: Request = running[k]
-            if (holds and request.mid_prompt) or self._pauses(batch, request):
+            if (holds and request.mid_prompt) or _pauses(self, batch, request):
                 k += 1
                 continue
             computed: i64 = request.computed
@@ -363,18 +363,12 @@ class VllmV1(Scheduler):
                 self._inputs -= tokens + slots
                 k += 1
 
-    def _pauses(self, batch: Batch, request: Request) -> bool:
-        """Whether a running request takes on nothing, because its last token is in flight, or
-        because a stage of the pipeline has it."""
-        ends: bool = request.placeholders > 0 and batch.ending(request)
-        return self._call < request.resumes_at or (ends and self.release.knows_the_last_token)
-
     def _pass_over(self, batch: Batch, first: i64) -> None:
         """A running request and those behind it get no slots in this step."""
         k: i64
         for k in range(first, len(batch.running)):
             request: Request = batch.running[k]
-            if not (request.passed_over or self._pauses(batch, request)):
+            if not (request.passed_over or _pauses(self, batch, request)):
                 request.passed_over = True
                 batch.note(request, logs.PASSED_OVER)
 
@@ -686,10 +680,7 @@ class VllmV1(Scheduler):
                 verified_seqs += 1
                 verified += drafts
                 met += accepted
-            stopped: bool = self._update_request_with_output(
-                batch, request, drafts, accepted, stale
-            )
-            if stopped:
+            if _update_request_with_output(self, batch, request, drafts, accepted, stale):
                 waiting_ended |= request.state != RUNNING
                 self._retire(batch, request, False)
         if self._num_spec_tokens:
@@ -706,33 +697,6 @@ class VllmV1(Scheduler):
         if self.worker is not None:
             self._hear(batch, self.worker.collect(now_ns))
         self.after_step(batch, plan, now_ns)
-
-    def _update_request_with_output(
-        self, batch: Batch, request: Request, drafts: i64, accepted: i64, stale: bool
-    ) -> bool:
-        """Books the token of a request, and of its `drafts` drafts the `accepted` ones. Returns
-        whether it stops. `stale`: it was preempted while the step was in flight."""
-        placeholders: i64 = request.placeholders
-        expected: bool = placeholders > 0
-        if drafts and not stale:
-            # The KV of rejected drafts is forgotten.
-            if request.computed > 0:
-                request.computed -= drafts - accepted
-            if expected:
-                placeholders -= drafts - accepted
-                request.placeholders = placeholders
-        stopped: bool = batch.token(request)
-        new: i64 = 1
-        while not stopped and new <= accepted:
-            stopped = batch.further_token(request)
-            new += 1
-        if not stale:
-            request.computed -= 1 + accepted - new
-            if placeholders:
-                request.placeholders = placeholders - (1 + accepted)
-            if request.state == RUNNING and (expected or self._num_spec_tokens):
-                self.blocks.publish(request, request.computed - request.in_flight)
-        return stopped
 
     def _retire(self, batch: Batch, request: Request, keeps: bool) -> None:
         """Ends a request. `keeps`: a load into its blocks is under way."""
@@ -790,6 +754,41 @@ class VllmV1Async(VllmV1):
 
     def schedules_ahead(self) -> bool:
         return True
+
+
+# No methods: those of a scheduler of your own are looked up at each call, that is for each request.
+def _pauses(scheduler: VllmV1, batch: Batch, request: Request) -> bool:
+    """Whether a running request waits for its last token, or for a stage that has it."""
+    ends: bool = request.placeholders > 0 and batch.ending(request)
+    return scheduler._call < request.resumes_at or (ends and scheduler.release.knows_the_last_token)
+
+
+def _update_request_with_output(
+    scheduler: VllmV1, batch: Batch, request: Request, drafts: i64, accepted: i64, stale: bool
+) -> bool:
+    """Books the token of a request, and of its `drafts` drafts the `accepted` ones. Returns
+    whether it stops. `stale`: it was preempted while the step was in flight."""
+    placeholders: i64 = request.placeholders
+    expected: bool = placeholders > 0
+    if drafts and not stale:
+        # The KV of rejected drafts is forgotten.
+        if request.computed > 0:
+            request.computed -= drafts - accepted
+        if expected:
+            placeholders -= drafts - accepted
+            request.placeholders = placeholders
+    stopped: bool = batch.token(request)
+    new: i64 = 1
+    while not stopped and new <= accepted:
+        stopped = batch.further_token(request)
+        new += 1
+    if not stale:
+        request.computed -= 1 + accepted - new
+        if placeholders:
+            request.placeholders = placeholders - (1 + accepted)
+        if request.state == RUNNING and (expected or scheduler._num_spec_tokens):
+            scheduler.blocks.publish(request, request.computed - request.in_flight)
+    return stopped
 
 
 def _chosen(batch: Batch, victim: Any) -> Request:
