@@ -428,7 +428,7 @@ def test_a_command_says_address_and_name() -> None:
     sglang = said("python -m sglang.launch_server --model-path m --served-model-name n --port 1")
     assert (sglang.name, sglang.port) == ("n", 1)
     assert said_in([]).name is None
-    with pytest.raises(ConfigError, match=r"--vllm: .*port"):
+    with pytest.raises(ConfigError, match=r"vllm serve: .*port"):
         said("vllm serve m --port high")
 
 
