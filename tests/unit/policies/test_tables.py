@@ -216,6 +216,26 @@ def test_before_paging_a_request_reserves_the_longest_sequence() -> None:
     tables.audit([b.request, c.request])
 
 
+def test_before_paging_a_place_may_be_one_block() -> None:
+    tables = Contiguous(block_size=16, num_gpu_blocks=2, num_cpu_blocks=0, max_model_len=16)
+    for index in range(3):
+        one = sequence("0123", index=index)
+        tables.allocate(one)
+        assert one.table == [0]
+        tables.free(one)
+    tables.audit([])
+
+
+def test_an_admission_needs_no_block_that_others_hold() -> None:
+    """As vLLM V1 counts, where vLLM 0.6.3 would ask for all of them."""
+    tables = PrefixCaching(4, 9, 0, hits_save="admission")
+    a, b = sequence("01234567ab"), sequence("01234567cd", index=1)
+    assert tables.admission_need(a) == tables.admission_need(b) == 3
+    tables.allocate(a)
+    assert tables.admission_need(b) == 1
+    assert PrefixCaching(4, 9, 0).admission_need(a) == 3
+
+
 def test_before_paging_every_sample_reserves_at_admission() -> None:
     tables = Contiguous(4, 12, 0, max_model_len=16)
     parent = sequence("01234", n=3)
