@@ -414,22 +414,18 @@ def session_words(
     )
     verdicts = _verdicts(figures[_MEAN], comparison) if comparison else []
     alike = []
-    order = sorted(range(1, len(runs)), key=lambda i: bool(runs[i][1]["meta"].get("oracles")))
+    order = sorted(range(1, len(runs)), key=lambda i: _sees_the_future(runs[i][1]))
     for i in order:
-        change, ends = means[_MEAN][i] / base - 1, ""
-        verdict = verdicts[i - 1] if verdicts else None
+        change, verdict = means[_MEAN][i] / base - 1, verdicts[i - 1] if verdicts else None
         if verdict.finding in ("same", "equal") if verdict else not matters(change, 1.0):
             alike.append(runs[i][0])
             continue
-        if verdict:
-            sure = "" if verdict.finding == "significant" else "not significant: "
-            low, high = (signed_percent(end / base) for end in (verdict.low, verdict.high))
-            ends = f" ({sure}{low} … {high})"
-        oracle = ", which sees the future," if runs[i][1]["meta"].get("oracles") else ""
+        oracle = ", which sees the future," if _sees_the_future(runs[i][1]) else ""
         slowest = means[_SLOWEST][i] / means[_SLOWEST][0] - 1
         yield (
-            f"{runs[i][0]}{oracle} ends the mean session {_sooner(change)}{ends}, the slowest tenth"
-            f" {_sooner(slowest)}; it {_counts(means, i)}."
+            f"{runs[i][0]}{oracle} ends the mean session {_sooner(change)}"
+            f"{_how_sure(verdict, base)}, the slowest tenth {_sooner(slowest)};"
+            f" it {_counts(means, i)}."
         )
     if alike:
         margin = percent(comparison.margin if comparison else MARGIN)
@@ -438,6 +434,19 @@ def session_words(
         for note in summary["meta"].get("notes", ()):
             if note.startswith("hints: "):
                 yield f"Hints given to {name}: {note.removeprefix('hints: ')}."
+
+
+def _sees_the_future(summary: Mapping[str, Any]) -> bool:
+    return bool(summary["meta"].get("oracles"))
+
+
+def _how_sure(verdict: Verdict | None, base: float) -> str:
+    """The interval of a change in brackets; empty where no seeds say."""
+    if verdict is None:
+        return ""
+    sure = "" if verdict.finding == "significant" else "not significant: "
+    low, high = (signed_percent(end / base) for end in (verdict.low, verdict.high))
+    return f" ({sure}{low} … {high})"
 
 
 def _mean_of_known(series: Values) -> float:

@@ -45,12 +45,9 @@ def check_fleet(seed: int, limit_s: float = LIMIT_S) -> str:
     args = {key: rng.choice(values) for key, values in _ARGS.get(router, {}).items()}
     where = f"fleets {seed}: {router} {args}, {settings}"
     with limited(limit_s), quick_livelocks():
-        first = _played(trace, settings, router, args)
-        second = _played(trace, settings, router, args)
-        if isinstance(first, str) or isinstance(second, str):
-            assert first == second, f"{first}; done again: {second}; {where}"
+        if (twice := _played_twice(trace, settings, router, args, where)) is None:
             return "refused"
-        _assert_equal(first, second, where)
+        first, _ = twice
         assert sorted(index for each in first.indexes for index in each) == [
             row.index for row in trace.rows
         ], f"a request is with no replica, or with two; {where}"
@@ -73,12 +70,9 @@ def check_split(seed: int, limit_s: float = LIMIT_S) -> str:
     args = {key: rng.choice(values) for key, values in _ARGS.get(router, {}).items()}
     where = f"splits {seed}: {router} {args}, {sides}"
     with limited(limit_s), quick_livelocks():
-        first = _played(trace, sides, router, args)
-        second = _played(trace, sides, router, args)
-        if isinstance(first, str) or isinstance(second, str):
-            assert first == second, f"{first}; done again: {second}; {where}"
+        if (twice := _played_twice(trace, sides, router, args, where)) is None:
             return "refused"
-        _assert_equal(first, second, where)
+        first, second = twice
         assert first.handovers is not None and second.handovers is not None
         found = columns_differ(first.handovers, second.handovers)
         assert not found, f"handovers: {found}; {where}"
@@ -156,6 +150,18 @@ def _sent_as(first: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     load = load_settings() - {"seed"}
     sent = {key: value for key, value in first.items() if key in load}
     return {key: value for key, value in other.items() if key not in load} | sent
+
+
+def _played_twice(
+    trace: Trace, settings: list[dict[str, Any]], router: str, args: dict[str, Any], where: str
+) -> tuple[FleetResult, FleetResult] | None:
+    """A fleet and the same again, which are equal; None if it is refused."""
+    first, second = (_played(trace, settings, router, args) for _ in range(2))
+    if isinstance(first, str) or isinstance(second, str):
+        assert first == second, f"{first}; done again: {second}; {where}"
+        return None
+    _assert_equal(first, second, where)
+    return first, second
 
 
 def _played(
