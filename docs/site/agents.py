@@ -44,7 +44,7 @@ PARTS = {
     "SGLang": (DEFAULT, *V1[6:11], "slru"),
     "four replicas": V1,
 }
-SOONER = {
+EVERY_SEED = {
     "CPU tier": (DEFAULT, "tier-arc", "sae", "ttl-hints", "programs-in-order", "continuum"),
     "SGLang": (DEFAULT, "slru", "workload-aware", "ttl-hints", "superseded", "continuum-ttl"),
     "four replicas": (DEFAULT, "ttl-hints", "continuum"),
@@ -92,7 +92,7 @@ def cases(weka: bool) -> Iterator[Case]:
     workloads = tuple(SETTINGS) if weka else ("agentx", "agents")
     rarely = tuple(each for each in V1 if each not in VICTIMS)
     parts = [("V1", 2.0, V1), ("V1", 1.0, rarely), ("V1", 0.5, rarely), ("V1", 5.0, V1)]
-    parts += [(part, 2.0, policies) for part, policies in SOONER.items()]
+    parts += [(part, 2.0, policies) for part, policies in EVERY_SEED.items()]
     every = [(part, each, policies) for part, policies in PARTS.items() for each in PRESSURES]
     for seeds, asked in ((SEEDS[:1], parts), (SEEDS[1:], parts), (SEEDS[:1], every)):
         for part, pressure, policies in asked:

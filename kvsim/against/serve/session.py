@@ -121,7 +121,7 @@ class Session:
         self._salts: dict[tuple[str | None, str | None], int] = {(None, None): 0}
         self._numbers: dict[int, int] = {}
         self._given_up = _GivenUp()
-        self._never_waited: set[int] = set()
+        self._left_early: set[int] = set()
         """Requests whose clients left before they arrived."""
         self._mailbox = Mailbox(self._env, self._env.peek, self._told)
         config = self.parts.config
@@ -219,12 +219,12 @@ class Session:
     def _arrives(self, request: Request) -> None:
         request.released_ns = request.arrival_ns = self.now_ns
         self._mailbox.put(request)
-        if request.index in self._never_waited:
+        if request.index in self._left_early:
             self._leaves(request)
 
     def _leaves(self, request: Request) -> None:
         if request.arrival_ns < 0:
-            self._never_waited.add(request.index)
+            self._left_early.add(request.index)
             return
         self._given_up.now.append(request)
         self._mailbox.wake()
