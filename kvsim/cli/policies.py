@@ -19,7 +19,7 @@ from kvsim.policies.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
 from kvsim.policies.victims import VICTIMS
 from kvsim.report import make_console, make_table
 from kvsim.settings.config import RunConfig
-from kvsim.settings.signatures import docstring, signature
+from kvsim.settings.library import docstring, signature
 
 SHARED = frozenset(("self", "model", "hardware", "config", "candidates", "blocks")) | {
     "num_gpu_blocks",

@@ -32,8 +32,8 @@ from kvsim.explain.certainty import (
     single,
 )
 from kvsim.results.metrics import HEADLINES, NAMED, Metric
-from kvsim.run.features.speculation import draws_acceptance
 from kvsim.run.simulation import simulate
+from kvsim.run.speculation import draws_acceptance
 from kvsim.search.runner import Done, processes, run_all
 from kvsim.settings.config import RunConfig
 from kvsim.settings.library import look_up, takes

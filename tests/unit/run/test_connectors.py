@@ -17,7 +17,7 @@ from kvsim.engines.vllm_v1.simple import SimpleOffload
 from kvsim.errors import ConfigError
 from kvsim.report import read_results
 from kvsim.run.assembly import assemble
-from kvsim.run.features.connectors import Offload
+from kvsim.run.connectors import Offload
 from kvsim.settings.config import make_config
 from kvsim.workload.trace import ParentContent
 
