@@ -18,8 +18,8 @@ from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
 from kvsim.policies.eviction import EVICTIONS
-from kvsim.policies.growth import GROWTH
 from kvsim.policies.order import IDLE_ORDERS
+from kvsim.policies.tables import GROWTH
 from kvsim.workload import open_trace
 from kvsim.workload.trace import Trace
 

@@ -32,7 +32,7 @@ from kvsim.engines.vllm_v1.groups import (
 )
 from kvsim.engines.vllm_v1.releases import LATEST, Release
 from kvsim.policies.eviction import LeastRecentlyUsed, make_eviction
-from kvsim.policies.sharing import FULL_HITS, FullHit
+from kvsim.policies.tables import FULL_HITS, FullHit
 
 
 class Hits(NamedTuple):

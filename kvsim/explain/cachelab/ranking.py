@@ -19,7 +19,7 @@ from kvsim.explain.cachelab.curve import optimum_tokens
 from kvsim.explain.certainty import Estimate, Figure, together
 from kvsim.policies.eviction import EVICTIONS, make_eviction
 from kvsim.policies.order import MakeOrder, Order
-from kvsim.policies.replacement.replacement import Replacement
+from kvsim.policies.replacement import Replacement
 from kvsim.workload.keys import SpannedStream, streams
 from kvsim.workload.reuse import Chain, Counting, bounded_chains, find_reuse
 from kvsim.workload.streams import Span
