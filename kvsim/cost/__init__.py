@@ -13,9 +13,8 @@ from operator import index
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from kvsim.core.plan import Plan
-from kvsim.cost.constant import ConstantCost
+from kvsim.cost.formulas import ConstantCost, RooflineCost
 from kvsim.cost.profile import refuse_special
-from kvsim.cost.roofline import RooflineCost
 from kvsim.cost.table import TableCost, UncertainCost, profile_for
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import LINKS, Hardware, LinkTimes, make_link

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvsim.core.blocks import BlockManager
 from kvsim.core.scheduler import Scheduler
 from kvsim.cost import Cost, make_cost, make_prices
-from kvsim.cost.stages import StagedCost
+from kvsim.cost.estimates import StagedCost
 from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine, memory_formula
 from kvsim.engines.vllm_v1.groups import Full, Group
 from kvsim.engines.vllm_v1.manager import KVCacheManager, full_attention

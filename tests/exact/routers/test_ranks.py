@@ -14,7 +14,7 @@ from places import ROOT
 
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
-from kvsim.cost.constant import ConstantCost
+from kvsim.cost.formulas import ConstantCost
 from kvsim.engines.vllm_v1.scheduler import VllmV1
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.fleet import FleetResult, simulate_fleet, summarise_fleet

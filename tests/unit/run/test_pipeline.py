@@ -18,8 +18,8 @@ from kvsim.against.conform.vllm_v1 import replay
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
-from kvsim.cost.constant import ConstantCost
-from kvsim.cost.stages import Passage, StagedCost
+from kvsim.cost.estimates import Passage, StagedCost
+from kvsim.cost.formulas import ConstantCost
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware
 from kvsim.machine.models import load_model

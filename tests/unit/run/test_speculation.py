@@ -18,8 +18,8 @@ from marks import examples
 
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
-from kvsim.cost.constant import ConstantCost
-from kvsim.cost.drafting import Passes
+from kvsim.cost.estimates import Passes
+from kvsim.cost.formulas import ConstantCost
 from kvsim.engines.vllm_v1.drafts import Drafts, Rates, Recorded
 from kvsim.errors import ConfigError
 from kvsim.results.ledger import KERNELS, TIME_PARTS

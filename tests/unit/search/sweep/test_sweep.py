@@ -47,7 +47,7 @@ KILLS = 20 if WHOLE else 3
 
 COUNTING_COST = """
 import os, time
-from kvsim.cost.constant import ConstantCost
+from kvsim.cost.formulas import ConstantCost
 
 class Cost(ConstantCost):
     \"\"\"Says when a run begins, and takes its time.\"\"\"
@@ -62,7 +62,7 @@ class Cost(ConstantCost):
 DYING_COST = """
 import os
 from pathlib import Path
-from kvsim.cost.constant import ConstantCost
+from kvsim.cost.formulas import ConstantCost
 
 class Cost(ConstantCost):
     \"\"\"Ends its process when that writes the result.\"\"\"
