@@ -9,7 +9,7 @@ import pytest
 from marks import long, whole
 from places import ROOT
 
-from kvsim.against.check.suspects import signs
+from kvsim.against.suspects import signs
 from kvsim.against.matched import matched
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config
