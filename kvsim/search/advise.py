@@ -21,8 +21,8 @@ import numpy as np
 
 from kvsim.errors import ConfigError
 from kvsim.explain import MARGIN, matters
-from kvsim.explain.attribution import compare_replay
 from kvsim.explain.certainty import Finding, Look, Pair, Verdict, judge, plan_looks
+from kvsim.explain.differences import compare_replay
 from kvsim.machine.memory import pool_setting
 from kvsim.run.assembly import Parts, assemble
 from kvsim.run.result import Result

@@ -20,7 +20,6 @@ import msgspec
 
 from kvsim.errors import ConfigError
 from kvsim.explain import MARGIN
-from kvsim.explain.attribution import values_of
 from kvsim.explain.certainty import (
     Comparison,
     Estimate,
@@ -31,6 +30,7 @@ from kvsim.explain.certainty import (
     plan_looks,
     single,
 )
+from kvsim.explain.differences import values_of
 from kvsim.results.metrics import HEADLINES, NAMED, Metric
 from kvsim.run.simulation import simulate
 from kvsim.run.speculation import draws_acceptance

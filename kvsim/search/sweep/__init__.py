@@ -14,8 +14,7 @@ from kvsim.search.sweep.choose import (
     value_words,
 )
 from kvsim.search.sweep.grid import expand, parse_space
-from kvsim.search.sweep.page import PAGE, build_page, origin_panels, tags
-from kvsim.search.sweep.page_figures import Side, side
+from kvsim.search.sweep.page import PAGE, Side, build_page, origin_panels, side, tags
 from kvsim.search.sweep.sweep import (
     MANIFEST,
     TABLE,

@@ -13,8 +13,14 @@ from kvsim.errors import ConfigError
 from kvsim.results.load import state_of
 from kvsim.run.simulation import simulate
 from kvsim.search.size import verdict
-from kvsim.search.size.knobs import Bounds, make_knob, open_arrivals
-from kvsim.search.size.search import Answer, Laboratory, lasting_answer
+from kvsim.search.size.search import (
+    Answer,
+    Bounds,
+    Laboratory,
+    lasting_answer,
+    make_knob,
+    open_arrivals,
+)
 from kvsim.search.slo import parse_slo
 from kvsim.search.store import Store
 from kvsim.settings.config import make_config, to_table

@@ -12,9 +12,10 @@ from kvsim.errors import ConfigError
 from kvsim.run.simulation import simulate
 from kvsim.search import runner
 from kvsim.search.size import verdict
-from kvsim.search.size.knobs import Bounds, Knob, make_knob
 from kvsim.search.size.search import (
     CLOSE,
+    Bounds,
+    Knob,
     Laboratory,
     answer,
     boundary,
@@ -22,6 +23,7 @@ from kvsim.search.size.search import (
     find_best,
     find_boundary,
     find_cliff,
+    make_knob,
     sharpen,
     slope,
 )
