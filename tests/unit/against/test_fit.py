@@ -15,7 +15,6 @@ from kvsim.against.matched import (
     observed,
     replayed,
     with_change,
-    worst,
 )
 from kvsim.cli import main
 from kvsim.cost.profile import Profile, load_profile, to_json
@@ -30,6 +29,11 @@ SETTINGS: dict[str, Any] = {"model": "llama-3.1-8b", "hardware": "rtx pro 6000"}
 NUMBER, FIRST = 80, 50
 
 Lengths = Callable[[int], tuple[int, int]]
+
+
+def worst(errors: dict[str, float]) -> float:
+    """The greatest absolute error."""
+    return max(map(abs, errors.values()))
 
 
 def chats(i: int) -> tuple[int, int]:
