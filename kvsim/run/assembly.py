@@ -36,7 +36,7 @@ from kvsim.run.checks import (
     checked_pool,
     fitting,
 )
-from kvsim.run.connectors import offloads, role_of
+from kvsim.run.offload import offloads, role_of
 from kvsim.run.speculation import Speculative, speculates, speculation_of
 from kvsim.settings.config import RunConfig, to_table
 from kvsim.settings.library import build, construct, look_up

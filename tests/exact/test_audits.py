@@ -12,7 +12,7 @@ from kvsim import simulate
 from kvsim.against.bench.workloads import Lengths, poisson
 from kvsim.run.assembly import Parts, assemble
 from kvsim.settings.config import RunConfig
-from kvsim.workload.trace import SegmentContent
+from kvsim.workload import SegmentContent
 
 REQUESTS = 60
 TRACE = poisson(REQUESTS, 20, Lengths(100, 0.5, 400), Lengths(60, 0.5, 200))

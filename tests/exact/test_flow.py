@@ -20,8 +20,7 @@ from kvsim.core.request import Request
 from kvsim.policies.eviction import EVICTIONS
 from kvsim.policies.order import IDLE_ORDERS
 from kvsim.policies.tables import GROWTH
-from kvsim.workload import open_trace
-from kvsim.workload.trace import Trace
+from kvsim.workload import Trace, open_trace
 
 TRACES = ROOT / "traces"
 

@@ -23,7 +23,7 @@ from kvsim.core.request import Request
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.fleet.dispatch import Mailbox
 from kvsim.run.assembly import Parts
-from kvsim.run.connectors import role_of
+from kvsim.run.offload import role_of
 from kvsim.run.replica.events import Clock
 from kvsim.run.result import Outcome, Result
 from kvsim.run.serving import Serving

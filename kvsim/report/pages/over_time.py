@@ -352,7 +352,7 @@ def _batch(run: View) -> Iterator[Figure]:
     note += f" {count(run.summary['steps'])} steps."
     y = titled("tokens", domain=[0.55, 1], tickformat="~s")
     below = titled("sequences", domain=[0, 0.45])
-    yield run.figure("batch", "Batch composition", note, drawn, y, below=below, height=280)
+    yield run.figure("batch", "Batch composition", note, drawn, y, yaxis2=below, height=280)
 
 
 def _hit_rate(run: View) -> Iterator[Figure]:

@@ -364,14 +364,13 @@ def parallel_figure(chosen: Chosen, axes: Sequence[str]) -> Figure:
         x,
         {"range": [-0.06, 1.06], "visible": False},
         height=410,
-        least_width=_AXIS_PX * len(scales),
         hovermode="closest",
         margin={"l": 12, "r": 12, "t": 26, "b": 64},
         shapes=[shape for x, scale in enumerate(scales) for shape in _axis_shapes(x, scale)],
         annotations=[
             _tick(x, place, text) for x, scale in enumerate(scales) for place, text in scale.ticks
         ],
-    )
+    )._replace(least_width=_AXIS_PX * len(scales))
 
 
 def _broken(title: str) -> str:

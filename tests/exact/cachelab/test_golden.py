@@ -9,10 +9,9 @@ from marks import long
 from shared import SHARED, needs_shared
 
 from kvsim.explain.cachelab.curve import lru_tokens, optimum_tokens
-from kvsim.workload import open_trace
+from kvsim.workload import Trace, open_trace
 from kvsim.workload.keys import Streams, streams
 from kvsim.workload.reuse import Counting, find_reuse
-from kvsim.workload.trace import Trace
 
 CONVERSATION = "traces/mooncake/conversation_trace.jsonl.gz"
 SYNTHETIC = "traces/mooncake/synthetic_trace.jsonl.gz"

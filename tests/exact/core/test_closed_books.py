@@ -13,7 +13,7 @@ from kvsim.core.request import Request
 from kvsim.engines.vllm_v1.scheduler import VllmV1, VllmV1Async
 from kvsim.errors import PolicyError
 from kvsim.run.simulation import simulate
-from kvsim.workload.trace import HashContent, Row, Trace
+from kvsim.workload import HashContent, Row, Trace
 
 SCHEDULERS = (VllmV1, VllmV1Async)
 PLAIN = (int, float, str, bytes, bool, type(None), type, range)

@@ -9,8 +9,8 @@ from made import traces
 
 from kvsim.core.contents import WIDTH, Known, Numbering
 from kvsim.core.request import Request
+from kvsim.workload import Row, Trace
 from kvsim.workload.keys import streams
-from kvsim.workload.trace import Row, Trace
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -14,7 +14,7 @@ from kvsim.fleet.routers.router import Asked, Choice, Router
 from kvsim.run.assembly import Parts, assemble
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import RunConfig
-from kvsim.workload.trace import Row, SegmentContent, Trace
+from kvsim.workload import Row, SegmentContent, Trace
 
 CHAT = str(ROOT / "traces" / "chat.jsonl")
 MS = 1_000_000

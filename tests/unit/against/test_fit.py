@@ -21,8 +21,7 @@ from kvsim.cost.profile import Profile, load_profile, to_json
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config
-from kvsim.workload import open_trace
-from kvsim.workload.trace import Trace
+from kvsim.workload import Trace, open_trace
 
 PUBLIC = "rtx-pro-6000-server-llama-3.1-8b-public"
 SETTINGS: dict[str, Any] = {"model": "llama-3.1-8b", "hardware": "rtx pro 6000"}

@@ -7,7 +7,7 @@ import pytest
 
 from kvsim import simulate
 from kvsim.core.collector import collect_no_more, collector_paused
-from kvsim.workload.trace import Row, Trace
+from kvsim.workload import Row, Trace
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -19,7 +19,7 @@ from kvsim.report import read_results
 from kvsim.run.assembly import assemble
 from kvsim.run.connectors import Offload
 from kvsim.settings.config import make_config
-from kvsim.workload.trace import ParentContent
+from kvsim.workload import ParentContent
 
 GIB = 1 << 30
 BLOCK_BYTES = 16 * 12_288

@@ -32,7 +32,7 @@ from kvsim.against.serve.watch import Entry, Steps
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import read_config, simulate
 from kvsim.settings.server.command import arguments
-from kvsim.workload.trace import TokenContent, Trace
+from kvsim.workload import TokenContent, Trace
 from tests.support.places import ROOT
 from tests.support.serving import SMALL, serving
 from tests.unit.against.serve.test_session import made_trace, row_of

@@ -15,7 +15,7 @@ from kvsim.against.serve.watch import Entry, Step
 from kvsim.against.serve.words import filler, tokens_of, tokens_of_chat
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import read_config, simulate
-from kvsim.workload.trace import Row, TokenContent, Trace
+from kvsim.workload import Row, TokenContent, Trace
 from tests.support.serving import SMALL
 
 

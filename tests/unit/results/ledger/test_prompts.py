@@ -22,16 +22,9 @@ from kvsim.engines.vllm_063.pool import PrefixPool
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.results.ledger import PROMPT_PARTS
 from kvsim.results.ledger.prompts import Known, Rules, classify, cut_off
+from kvsim.workload import HashContent, ParentContent, Row, SegmentContent, TokenContent, Trace
 from kvsim.workload.keys import streams
 from kvsim.workload.streams import Piece
-from kvsim.workload.trace import (
-    HashContent,
-    ParentContent,
-    Row,
-    SegmentContent,
-    TokenContent,
-    Trace,
-)
 
 CACHING: dict[str, dict[str, Any]] = {
     "0.6.3": {"enable_prefix_caching": True},
