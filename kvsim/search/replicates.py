@@ -21,6 +21,7 @@ import msgspec
 from kvsim.errors import ConfigError
 from kvsim.explain import MARGIN
 from kvsim.explain.certainty import (
+    LEVEL,
     Comparison,
     Estimate,
     Pair,
@@ -48,8 +49,6 @@ Simulate = Callable[..., Any]
 What it gives has a `summary`, as a `Result` or a run of several replicas."""
 Summary = Mapping[str, Any]
 Configs = Sequence[tuple[str, RunConfig]]
-
-LEVEL = 0.05
 
 
 class How(NamedTuple):

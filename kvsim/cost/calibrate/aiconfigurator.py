@@ -35,6 +35,7 @@ from kvsim.cost.calibrate import modules
 from kvsim.cost.calibrate.rows import numbers
 from kvsim.cost.calibrate.surface import (
     BEFORE,
+    CHANGES,
     CHUNKS,
     CONTEXTS,
     SEQS,
@@ -278,7 +279,7 @@ def import_profile(
         source="public-table",
         created=created,
         device={"name": hardware.name},
-        software={"source": _SOURCE, "note": note, "changes": _CHANGES},
+        software={"source": _SOURCE, "note": note, "changes": CHANGES},
         model=ProfiledModel.of(model, "bfloat16", "bfloat16", tp),
         engine=ProfiledEngine(block_size=BLOCK_SIZE),
         fit=Fit(
@@ -297,7 +298,6 @@ _SOURCE = (
     "kernel tables of github.com/ai-dynamo/aiconfigurator, Apache-2.0,"
     " copyright NVIDIA Corporation & Affiliates"
 )
-_CHANGES = "surfaces fitted to the rows and evaluated at other counts; no row is reproduced"
 
 
 def _dense(parts: Parts, gemm: Gemm) -> DenseCurve:

@@ -37,6 +37,7 @@ from kvsim.core.sums import added
 from kvsim.cost.calibrate.rows import columns, numbers, read_yaml
 from kvsim.cost.calibrate.surface import (
     BEFORE,
+    CHANGES,
     CHUNKS,
     CONTEXTS,
     MIXED,
@@ -463,7 +464,7 @@ def import_surface(
     return replace(
         measured,
         source="public-table",
-        software={"source": _SOURCE, **measured.software, "changes": _CHANGES},
+        software={"source": _SOURCE, **measured.software, "changes": CHANGES},
         fit=fit,
         error={
             "how": "finished tables on rows outside the fits: attention off the grid, every second"
@@ -481,7 +482,6 @@ def import_surface(
 _SOURCE = (
     "kernel tables of github.com/casys-kaist/LLMServingSim, MIT, copyright 2024 CASYS Lab at KAIST"
 )
-_CHANGES = "surfaces fitted to the rows and evaluated at other counts; no row is reproduced"
 
 
 def _curve(rows: C) -> tuple[C, dict[str, float]]:

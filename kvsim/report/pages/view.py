@@ -30,6 +30,7 @@ from kvsim.report.pages.figures import (
 )
 from kvsim.results import phases, timeline
 from kvsim.results.numerals import seconds
+from kvsim.results.phases import Floats, Ints
 
 FINE, COARSE, BARS = 1500, 240, 200
 """Numbers of bins: for levels, which are drawn as lines; for averages, which must not flicker; for
@@ -181,10 +182,6 @@ def event_bars(
     note = f"{note} A bar is {seconds(bins.width * run.axis.ns / 1e9)} wide."
     stacked: dict[str, Any] = {"barmode": "relative", "bargap": 0, "height": 180}
     yield run.figure(id, title, note, [bins.bars(*each) for each in sums], y, **stacked)
-
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 class Bins(NamedTuple):

@@ -31,13 +31,13 @@ from kvsim.report.pages.view import (
     DOTS,
     LEAST_SHARE,
     RATES,
-    Ints,
     View,
     lined,
     mean_and_longest,
 )
 from kvsim.results.ledger import KERNEL_LABELS
 from kvsim.results.numerals import count, percent
+from kvsim.results.phases import Ints
 from kvsim.results.summary import bare
 from kvsim.settings.config import make_config
 

@@ -30,28 +30,3 @@ from kvsim.search.size.verdict import (
     size_record,
     verdict,
 )
-
-__all__ = [
-    "HEAD",
-    "LASTING",
-    "NAME",
-    "PAGE",
-    "Answer",
-    "Bounds",
-    "Laboratory",
-    "Search",
-    "build_page",
-    "compared",
-    "endless",
-    "make_knob",
-    "neighbourhood",
-    "router_head",
-    "router_of",
-    "router_rows",
-    "row",
-    "searched",
-    "sharing",
-    "size_record",
-    "verdict",
-    "what_varies",
-]

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from kvsim.errors import ConfigError, check_choice
-from kvsim.explain.certainty import paired
+from kvsim.explain.certainty import LEVEL, paired
 from kvsim.fleet.settings import FleetConfig, parted
 from kvsim.machine.memory import pool_setting
 from kvsim.results.metrics import Metric
@@ -584,9 +584,6 @@ def slope(tried: Tried, value: float, metric: Metric) -> float | None:
         return None
     return log(b / a) / log(high / low)
 
-
-LEVEL = 0.05
-"""Error probability of statements that name a confidence."""
 
 LONGER = 4
 """Factor by which the load is extended to test that a rate lasts."""

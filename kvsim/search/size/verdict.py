@@ -7,6 +7,7 @@ from math import inf, log10
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvsim.explain.certainty import LEVEL
 from kvsim.fleet import FleetConfig
 from kvsim.report import Remark, diagnosis_of
 from kvsim.report.pages.figures import (
@@ -29,7 +30,6 @@ from kvsim.results.numerals import MISSING, count, percent, plural, show, signed
 from kvsim.results.plain import plain
 from kvsim.search.size.search import (
     LASTING,
-    LEVEL,
     Answer,
     Cliff,
     Knob,
