@@ -10,7 +10,7 @@ copies between GPU and CPU are priced on the link (`kvsim.machine.hardware`).
 from __future__ import annotations
 
 from operator import index
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from kvsim.core.plan import Plan
 from kvsim.cost.formulas import ConstantCost, RooflineCost
@@ -22,9 +22,6 @@ from kvsim.machine.memory import block_bytes
 from kvsim.machine.models import Model
 from kvsim.settings.config import RunConfig
 from kvsim.settings.library import construct
-
-if TYPE_CHECKING:
-    from kvsim.core.plan import Plan
 
 __all__ = [
     "COSTS",

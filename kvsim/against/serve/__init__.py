@@ -6,9 +6,9 @@ tokens at the right time; KV events (ZMQ) and metrics (Prometheus) leave as vLLM
 ```
  HTTP ──► server ─► session ──► Serving (the loop of `kvsim run`)
                        ▲           │ a step is over
-                     clock         ▼
+                  its clock        ▼
  HTTP ◄── protocol ◄────────── watch ──► metrics, kv_events
 ```
-The clock follows the wall's times a speed, or none at all. `words` stand in for a tokenizer;
+Its clock follows the wall's times a speed, or none at all. `words` stand in for a tokenizer;
 `again` lets a finished run speak.
 """

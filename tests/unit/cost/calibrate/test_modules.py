@@ -12,8 +12,7 @@ import pytest
 from unit.cost.calibrate.tables import write_csv
 
 from kvsim.cost import TableCost, make_cost
-from kvsim.cost.calibrate.aiconfigurator import import_profile
-from kvsim.cost.calibrate.modules import ROUTING, Latent, ProductKernels
+from kvsim.cost.calibrate.aiconfigurator import ROUTING, Latent, ProductKernels, import_profile
 from kvsim.cost.layer import Peaks, mlp_us, product_us
 from kvsim.cost.profile import DecodeGrid, ExpertGrid, Profile, load_profile, to_json
 from kvsim.cost.table import profile_for
