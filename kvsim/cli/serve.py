@@ -97,8 +97,7 @@ def serve(
     except ImportError as error:
         raise ConfigError(f"serve: {error}; pip install 'kvsim[serve]'") from None
     from kvsim.against.serve.kv_events import events_config
-    from kvsim.against.serve.options import Options, adapters_of, said_in
-    from kvsim.against.serve.session import Session
+    from kvsim.against.serve.session import Options, Session, adapters_of, said_in
     from kvsim.run.blame import blaming
     from kvsim.settings.server.command import arguments
 

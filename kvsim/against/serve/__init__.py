@@ -9,6 +9,6 @@ tokens at the right time; KV events (ZMQ) and metrics (Prometheus) leave as vLLM
                   its clock        ▼
  HTTP ◄── protocol ◄────────── watch ──► metrics, kv_events
 ```
-Its clock follows the wall's times a speed, or none at all. `words` stand in for a tokenizer;
+Its clock follows the wall's times a speed, or none at all. Words stand in for tokens (`watch`);
 `again` lets a finished run speak.
 """

@@ -18,9 +18,8 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from kvsim.against.serve.options import Options
-from kvsim.against.serve.watch import Entry, nobody
-from kvsim.against.serve.words import tokens_of, tokens_of_chat
+from kvsim.against.serve.session import Options
+from kvsim.against.serve.watch import Entry, nobody, tokens_of, tokens_of_chat
 
 _ERRORS = {404: "NotFoundError", 500: "InternalServerError", 503: "ServiceUnavailableError"}
 

@@ -28,9 +28,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvsim.against.serve.kv_events import KVEvents, KVEventsConfig, Publisher
 from kvsim.against.serve.metrics import EngineMetrics
-from kvsim.against.serve.options import Options
 from kvsim.against.serve.protocol import ARRIVAL, Answer, Chat, Completion, Refused, Reply, Tokenize
-from kvsim.against.serve.session import Session
+from kvsim.against.serve.session import Options, Session
 from kvsim.against.serve.watch import Step
 from kvsim.core.batch import Batch
 from kvsim.errors import ConfigError

@@ -11,8 +11,7 @@ import pandas as pd
 import pytest
 
 from kvsim.against.serve.session import Session
-from kvsim.against.serve.watch import Entry, Step
-from kvsim.against.serve.words import filler, tokens_of, tokens_of_chat
+from kvsim.against.serve.watch import Entry, Step, filler, tokens_of, tokens_of_chat
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import read_config, simulate
 from kvsim.workload import Row, TokenContent, Trace
