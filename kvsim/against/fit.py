@@ -29,13 +29,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from kvsim.against.matched import (
-    Change,
-    errors_percent,
-    observed,
-    replayed,
-    with_change,
-)
+from kvsim.against.matched import Change, errors_percent, observed, replayed, with_change
 from kvsim.cost.profile import Curve, ExpertGrid, Fit, Profile, Tail
 from kvsim.cost.table import multiplied
 from kvsim.errors import ConfigError

@@ -19,15 +19,7 @@ from kvsim.core.batch import Batch
 from kvsim.core.plan import NOTHING_MOVED, Moved, Plan
 from kvsim.core.records import logs
 from kvsim.core.records.logs import DraftLog
-from kvsim.core.request import (
-    ABORTED,
-    FINISHED,
-    LOADED,
-    LOADING,
-    RUNNING,
-    UNLOADED,
-    Request,
-)
+from kvsim.core.request import ABORTED, FINISHED, LOADED, LOADING, RUNNING, UNLOADED, Request
 from kvsim.core.scheduler import Scheduler
 from kvsim.engines.deaths import died
 from kvsim.engines.vllm_v1.connector import NOTHING, Connector, Done, Match, Worker, note_tiers

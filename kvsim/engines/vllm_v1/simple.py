@@ -15,14 +15,7 @@ from typing import Any
 from kvsim.core.plan import Move, Plan
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
-from kvsim.engines.vllm_v1.connector import (
-    Connector,
-    Done,
-    Job,
-    Match,
-    Reported,
-    Transfers,
-)
+from kvsim.engines.vllm_v1.connector import Connector, Done, Job, Match, Reported, Transfers
 from kvsim.engines.vllm_v1.cpu_tier import PENDING, READY
 from kvsim.engines.vllm_v1.groups import Chunked, Full, Sliding
 from kvsim.engines.vllm_v1.manager import Hits, KVCacheManager

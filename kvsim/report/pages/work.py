@@ -26,15 +26,7 @@ from kvsim.report.pages.figures import (
     time_unit,
     titled,
 )
-from kvsim.report.pages.view import (
-    BARS,
-    DOTS,
-    LEAST_SHARE,
-    RATES,
-    View,
-    lined,
-    mean_and_longest,
-)
+from kvsim.report.pages.view import BARS, DOTS, LEAST_SHARE, RATES, View, lined, mean_and_longest
 from kvsim.results.ledger import KERNEL_LABELS
 from kvsim.results.numerals import count, percent
 from kvsim.results.phases import Ints
