@@ -119,14 +119,14 @@ class _Book:
         self._cost, self._rows, self._samples = cost, rows, samples
         self._times, self._split, self._slices = times, split, slices
         kinds = len(time.TIMES) + len(time.DRAFT_TIMES) * rows.drafted
-        self._total = np.zeros((1, kinds), dtype=np.int64)
+        self._total = np.zeros((kinds, 1), dtype=np.int64)
 
     def pieces(self) -> Iterator[Ints]:
         """`KERNELS` of the steps, as arrays of some rows each."""
         for first, last in self._rows.pieces():
             yield self._piece(first, last)
         number = self._rows.number if self._slices is None else len(self._slices.step)
-        self._split.add(number, self._total[:0], self._total)
+        self._split.add(number, self._total[:, :0], self._total)
 
     def _piece(self, first: int, last: int) -> Ints:
         rows = self._rows
@@ -157,9 +157,10 @@ class _Book:
             table, times = self._slices.of(table, first, low, high), self._slices.times
             first, last = low, high
         table = time.with_waits(table, times, first, last)
-        sums = np.concatenate((self._total, self._total + np.cumsum(table, axis=0)))
-        self._split.add(first, table, sums[:-1])
-        self._total = sums[-1:]
+        sums = np.concatenate((self._total, table), axis=1)
+        np.cumsum(sums, axis=1, out=sums)
+        self._split.add(first, table, sums[:, :-1])
+        self._total = sums[:, -1:].copy()
 
 
 TIME_COLUMNS = ("transfer_ns", "link_wait_ns", "flush_ns", "rank_wait_ns", *STAGE_COLUMNS)
