@@ -172,7 +172,7 @@ def _latencies(
     }
     for name, among in (("prefill", done), ("decode", done), ("client_queue", slice(None))):
         values = phases.defined(durations[name][among])
-        figures[f"mean_{name}_ms"] = describe(values / NS_PER_MS)["mean"]
+        figures[f"mean_{name}_ms"] = describe(values / NS_PER_MS, ("mean",))["mean"]
     return figures
 
 
@@ -364,7 +364,7 @@ def _times(requests: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, NDArray[np.int64]] = {
         name: np.asarray(requests[name], dtype=np.int64)[done] for name in TIME_PARTS
     }
-    described = {name: describe(each / NS_PER_MS) for name, each in values.items()}
+    described = {name: describe(each / NS_PER_MS, SHOWN) for name, each in values.items()}
     figures: dict[str, Any] = {
         "time_ledger_total_s": {
             bare(name): int(each.sum()) / NS_PER_S for name, each in values.items()

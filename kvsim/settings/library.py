@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -110,15 +111,20 @@ def _class_of(compiled: type) -> ast.ClassDef | None:
 
 @cache
 def _definition(module: str, name: str) -> ast.stmt | None:
-    """What has a name in a module, in its source, which may lie elsewhere than what is compiled."""
+    """What has a name in a module, a class up to its constructor, in its source, which may lie
+    elsewhere than what is compiled."""
     package, *names = module.split(".")
     place = sys.modules[package].__file__
     assert place is not None
-    source = Path(place).parent.joinpath(*names).with_suffix(".py")
-    for node in ast.parse(source.read_text("utf-8")).body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
-            return node
-    return None
+    source = Path(place).parent.joinpath(*names).with_suffix(".py").read_text("utf-8")
+    lines = rf"^(?:class|def) {name}\b.*?(?=^[\w@]|\Z)"
+    found = re.search(lines, source, re.DOTALL | re.MULTILINE)
+    if found is None:
+        return None
+    # To parse what follows the constructor takes longer than a short run.
+    following = re.compile(r"^    (?:def|@)", re.MULTILINE)
+    end = following.search(found[0], found[0].find("\n    def __init__(") + 2)
+    return ast.parse(found[0][: end.start()] if end else found[0]).body[0]
 
 
 def _parameter(
