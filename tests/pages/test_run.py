@@ -221,6 +221,9 @@ def test_a_feature_shows_itself(settings: dict[str, Any], drawn: set[str]) -> No
     plain = figures_in(page_of(kvsim.simulate(CHAT, FEATURES))).keys()
     figures = figures_in(page_of(run))
     assert drawn <= figures.keys() and not drawn & plain
+    for figure in figures.values():
+        axes = {trace.get("yaxis", "y") for trace in figure["data"]}
+        assert {f"yaxis{axis[1:]}" for axis in axes} <= figure["layout"].keys()
     assert "utilisation" in plain
     for line in figures["utilisation"]["data"]:
         assert all(0 <= y <= 100 for y in line["y"])

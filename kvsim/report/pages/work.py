@@ -140,7 +140,7 @@ def _drafts(run: View) -> Iterator[Figure]:
         titled("tokens", domain=[0.48, 1]),
         titled("accepted (%)", domain=[0, 0.36], range=[0, 101]),
     )
-    further: dict[str, Any] = {"below": below, "height": 280, "barmode": "stack", "bargap": 0}
+    further: dict[str, Any] = {"yaxis2": below, "height": 280, "barmode": "stack", "bargap": 0}
     yield run.figure("drafts", "Drafts", note, drawn, y, **further)
 
 
