@@ -45,7 +45,7 @@ def test_its_parts_take_longer_too() -> None:
 
 
 def test_labels_carry_the_error_of_public_runs() -> None:
-    assert "public runs took 1.78 times as long" in cost_of("h100-sxm").source
+    assert "public runs took 1.08 to 1.78 times as long" in cost_of("h100-sxm").source
     assert "public runs took 1.91 times as long" in cost_of("h200-sxm", model="roofline").source
     assert "public runs" not in cost_of("l4").source
     for missed in PUBLIC.values():
