@@ -36,7 +36,7 @@ from kvsim.run.replica.inbox import Mailbox, Senders
 from kvsim.run.serving import Serving
 from kvsim.settings.library import overridden
 from kvsim.workload.clients import Clients, Released
-from kvsim.workload.keys import SpanStream, Streams, TokenStream
+from kvsim.workload.streams import SpanStream, Streams, TokenStream
 from kvsim.workload.trace import Row
 
 
@@ -335,7 +335,7 @@ class News:
     @property
     def steps(self) -> int:
         """Steps of all replicas so far."""
-        return sum(each.rows.num_steps for each in self._servings)
+        return sum(each.rows.num_rows for each in self._servings)
 
     def _measure(self) -> None:
         loads = []

@@ -14,7 +14,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import inf
-from typing import Any, cast
 
 from kvsim.against.serve.kv_events import Content
 from kvsim.against.serve.watch import Entry, Step, Steps
@@ -31,7 +30,8 @@ from kvsim.run.serving import Serving
 from kvsim.run.simulation import assembled
 from kvsim.settings.config import RunConfig
 from kvsim.workload.clients import Requests
-from kvsim.workload.keys import TokenStream, streams
+from kvsim.workload.keys import streams
+from kvsim.workload.streams import TokenStream
 from kvsim.workload.trace import Row, TokenContent, Trace
 
 _STREAMS = 1 << 32
@@ -126,9 +126,7 @@ class Session:
         """Requests whose clients left before they arrived."""
         self._mailbox = Mailbox(self._env, self._env.peek, self._told)
         config = self.parts.config
-        self._requests = _Growing(
-            self._rows, cast(Any, self._streams), ignore_eos=config.ignore_eos
-        )
+        self._requests = _Growing(self._rows, self._streams, ignore_eos=config.ignore_eos)
         self._serving = Serving(
             self._env,
             self.parts,

@@ -18,7 +18,7 @@ import pytest
 from kvsim.against.serve.kv_events import KVEvents, KVEventsConfig, Publisher
 from kvsim.against.serve.session import Session
 from kvsim.run.simulation import read_config
-from kvsim.workload.keys import TokenStream
+from kvsim.workload.streams import TokenStream
 from tests.support.clients import installed
 from tests.support.marks import long, whole
 from tests.support.serving import SMALL, serving
