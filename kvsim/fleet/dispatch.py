@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
-from math import inf
 
 import numpy as np
 import simpy
 
 from kvsim.core.blocks import BlockManager, CacheEvents, Stored
+from kvsim.core.host import NEVER_NS
 from kvsim.core.request import Request
 from kvsim.core.schema import CAUSES, ROUTING
 from kvsim.errors import ConfigError
@@ -161,7 +161,7 @@ class Dispatch:
         self._tells_tokens = "first_token" in overridden(router, Router)
         self._prefilling: dict[str, Request] = {}
         """Requests that the router believes to have no first token, if it cares."""
-        self._next_arrival_ns: float = inf
+        self._next_arrival_ns = NEVER_NS
         env.process(self._send())
 
     def lost(self, replica: int) -> None:
@@ -176,12 +176,12 @@ class Dispatch:
             if time_ns > self._env.now:
                 yield self._env.timeout(time_ns - self._env.now)
             self.offer(request)
-        self._next_arrival_ns = inf
+        self._next_arrival_ns = NEVER_NS
 
-    def _upcoming_ns(self) -> float:
+    def _upcoming_ns(self) -> int:
         # A request that ends elsewhere may let a client send another one.
         if self._clients.listen:
-            return self._env.peek()
+            return int(self._env.peek())
         return min(self._next_arrival_ns, self.news.next_look_ns)
 
     def offer(self, request: Request) -> None:
@@ -245,9 +245,9 @@ def looks(env: simpy.Environment, everyone: Sequence[News], clients: Clients) ->
     `everyone` may be filled later. Raises `ConfigError` if time passes and nothing is computed.
     """
     steps, vain = 0, 0
-    while clients.left and (next_ns := min(each.next_look_ns for each in everyone)) < inf:
-        yield env.timeout(int(next_ns) - env.now)
-        if env.peek() == inf:
+    while clients.left and (next_ns := min(each.next_look_ns for each in everyone)) < NEVER_NS:
+        yield env.timeout(next_ns - env.now)
+        if env.peek() == NEVER_NS:
             return
         for each in everyone:
             each.look(int(env.now))
@@ -323,9 +323,9 @@ class News:
                 act()
 
     @property
-    def next_look_ns(self) -> float:
-        """When `look` is due next; infinite: never."""
-        return min(self._due_ns.values(), default=inf)
+    def next_look_ns(self) -> int:
+        """When `look` is due next; `NEVER_NS`: never."""
+        return min(self._due_ns.values(), default=NEVER_NS)
 
     @property
     def idle(self) -> bool:

@@ -13,11 +13,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from math import inf
 
 from kvsim.against.serve.kv_events import Content
 from kvsim.against.serve.watch import Entry, Step, Steps
 from kvsim.against.serve.words import filler
+from kvsim.core.host import NEVER_NS
 from kvsim.core.request import Request
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.machine.hardware import FRONT_END
@@ -90,7 +90,7 @@ class _Growing(Requests):
 class _GivenUp:
     """Requests whose clients are gone (`kvsim.run.serving.Departures`)."""
 
-    next_ns = inf
+    next_ns = NEVER_NS
     """Who gives up wakes the engine."""
 
     def __init__(self) -> None:
@@ -150,9 +150,9 @@ class Session:
         return int(self._env.now)
 
     @property
-    def next_ns(self) -> float:
-        """When something happens next; infinite: not before a request comes."""
-        return self._env.peek() if self.stopped is None else inf
+    def next_ns(self) -> int:
+        """When something happens next; `NEVER_NS`: not before a request comes."""
+        return int(self._env.peek()) if self.stopped is None else NEVER_NS
 
     def step(self) -> None:
         """Lets the next event happen. An engine that stops ends all requests with an error."""
@@ -190,7 +190,7 @@ class Session:
         """All clients are gone, and the engine settles what it has begun."""
         for entry in [*self.steps.entries.values()]:
             self.cancel(entry, self.now_ns)
-        while self.next_ns < inf:
+        while self.next_ns < NEVER_NS:
             self.step()
 
     def result(self, command: str = "") -> Result:

@@ -12,14 +12,13 @@ same instant wait for each other (`docs/results/real-runs.md`).
 
 from __future__ import annotations
 
-import simpy
-
+from kvsim.core.host import NEVER_NS, Receiver
 from kvsim.machine.hardware import FrontEndTimes
-from kvsim.run.replica.events import Process, Receiver
+from kvsim.run.replica.events import Clock, Process
 from kvsim.run.replica.inbox import Inbox, Mailbox, Senders
 
 
-def received(env: simpy.Environment, clients: Senders, times: FrontEndTimes | None) -> Receiver:
+def received(env: Clock, clients: Senders, times: FrontEndTimes | None) -> Receiver:
     """Where the requests of these clients reach the engine: behind a front end, if it has times."""
     inbox = Inbox(env, clients)
     if times is None:
@@ -29,14 +28,12 @@ def received(env: simpy.Environment, clients: Senders, times: FrontEndTimes | No
     return mailbox
 
 
-def _prepare(
-    env: simpy.Environment, inbox: Inbox, times: FrontEndTimes, mailbox: Mailbox
-) -> Process:
+def _prepare(env: Clock, inbox: Inbox, times: FrontEndTimes, mailbox: Mailbox) -> Process:
     while True:
         inbox.collect(int(env.now))
         came = inbox.take()
         if not came:
-            yield from inbox.wait(float("inf"))
+            yield from inbox.wait(NEVER_NS)
             continue
         yield env.timeout(sum(times.request_ns(request.input_length) for request in came))
         for request in came:
