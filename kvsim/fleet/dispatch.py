@@ -25,14 +25,14 @@ import numpy as np
 import simpy
 
 from kvsim.core.blocks import BlockManager, CacheEvents, Stored
-from kvsim.core.host import NEVER_NS, Receiver
+from kvsim.core.host import NEVER_NS
 from kvsim.core.request import Request
 from kvsim.core.schema import CAUSES, ROUTING
 from kvsim.errors import ConfigError
 from kvsim.fleet.routers.router import Asked, Choice, Router, asked_of
 from kvsim.run.assembly import Parts
-from kvsim.run.replica.events import Later, Process, woken
-from kvsim.run.replica.inbox import Senders
+from kvsim.run.replica.events import Process
+from kvsim.run.replica.inbox import Mailbox, Senders
 from kvsim.run.serving import Serving
 from kvsim.settings.library import overridden
 from kvsim.workload.clients import Clients, Released
@@ -232,58 +232,6 @@ class Dispatch:
     def _send_later(self, request: Request, delay_ns: int) -> Process:
         yield self._env.timeout(delay_ns)
         self.offer(request)
-
-
-Ended = Callable[[Iterable[Request]], None]
-
-
-class Mailbox(Receiver):
-    """Holds the requests that a router sent to a replica until the engine takes them in. Nobody
-    knows who gets the next request."""
-
-    def __init__(
-        self, env: simpy.Environment, upcoming_ns: Callable[[], int], ended: Ended
-    ) -> None:
-        """`upcoming_ns` returns the time before which nothing outside the replica matters to it;
-        `ended` is told which requests ended, when they end."""
-        super().__init__(listens=True)
-        self._env = env
-        self._upcoming_ns = upcoming_ns
-        self._ended = ended
-        self._wake: simpy.Event | None = None
-
-    def __len__(self) -> int:
-        return len(self.pending)
-
-    @property
-    def asleep(self) -> bool:
-        """Whether the engine waits."""
-        return self._wake is not None
-
-    def put(self, request: Request) -> None:
-        """A request arrives."""
-        self.pending.append(request)
-        self.wake()
-
-    def wake(self) -> None:
-        """Ends the wait."""
-        if self._wake is not None:
-            self._wake.succeed()
-            self._wake = None
-
-    def upcoming(self) -> tuple[int, int]:
-        return self.next_ns, self._upcoming_ns()
-
-    def release(self, ended: list[Request]) -> None:
-        self._ended(ended)
-
-    def wait(self, until_ns: int) -> Process:
-        """Waits until a request arrives, or `wake` is called, at most until `until_ns`."""
-        if not self.pending:
-            self._wake = self._env.event()
-            yield woken(self._wake, until_ns)
-            self._wake = None
-            yield Later(self._env, 0)
 
 
 PATIENCE_LOOKS = 1_000_000

@@ -20,10 +20,11 @@ from kvsim.against.serve.words import filler
 from kvsim.core.host import NEVER_NS
 from kvsim.core.request import Request
 from kvsim.errors import ConfigError, EngineStopped
-from kvsim.fleet.dispatch import Mailbox
+from kvsim.machine.hardware import FRONT_END
 from kvsim.run.assembly import Parts
 from kvsim.run.features.offload import role_of
 from kvsim.run.replica.events import Clock
+from kvsim.run.replica.inbox import Mailbox
 from kvsim.run.result import Outcome, Result
 from kvsim.run.serving import Serving
 from kvsim.run.simulation import assembled
@@ -243,6 +244,8 @@ def _parts_of(config: RunConfig) -> Parts:
             "serve: one engine, not the side of a prefill/decode split, ranks or samples; leave"
             " kv_role, --data-parallel-size and --n out"
         )
+    if FRONT_END in config.cost:
+        raise ConfigError("cost.front_end: this server is a front end itself; leave it out")
     for key in _OF_CLIENTS:
         if getattr(config, key) is not None:
             raise ConfigError(f"{key}: clients decide what they send, and when; leave it out")

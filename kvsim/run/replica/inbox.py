@@ -12,7 +12,7 @@ only what depends on a completion is timed by the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol, cast
 
 import simpy
@@ -124,3 +124,55 @@ class Inbox(Receiver):
     def _ring(self, event: simpy.Event) -> None:
         self.collect(self._now_ns)
         self._set_alarm()
+
+
+Ended = Callable[[list[Request]], None]
+
+
+class Mailbox(Receiver):
+    """Holds the requests that somebody passes on to an engine until it takes them in. Nobody knows
+    when the next one comes."""
+
+    def __init__(
+        self, env: simpy.Environment, upcoming_ns: Callable[[], int], ended: Ended
+    ) -> None:
+        """`upcoming_ns` returns the time before which nothing outside the engine matters to it;
+        `ended` is told which requests ended, when they end."""
+        super().__init__(listens=True)
+        self._env = env
+        self._upcoming_ns = upcoming_ns
+        self._ended = ended
+        self._wake: simpy.Event | None = None
+
+    def __len__(self) -> int:
+        return len(self.pending)
+
+    @property
+    def asleep(self) -> bool:
+        """Whether the engine waits."""
+        return self._wake is not None
+
+    def put(self, request: Request) -> None:
+        """A request arrives."""
+        self.pending.append(request)
+        self.wake()
+
+    def wake(self) -> None:
+        """Ends the wait."""
+        if self._wake is not None:
+            self._wake.succeed()
+            self._wake = None
+
+    def upcoming(self) -> tuple[int, int]:
+        return self.next_ns, self._upcoming_ns()
+
+    def release(self, ended: list[Request]) -> None:
+        self._ended(ended)
+
+    def wait(self, until_ns: int) -> Process:
+        """Waits until a request arrives, or `wake` is called, at most until `until_ns`."""
+        if not self.pending:
+            self._wake = self._env.event()
+            yield woken(self._wake, until_ns)
+            self._wake = None
+            yield Later(self._env, 0)
