@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import simpy
 
 from kvsim.core.batch import Batch
-from kvsim.core.host import SimulatedTime
+from kvsim.core.host import NEVER_NS, Receiver, SimulatedTime
 from kvsim.core.loop import Loop
 from kvsim.core.records.packed import PackedColumns
 from kvsim.core.request import ABORTED, Request
@@ -23,7 +22,7 @@ from kvsim.errors import EngineStopped
 from kvsim.results.ledger.account import account_prompts, account_times
 from kvsim.run.assembly import Parts
 from kvsim.run.blame import blaming
-from kvsim.run.replica.events import Link, Process, Receiver
+from kvsim.run.replica.events import Link, Process
 from kvsim.run.replica.lockstep import Ranks, RankTime
 from kvsim.run.replica.pipeline import PipelineTime
 from kvsim.run.result import Books, Outcome, Result, provenance
@@ -39,8 +38,8 @@ class Departures(Protocol):
     """Who gives up requests."""
 
     @property
-    def next_ns(self) -> float:
-        """When the next request in progress is given up; infinite: never."""
+    def next_ns(self) -> int:
+        """When the next request in progress is given up; `NEVER_NS`: none is."""
 
     def begins(self, request: Request) -> None:
         """A request was sent."""
@@ -64,11 +63,11 @@ class Patience:
             heapq.heappush(self._due, (request.arrival_ns + after_ns, request.index, request))
 
     @property
-    def next_ns(self) -> float:
-        """When the next request in progress is given up; infinite: never."""
+    def next_ns(self) -> int:
+        """When the next request in progress is given up; `NEVER_NS`: none is."""
         while self._due and self._due[0][2].finish_ns >= 0:
             heapq.heappop(self._due)
-        return self._due[0][0] if self._due else inf
+        return self._due[0][0] if self._due else NEVER_NS
 
     def over(self, now_ns: int) -> list[Request]:
         """Takes out the requests in progress that are given up until now, in order."""

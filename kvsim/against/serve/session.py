@@ -21,12 +21,14 @@ import msgspec
 
 from kvsim.against.serve.kv_events import Content, KVEventsConfig
 from kvsim.against.serve.watch import Entry, Step, Steps, filler
+from kvsim.core.host import NEVER_NS
 from kvsim.core.request import Request
 from kvsim.errors import ConfigError, EngineStopped
-from kvsim.fleet.dispatch import Mailbox
+from kvsim.machine.hardware import FRONT_END
 from kvsim.run.assembly import Parts
 from kvsim.run.offload import role_of
 from kvsim.run.replica.events import Clock
+from kvsim.run.replica.inbox import Mailbox
 from kvsim.run.result import Outcome, Result
 from kvsim.run.serving import Serving
 from kvsim.run.simulation import assembled
@@ -157,7 +159,7 @@ class _Growing(Requests):
 class _GivenUp:
     """Requests whose clients are gone (`kvsim.run.serving.Departures`)."""
 
-    next_ns = inf
+    next_ns = NEVER_NS
     """Who gives up wakes the engine."""
 
     def __init__(self) -> None:
@@ -217,9 +219,9 @@ class Session:
         return int(self._env.now)
 
     @property
-    def next_ns(self) -> float:
-        """When something happens next; infinite: not before a request comes."""
-        return self._env.peek() if self.stopped is None else inf
+    def next_ns(self) -> int:
+        """When something happens next; `NEVER_NS`: not before a request comes."""
+        return int(self._env.peek()) if self.stopped is None else NEVER_NS
 
     def step(self) -> None:
         """Lets the next event happen. An engine that stops ends all requests with an error."""
@@ -257,7 +259,7 @@ class Session:
         """All clients are gone, and the engine settles what it has begun."""
         for entry in [*self.steps.entries.values()]:
             self.cancel(entry, self.now_ns)
-        while self.next_ns < inf:
+        while self.next_ns < NEVER_NS:
             self.step()
 
     def result(self, command: str = "") -> Result:
@@ -311,6 +313,8 @@ def _parts_of(config: RunConfig) -> Parts:
             "serve: one engine, not the side of a prefill/decode split, ranks or samples; leave"
             " kv_role, --data-parallel-size and --n out"
         )
+    if FRONT_END in config.cost:
+        raise ConfigError("cost.front_end: this server is a front end itself; leave it out")
     for key in _OF_CLIENTS:
         if getattr(config, key) is not None:
             raise ConfigError(f"{key}: clients decide what they send, and when; leave it out")
