@@ -80,8 +80,8 @@ def test_a_run_with_a_page_imports_no_other_page(tmp_path: Path) -> None:
         for name in loaded
         if name.startswith("kvsim.report.pages.")
     }
-    shared = {"block_map", "figures", "html", "latencies", "over_time", "view", "work"}
-    assert drawn == {"run", "requests", *shared}
+    shared = {"block_map", "figures", "html", "latencies", "over_time", "view"}
+    assert drawn == {"run", *shared}
 
 
 def test_without_a_command_five_lines_greet_and_name_three_commands(
