@@ -200,22 +200,20 @@ def _memory(
     gpu, cpu = meta.get("num_gpu_blocks"), meta.get("num_cpu_blocks")
     held = held_ns > 0
 
-    def mean(column: str) -> float | None:
-        return weighted_mean(rows[column], held_ns)
+    def mean_and_most(column: str) -> tuple[float | None, int]:
+        values = rows[column]
+        return weighted_mean(values, held_ns), int(values.max(where=held, initial=0))
 
-    def most(column: str) -> int:
-        return int(rows[column][held].max(initial=0))
-
-    slots = mean("used_blocks")
+    used, most = mean_and_most("used_blocks")
+    on_cpu, most_on_cpu = mean_and_most("cpu_used_blocks")
+    empty, stranded = (mean_and_most(name)[0] for name in ("empty_slots", "stranded_blocks"))
     return {
-        "kv_cache_usage_mean": ratio(mean("used_blocks"), gpu),
-        "kv_cache_usage_max": ratio(most("used_blocks"), gpu),
-        "cpu_cache_usage_mean": ratio(mean("cpu_used_blocks"), cpu),
-        "cpu_cache_usage_max": ratio(most("cpu_used_blocks"), cpu),
-        "internal_fragmentation": ratio(
-            mean("empty_slots"), slots and slots * meta.get("block_size", 0)
-        ),
-        "external_fragmentation": ratio(mean("stranded_blocks"), gpu),
+        "kv_cache_usage_mean": ratio(used, gpu),
+        "kv_cache_usage_max": ratio(most, gpu),
+        "cpu_cache_usage_mean": ratio(on_cpu, cpu),
+        "cpu_cache_usage_max": ratio(most_on_cpu, cpu),
+        "internal_fragmentation": ratio(empty, used and used * meta.get("block_size", 0)),
+        "external_fragmentation": ratio(stranded, gpu),
     }
 
 
@@ -257,11 +255,14 @@ def _prefix_cache(requests: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[
 def _queues(rows: Mapping[str, Ints], held_ns: Ints, steps: Columns) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for name in ("waiting", "running", "swapped"):
-        figures[f"{name}_mean"] = weighted_mean(rows[name], held_ns)
-        figures[f"{name}_max"] = int(rows[name].max(initial=0))
+        values = rows[name]
+        figures[f"{name}_mean"] = weighted_mean(values, held_ns)
+        figures[f"{name}_max"] = int(values.max(initial=0))
+        del values  # Before the next one is made: a long run has many steps.
     causes = range(1, len(BLOCKED))
-    blocked_steps = {BLOCKED[c]: int((steps["blocked"] == c).sum()) for c in causes}
-    blocked_s = {BLOCKED[c]: int(held_ns[rows["blocked"] == c].sum()) / NS_PER_S for c in causes}
+    numbers = np.bincount(steps["blocked"], minlength=len(BLOCKED)).tolist()
+    blocked_steps, why = {BLOCKED[c]: numbers[c] for c in causes}, rows["blocked"]
+    blocked_s = {BLOCKED[c]: int(held_ns[why == c].sum()) / NS_PER_S for c in causes}
     return {
         **figures,
         "head_blocked_steps": blocked_steps,
