@@ -362,19 +362,14 @@ def parts_of(requests: Mapping[str, Any], index: int) -> dict[str, int]:
 
 def _times(requests: Mapping[str, Any]) -> dict[str, Any]:
     done = completed(requests)
-    values: dict[str, NDArray[np.int64]] = {
-        name: np.asarray(requests[name], dtype=np.int64)[done] for name in TIME_PARTS
-    }
-    described = {name: describe(each / NS_PER_MS, SHOWN) for name, each in values.items()}
-    figures: dict[str, Any] = {
-        "time_ledger_total_s": {
-            bare(name): int(each.sum()) / NS_PER_S for name, each in values.items()
-        }
-    }
-    for statistic in SHOWN:
-        figures[f"time_ledger_{statistic}_ms"] = {
-            bare(name): each[statistic] for name, each in described.items()
-        }
+    total_s: dict[str, float] = {}
+    figures: dict[str, Any] = {"time_ledger_total_s": total_s}
+    figures |= {f"time_ledger_{statistic}_ms": {} for statistic in SHOWN}
+    for name in TIME_PARTS:
+        values = ints(requests[name])[done]
+        total_s[bare(name)] = int(values.sum()) / NS_PER_S
+        for statistic, ms in describe(values / NS_PER_MS, SHOWN).items():
+            figures[f"time_ledger_{statistic}_ms"][bare(name)] = ms
     figures["time_ledger_requests"] = {
         f"p{percent}": _one(requests, request_at(requests, percent)) for percent in (50, 99)
     }
