@@ -19,7 +19,7 @@ import xxhash
 
 from kvsim.core.request import Request
 from kvsim.errors import ConfigError
-from kvsim.workload.keys import Streams
+from kvsim.workload.streams import Streams
 from kvsim.workload.trace import Row
 
 TOKEN_CHARACTERS = 4

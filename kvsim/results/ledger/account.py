@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from kvsim.core.records.logs import RESUMED
 from kvsim.core.records.packed import PackedColumns, part_of, rows_in
-from kvsim.core.rows import PIECE_STEPS
+from kvsim.core.rows import PIECE_ROWS
 from kvsim.core.schema import STAGE_COLUMNS
 from kvsim.cost.explain import Explains, Work
 from kvsim.results.ledger import KERNELS, PROMPT_PARTS, TIME_PARTS, standings, time
 from kvsim.results.ledger.prompts import Rules, split_prompts
 from kvsim.results.ledger.time import Slices, slices
 from kvsim.results.phases import Ints
-from kvsim.workload.keys import Streams
+from kvsim.workload.streams import Streams
 
 _AT_ONCE = 1 << 13
 """Steps whose time is split at once: few enough to stay in the cache of a processor."""
@@ -126,8 +126,8 @@ class _Book:
     def pieces(self) -> Iterator[Ints]:
         """`KERNELS` of the steps, as arrays of some rows each."""
         number = self._rows.number
-        for begin in range(0, number, PIECE_STEPS):
-            firsts = range(begin, min(begin + PIECE_STEPS, number), _AT_ONCE)
+        for begin in range(0, number, PIECE_ROWS):
+            firsts = range(begin, min(begin + PIECE_ROWS, number), _AT_ONCE)
             yield np.concatenate([self._piece(at, min(at + _AT_ONCE, number)) for at in firsts])
         number = number if self._slices is None else len(self._slices.step)
         self._split.add(number, self._total[:, :0], self._total)
