@@ -62,7 +62,7 @@ def weighted_mean(values: NDArray[np.int64], weights: NDArray[np.int64]) -> floa
     total = int(weights.sum())
     if not total:
         return None
-    most = int(np.abs(values).max())
+    most = max(int(values.max()), -int(values.min()))
     if most * int(weights.max()) < 1 << 53 and most * total < 1 << 63:
         # Every product is exact as a float, so this sum is equal to the exact one, and faster.
         return float(int(values @ weights)) / total

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from importlib import resources
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -358,7 +358,7 @@ def merge(*parts: dict[str, Any]) -> dict[str, Any]:
 
 def coloured(drawn: Any) -> Any:
     """Traces or a layout with the colours and fonts of the light style sheet, not their names."""
-    style = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+    style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
     # The first value of a property is that of the light style; it may name another property.
     named = dict(reversed(re.findall(r"--([\w-]+):\s*([^;]+);", style)))
     text = json.dumps(drawn)

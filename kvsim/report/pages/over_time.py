@@ -395,12 +395,11 @@ def _cuts(values: Any, place: Any, bins: int) -> Any:
 def _itl(run: View) -> Iterator[Figure]:
     """The gaps between the ends of steps that decode, as running requests see them."""
     ends, decodes = run.steps["end_ns"], run.steps["decode_seqs"]
-    later = 1 + np.flatnonzero((decodes[1:] > 0) & (run.steps["running"][:-1] > 0))
-    if not len(later):
+    later = (decodes[1:] > 0) & (run.steps["running"][:-1] > 0)
+    if not later.any():
         return
-    instants, weights = ends[later], decodes[later]
-    gaps = instants - ends[later - 1]
-    del ends, decodes, later  # A long run has many steps.
+    weights, gaps, instants = decodes[1:][later], np.diff(ends)[later], ends[1:][later]
+    del ends, decodes  # A long run has many steps.
     unit, ns = time_unit(gaps)
     drawn = mean_and_longest(run, instants, gaps, weights, ns, "decode", "Mean over tokens")
     note, shapes = _limit(run, "tpot", ns)

@@ -29,6 +29,8 @@ from kvsim.results.ledger.time import Slices, slices
 from kvsim.results.phases import Ints
 from kvsim.workload.streams import Streams
 
+_AT_ONCE = 1 << 13
+"""Steps whose time is split at once: few enough to stay in the cache of a processor."""
 _SWAPPED = ("swap_out_blocks", "swap_in_blocks")
 
 
@@ -123,9 +125,11 @@ class _Book:
 
     def pieces(self) -> Iterator[Ints]:
         """`KERNELS` of the steps, as arrays of some rows each."""
-        for first, last in self._rows.pieces():
-            yield self._piece(first, last)
-        number = self._rows.number if self._slices is None else len(self._slices.step)
+        number = self._rows.number
+        for begin in range(0, number, PIECE_ROWS):
+            firsts = range(begin, min(begin + PIECE_ROWS, number), _AT_ONCE)
+            yield np.concatenate([self._piece(at, min(at + _AT_ONCE, number)) for at in firsts])
+        number = number if self._slices is None else len(self._slices.step)
         self._split.add(number, self._total[:, :0], self._total)
 
     def _piece(self, first: int, last: int) -> Ints:
@@ -183,13 +187,6 @@ class Rows:
         """Whether they are those of a pipeline, and may overlap."""
         self.times = tuple(name for name in TIME_COLUMNS if name in steps)
         """Columns of what a step takes beside kernels."""
-
-    def pieces(self) -> list[tuple[int, int]]:
-        """(first, last + 1) of each piece."""
-        return [
-            (first, min(first + PIECE_ROWS, self.number))
-            for first in range(0, self.number, PIECE_ROWS)
-        ]
 
     def part(self, name: str, first: int, last: int) -> Ints:
         """Rows `first .. last - 1` of a column."""
