@@ -38,12 +38,12 @@ class Chains:
         """For each piece the number of its first id together with all before it, in order of
         appearance, and the place of the row that had them first."""
         labels, hop = self._pieces, 1
-        first = _first(labels)
-        while not _agree(self._earlier(labels, 1), first):
+        first, before = _first(labels), self._earlier(labels, 1)
+        while (before != before[first]).any():
             # What a label says of the pieces up to here goes back twice as far each time.
             pairs = (self._earlier(labels, hop) + 1) * (labels.max() + 1) + labels
             labels, hop = np.unique(pairs, return_inverse=True)[1], 2 * hop
-            first = _first(labels)
+            first, before = _first(labels), self._earlier(labels, 1)
         fresh = np.where(first == np.arange(len(first)), self.counts, 0)
         return (np.cumsum(fresh) - fresh)[first], self.rows[first]
 
@@ -120,11 +120,6 @@ def _first(labels: _Ints) -> _Ints:
     first = np.full(labels.max(initial=-1) + 1, len(labels))
     np.minimum.at(first, labels, np.arange(len(labels)))
     return first[labels]
-
-
-def _agree(facts: _Ints, first: _Ints) -> bool:
-    """Whether all entries say what the first one of their label says."""
-    return bool((facts == facts[first]).all())
 
 
 def settle_blocks(source: Source, trace: Trace, size: int, remedy: str) -> None:
