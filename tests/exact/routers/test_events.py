@@ -32,7 +32,8 @@ def held(blocks: Any) -> Counter[int]:
     pool = blocks.gpu
     if not isinstance(pool, Pool):
         return Counter(key for node in pool.tree.nodes() for key in node.list_keys())
-    return Counter(pool.keys[content] for content in pool.content if content)
+    contents = map(pool.content, range(1, pool.fresh))
+    return Counter(pool.keys[content] for content in contents if content)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from worlds import config, hashed
 import kvsim
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
+from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.engines.vllm_063.pool import PrefixPool
 from kvsim.engines.vllm_v1.manager import KVCacheManager
@@ -193,7 +194,11 @@ def prompt_keys(blocks: Any, request: Any) -> list[int]:
 
 def held(pool: Any) -> set[int]:
     """The keys of the blocks that have content."""
-    return {*pool.content_of.values()} if isinstance(pool, PrefixPool) else {*pool.content} - {0}
+    if isinstance(pool, PrefixPool):
+        return {*pool.content_of.values()}
+    if isinstance(pool, Pool):
+        return {pool.content(block) for block in range(1, pool.fresh)} - {0}
+    return {*pool.content} - {0}
 
 
 class Seen:
