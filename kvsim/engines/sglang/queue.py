@@ -103,16 +103,19 @@ class QueueOrder:
             return self._sort_unaware(policy, waiting, running)
         if not blocks.needs_keys:
             return waiting
-        standings: list[Standing] = self._look_up(waiting, blocks)
+        self._look_up(waiting, blocks)
         if policy == "dfs-weight":
-            standings = _depth_first(blocks.tree.root, standings)
-        elif policy == "lpm":
-            standings.sort(key=lambda each: (each.late, 0 if each.late else -each.matched))
-        elif policy == "hrrn":
-            standings.sort(key=lambda each: (_response(each, computed_tokens), each.request.id))
-        else:
-            standings.sort(key=lambda each: (each.late, each.work, each.entry))
-        return deque([each.request for each in standings])
+            return _depth_first(blocks.tree.root, waiting)
+
+        def order(each: Request) -> tuple[Any, ...]:
+            standing: Standing = each.standing
+            if policy == "lpm":
+                return standing.late, 0 if standing.late else -standing.matched
+            if policy == "hrrn":
+                return _response(each, computed_tokens), each.id
+            return standing.late, standing.work, standing.entry
+
+        return deque(sorted(waiting, key=order))
 
     def _sort_unaware(self, policy: str, waiting: deque[Request], running: Group) -> deque[Request]:
         if policy == "fcfs":
@@ -127,8 +130,7 @@ class QueueOrder:
                     sorted(waiting, key=lambda each: (each.standing.rank, -each.standing.limit))
                 )
             return deque(sorted(waiting, key=lambda each: -each.standing.limit))
-        sessions = [each.request.session for each in running.members]
-        keys = Counter([session for session in sessions if session])
+        keys = Counter([each.session for each in running.members if each.session])
         if not keys:
             return waiting
 
@@ -138,14 +140,13 @@ class QueueOrder:
 
         return deque(sorted(waiting, key=order))
 
-    def _look_up(self, waiting: Iterable[Request], blocks: SglangTables) -> list[Standing]:
+    def _look_up(self, waiting: Iterable[Request], blocks: SglangTables) -> None:
         """Looks up all waiting requests."""
         beginnings: set[int] = set()
         """Keys of the first tokens of the requests that are not late."""
-        found: list[Standing] = []
         for request in waiting:
             standing: Standing = request.standing
-            cached: i64 = blocks.look_up(standing, request.length)
+            cached: i64 = blocks.look_up(request, request.length)
             standing.matched = min(cached, request.length - 1)
             standing.work = max(1, request.length - standing.matched)
             standing.late = False
@@ -155,39 +156,37 @@ class QueueOrder:
                     key = int(request._stream.keys(self._late - 1, self._late, 1)[0])
                     standing.late = key in beginnings
                     beginnings.add(key)
-            found.append(standing)
-        return found
 
 
 def _refresh(waiting: Iterable[Request], blocks: SglangTables) -> None:
     """Looks up the first waiting requests, the first one last. What they find counts as used."""
     for request in reversed(list(islice(waiting, MANY))):
-        standing: Standing = request.standing
-        blocks.look_up(standing, request.length)
+        blocks.look_up(request, request.length)
 
 
-def _response(standing: Standing, computed_tokens: i64) -> float:
+def _response(request: Request, computed_tokens: i64) -> float:
     """Highest ratio of waiting to work first. The wait is counted in tokens."""
+    standing: Standing = request.standing
     if standing.late:
         return math.inf
-    uncached: i64 = max(0, standing.request.input_length - standing.matched)
+    uncached: i64 = max(0, request.input_length - standing.matched)
     if uncached == 0:
         return -math.inf
     return -(int(max(0, computed_tokens - standing.since)) / int(uncached))
 
 
-def _depth_first(root: Node, standings: list[Standing]) -> list[Standing]:
+def _depth_first(root: Node, waiting: Iterable[Request]) -> deque[Request]:
     """`dfs-weight`: subtrees with more waiting requests first; the requests of a node come after
     them."""
-    own: dict[Node, list[Standing]] = {}
+    own: dict[Node, list[Request]] = {}
     weights: Counter[Node] = Counter()
-    for standing in standings:
-        own.setdefault(standing.node, []).append(standing)
-        node: Node | None = standing.node
+    for request in waiting:
+        node: Node | None = request.standing.node
+        own.setdefault(request.standing.node, []).append(request)
         while node is not None:
             weights[node] += 1
             node = node.parent
-    found: list[Standing] = []
+    found: deque[Request] = deque()
     stack: list[tuple[Node, bool]] = [(root, False)]
     while stack:
         each, below = stack.pop()

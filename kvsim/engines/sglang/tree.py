@@ -16,7 +16,7 @@ and `mem_cache/allocator/paged.py`.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from typing import Any
 
 from librt.vecs import append, extend, vec
@@ -33,9 +33,12 @@ class Span:
     pages: vec[i64]
     begin: i64
     end: i64
+    behind: Span | None
+    """The next one on the free list."""
 
     def __init__(self, pages: vec[i64], begin: i64, end: i64) -> None:
         self.pages, self.begin, self.end = pages, begin, end
+        self.behind = None
 
 
 class PagePool:
@@ -52,7 +55,10 @@ class PagePool:
     evictable: i64
     """Pages in the tree that no request holds."""
     tree: RadixTree
-    _spans: deque[Span]
+    _head: Span | None
+    """The free list, but for pages that were never taken."""
+    _tail: Span
+    """Its last span, if there is one; only where pages are returned there."""
     _later: list[Span]
     _collects: bool
 
@@ -60,7 +66,7 @@ class PagePool:
         self.size = self.blank = size
         self.page_size = page_size
         self.evictable, self.fresh = 0, 1
-        self._spans = deque()
+        self._head, self._tail = None, Span(EMPTY, 0, 0)
         self._later, self._collects = [], False
 
     # -- for those who look on -------------------------------------------------------------------
@@ -94,7 +100,7 @@ class PagePool:
         """Page → number of tables that hold it, of the pages in use."""
         held = dict.fromkeys(range(1, self.fresh), 1)
         k: i64
-        for span in self._spans:
+        for span in self._spans():
             for k in range(span.begin, span.end):
                 del held[span.pages[k]]
         for node in self.tree.nodes():
@@ -112,12 +118,13 @@ class PagePool:
         self.blank -= count
         assert self.blank >= 0, "no free page left"
         while count:
-            if self.fresh <= self.size and (self.page_size == 1 or not self._spans):
+            head: Span | None = self._head
+            if self.fresh <= self.size and (self.page_size == 1 or head is None):
                 pages = append(pages, self.fresh)
                 self.fresh += 1
                 count -= 1
                 continue
-            head: Span = self._spans[0]
+            assert head is not None
             taken: i64 = min(count, head.end - head.begin)
             if taken == 1:
                 pages = append(pages, head.pages[head.begin])
@@ -126,7 +133,7 @@ class PagePool:
             head.begin += taken
             count -= taken
             if head.begin == head.end:
-                self._spans.popleft()
+                self._head = head.behind
         return pages
 
     def give_back(self, pages: vec[i64], begin: i64, end: i64) -> None:
@@ -139,7 +146,7 @@ class PagePool:
         if self._collects:
             self._later.append(span)
         else:
-            self._put([span])
+            self._put(span)
 
     def collect(self) -> None:
         """From now on, collects returned pages until `apply`."""
@@ -149,17 +156,30 @@ class PagePool:
         """Puts the collected pages on the free list, together."""
         self._collects = False
         if self._later:
-            self._put(self._later)
-            self._later = []
+            later, self._later = self._later, []
+            if self.page_size > 1:
+                later.reverse()
+            span: Span
+            for span in later:
+                self._put(span)
 
-    def _put(self, spans: list[Span]) -> None:
-        span: Span
-        for span in spans:
-            self.blank += span.end - span.begin
-        if self.page_size == 1:
-            self._spans.extend(spans)
+    def _put(self, span: Span) -> None:
+        self.blank += span.end - span.begin
+        if self.page_size > 1:
+            span.behind, self._head = self._head, span
+        elif self._head is None:
+            self._head = self._tail = span
         else:
-            self._spans.extendleft(reversed(spans))
+            self._tail.behind = span
+            self._tail = span
+
+    def _spans(self) -> list[Span]:
+        spans: list[Span] = []
+        span: Span | None = self._head
+        while span is not None:
+            spans.append(span)
+            span = span.behind
+        return spans
 
     def audit(self, held: list[Span], ends: list[Node]) -> None:
         """Asserts that every page is in exactly one place, and that counts agree. `held`: pages of
@@ -167,7 +187,7 @@ class PagePool:
         places: vec[i64] = zeros(self.fresh)
         blank: i64 = self.size + 1 - self.fresh
         span: Span
-        for span in self._spans:
+        for span in self._spans():
             blank += span.end - span.begin
             _count(places, span.pages, span.begin, span.end)
         assert blank == self.blank, "free pages were miscounted"
@@ -287,7 +307,6 @@ class RadixTree:
         root: Node = self.root
         node: Node = root
         at: i64 = 0
-        twice: list[int] = []
         while at < number:
             child: Node | None = node.children.get(text.number(at))
             if child is None:
@@ -299,8 +318,7 @@ class RadixTree:
             if priority > child.priority:
                 child.priority = priority
             if own < at + same:
-                twice.append(max(own, at) - first)
-                twice.append(at + same - first)
+                self.pool.give_back(pages, max(own, at) - first, at + same - first)
             at += same
             if at > counted:
                 child.hits += 1
@@ -308,9 +326,6 @@ class RadixTree:
         if at < number:
             node = self._add_leaf(node, text, at, number, pages, at - first, priority)
             node.hits = 1 if number > counted else 0
-        k: i64
-        for k in range(0, len(twice), 2):
-            self.pool.give_back(pages, twice[k], twice[k + 1])
         return node
 
     def lock(self, end: Node) -> None:
