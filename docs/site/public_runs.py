@@ -40,6 +40,17 @@ PROMPTS = {
 }
 """Prefixes, users of each, and tokens of prefix and question, by workload: `profile.yaml` of
 github.com/inference-sim/training at c4f0340."""
+TEMPLATE_MS = {
+    ("Qwen/Qwen3-14B", "0.11.0"): 8.1,
+    ("deepseek-ai/DeepSeek-R1-0528", "0.11.0"): 10.0,
+    ("meta-llama/Llama-3.1-8B-Instruct", "0.9.0"): 7.0,
+}
+"""Milliseconds that the front end takes for each request, in runs over `/v1/chat/completions`, by
+model and release: these releases of vLLM parse the chat template anew for each
+(`entrypoints/chat_utils.py`: `resolve_chat_template_kwargs` in 0.11.0, `_detect_content_format`
+in 0.9.0). The first two are the CPU time of the same calls on the same template, or for
+DeepSeek-R1 on the one of vLLM's examples (Jinja2 3.1.6, Python 3.11, EPYC). The third is the
+middle of 6 to 8, github.com/vllm-project/vllm/pull/20065. None is fitted to a run."""
 MOST = 1000
 """Requests of a stage that are simulated: the load is steady."""
 MOST_FAILED = 0.01
@@ -61,13 +72,16 @@ class Row(NamedTuple):
     """How its steps were priced."""
     errors: dict[str, float] | None
     """By metric, in percent; None: it cannot be compared."""
+    front_end_ms: float | None = None
+    """What the front end takes for a request; None: not known, and so nothing."""
 
 
 def written(folder: Path) -> str:
     """The table, saturated runs first."""
     rows = sorted([*_cases(folder), *_stages(folder)], key=lambda row: ORDER.index(row.load))
     names = ["duration", "throughput", "TTFT", "TPOT", "E2EL"]
-    head = f"| run | load | steps | {' | '.join(names)} |\n| --- | --- | --- |{' --- |' * 5}\n"
+    head = f"| run | load | steps | front end | {' | '.join(names)} |\n"
+    head += f"| --- | --- | --- | --- |{' --- |' * 5}\n"
     return head + "".join(_line(row, names) for row in rows)
 
 
@@ -79,7 +93,8 @@ def _line(row: Row, names: Sequence[str]) -> str:
         cells = ["most requests failed", *[""] * (len(names) - 1)]
     else:
         cells = [f"{row.errors[name]:+.0f}" if name in row.errors else "" for name in names]
-    return f"| {row.run} | {row.load} | {row.prices} | {' | '.join(cells)} |\n"
+    front_end = "" if row.front_end_ms is None else f"{row.front_end_ms:g} ms"
+    return f"| {row.run} | {row.load} | {row.prices} | {front_end} | {' | '.join(cells)} |\n"
 
 
 def _cases(folder: Path) -> Iterator[Row]:
@@ -91,6 +106,9 @@ def _cases(folder: Path) -> Iterator[Row]:
         for flag, value in zip(rest[::2], rest[1::2], strict=True):
             key = {"-tp": "tensor_parallel_size", "--max-model-len": "max_model_len"}[flag]
             settings[key] = int(value)
+        front_end_ms = TEMPLATE_MS.get((model, case["vllm_version"]))
+        if front_end_ms is not None:
+            settings["cost"] = {"front_end": {"request_ms": front_end_ms}}
         lengths = Lengths(case["input_len"]), Lengths(case["output_len"])
         trace = synthesise_lengths(*lengths, requests=case["num_prompts"])
         result = simulate(trace, make_config(settings))
@@ -100,7 +118,8 @@ def _cases(folder: Path) -> Iterator[Row]:
             load = "many clients" if clients > 10 else "steady"
         title = f"{model.partition('/')[2]}, {case['hardware']}, {case['num_prompts']} x"
         title += f" {case['input_len']}/{case['output_len']}, vLLM {case['vllm_version']}"
-        yield Row(title, load, _prices(result), _errors(case["measured"], predicted))
+        errors = _errors(case["measured"], predicted)
+        yield Row(title, load, _prices(result), errors, front_end_ms)
 
 
 def _errors(measured: dict[str, float], predicted: dict[str, float]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from mypy_extensions import i64
 
 from kvsim.core import guard
 from kvsim.core.request import Request
-from kvsim.core.vectors import zeros
+from kvsim.core.vectors import longer, zeros
 
 WIDTH: Final = 1 << 24
 """Numbers from one base to the next: more than the units of the longest stream."""
@@ -59,8 +59,11 @@ class Numbering:
                 self._next_span(request)
             base: i64 = request._base
             stop: i64 = min(request._until, end)
+            place: i64 = len(contents)
+            contents = longer(contents, (stop - at + step - 1) // step)
             while at < stop:
-                contents = append(contents, base + at)
+                contents[place] = base + at
+                place += 1
                 at += step
         request.contents = contents
 

@@ -8,17 +8,58 @@ arrived at t or before. Time is integer nanoseconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from math import inf
-from typing import Any
+from typing import Any, Final
 
 from mypy_extensions import i64, mypyc_attr
 
 NOBODY: list[Any] = []
-_END_NS = 1 << 62
-"""No step ends later, so that sums of a few times fit into 64 bits."""
+NEVER_NS: Final = 1 << 62
+"""When something happens that never does. Every step ends before, so that sums of a few times fit
+into 64 bits."""
 
 Waiting = Generator[Any, Any, Any]
 """What a host yields while time passes. Only the driver of the loop interprets it."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Receiver:
+    """Where the requests for an engine arrive."""
+
+    next_ns: i64
+    """When the next request with a fixed send time comes; `NEVER_NS`: none does."""
+    listens: bool
+    """Whether something outside the engine depends on when a request ends."""
+    pending: list[Any]
+    """Requests that have arrived and were not taken."""
+
+    def __init__(self, listens: bool) -> None:
+        self.next_ns, self.listens, self.pending = NEVER_NS, listens, []
+
+    def upcoming(self) -> tuple[int, int]:
+        """Two times, `NEVER_NS` for never: when the next request with a fixed send time comes, and
+        when the next event outside the engine is due."""
+        raise NotImplementedError
+
+    def collect(self, now_ns: int) -> None:
+        """Lets requests arrive that are due until now."""
+
+    def take(self) -> list[Any]:
+        """Removes and returns the arrived requests, in order of (arrival, place in the trace)."""
+        arrived, self.pending = self.pending, []
+        if len(arrived) > 1:
+            arrived.sort(key=_arrival_order)
+        return arrived
+
+    def release(self, ended: list[Any]) -> None:
+        """Tells whoever listens that these requests have ended."""
+
+    def wait(self, until_ns: int) -> Waiting:
+        """Waits until a request arrives, at most until `until_ns`."""
+        raise NotImplementedError
+
+
+def _arrival_order(request: Any) -> tuple[int, int]:
+    return request.arrival_ns, request.index
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -41,9 +82,9 @@ class Host:
         self.patience_steps = 100_000
         self.meets, self.records_empty, self.gauged = False, True, ()
 
-    def next_event_ns(self) -> float:
-        """When something outside the engine happens next, as an arrival; infinite for never."""
-        return inf
+    def next_event_ns(self) -> int:
+        """When something outside the engine happens next, as an arrival."""
+        return NEVER_NS
 
     def arrived(self) -> list[Any] | None:
         """Removes and returns the requests that have arrived, ordered by arrival time and place in
@@ -89,7 +130,7 @@ class Host:
         """Lets time pass until `until_ns`."""
         raise NotImplementedError
 
-    def sleep(self, until_ns: float) -> Waiting:
+    def sleep(self, until_ns: int) -> Waiting:
         """Lets time pass until a request arrives, at most until `until_ns`. Returns False if
         neither comes."""
         raise NotImplementedError
@@ -116,37 +157,35 @@ class SimulatedTime(Host):
     """An inbox, a link and step times of a cost model, in one environment of SimPy
     (`kvsim.run.replica.events.Clock`)."""
 
-    inbox: Any
-    """Where requests arrive (`kvsim.run.replica.events.Receiver`)."""
+    inbox: Receiver
     _env: Any
     _events: list[Any]
     _price: Callable[[Any], int]
     _link: Any
     _listens: bool
 
-    def __init__(self, env: Any, price: Callable[[Any], int], link: Any, inbox: Any) -> None:
+    def __init__(self, env: Any, price: Callable[[Any], int], link: Any, inbox: Receiver) -> None:
         """`price` returns the nanoseconds of a plan."""
         super().__init__()
         self._env, self._price, self._link, self.inbox = env, price, link, inbox
         self._events, self._listens = env.events, inbox.listens
 
-    def next_event_ns(self) -> float:
+    def next_event_ns(self) -> int:
         now_ns = self.now_ns
-        return min([at for at in self.inbox.upcoming() if at > now_ns], default=inf)
+        return min([at for at in self.inbox.upcoming() if at > now_ns], default=NEVER_NS)
 
     def arrived(self) -> list[Any] | None:
         if self.now_ns < self.inbox.next_ns and not self.inbox.pending:
             return NOBODY
         self.inbox.collect(self.now_ns)
-        came: list[Any] = self.inbox.take()
-        return came
+        return self.inbox.take()
 
     def tell(self, ended: list[Any]) -> None:
         self.inbox.release(ended)
 
     def step_ns(self, plan: Any) -> int:
         ns: int = self._price(plan)  # of any size, unlike the time
-        if ns + int(self.now_ns) >= _END_NS:
+        if ns + int(self.now_ns) >= NEVER_NS:
             raise OverflowError("times do not fit into 64 bits")
         return ns
 
@@ -175,7 +214,7 @@ class SimulatedTime(Host):
             self.now_ns = max(self.now_ns, until_ns)
         self.inbox.collect(until_ns)
 
-    def sleep(self, until_ns: float) -> Waiting:
+    def sleep(self, until_ns: int) -> Waiting:
         """Lets time pass until a request arrives, at most until `until_ns`; without end if neither
         comes."""
         yield from self.inbox.wait(until_ns)

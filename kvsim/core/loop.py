@@ -15,14 +15,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from math import inf
 from types import MappingProxyType
 from typing import Any
 
 from mypy_extensions import i64
 
 from kvsim.core.batch import Batch
-from kvsim.core.host import Host, Waiting
+from kvsim.core.host import NEVER_NS, Host, Waiting
 from kvsim.core.plan import NOTHING_MOVED, Moved, Plan
 from kvsim.core.request import Request
 from kvsim.core.rows import StepRows
@@ -128,7 +127,7 @@ class Loop:
                     self._end_step(plan, len(ended))
                 elif not flying:
                     # Nothing can change before a request arrives or is given up.
-                    until = inf if departures is None else departures.next_ns
+                    until: i64 = NEVER_NS if departures is None else departures.next_ns
                     if (yield from host.sleep(until)):
                         continue
                     return

@@ -19,7 +19,7 @@ from mypy_extensions import i64
 
 from kvsim.core import guard
 from kvsim.core.contents import Known
-from kvsim.core.vectors import EMPTY, zeros
+from kvsim.core.vectors import EMPTY, longer, zeros
 
 
 class Pool:
@@ -142,8 +142,10 @@ class Pool:
             self._open()
         else:
             if self.order is None:
-                block = self._next[0]
-                self._unlink(block)
+                after, before = self._next, self._prev
+                block = after[0]
+                after[0] = after[block]
+                before[after[0]] = 0
             else:
                 block = self.order.pop()
             if self.content[block]:
@@ -157,6 +159,15 @@ class Pool:
     def take_many(self, number: int) -> list[int]:
         """Takes so many blocks."""
         return [self.take() for _ in range(number)]
+
+    def extended(self, blocks: vec[i64], number: i64) -> vec[i64]:
+        """`blocks`, and behind them so many more that it takes."""
+        k: i64
+        first: i64 = len(blocks)
+        blocks = longer(blocks, number)
+        for k in range(first, first + number):
+            blocks[k] = self.take()
+        return blocks
 
     def touch(self, block: i64) -> None:
         """Adds a reference to a block with content, free or in use."""

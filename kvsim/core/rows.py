@@ -1,4 +1,4 @@
-"""The rows of steps, as columns of 64-bit integers."""
+"""The rows of steps and requests, as columns of 64-bit integers."""
 
 from __future__ import annotations
 
@@ -9,36 +9,60 @@ from librt.vecs import append, extend, vec
 from mypy_extensions import i64
 
 from kvsim.core.plan import RECOMPUTE, Plan
-from kvsim.core.schema import STEP_COLUMNS
+from kvsim.core.request import Request
+from kvsim.core.schema import REQUEST_COLUMNS, STEP_COLUMNS
 from kvsim.core.vectors import EMPTY
 
 if TYPE_CHECKING:
     import numpy as np
 
-PIECE_STEPS: Final = 1 << 15
+PIECE_ROWS: Final = 1 << 15
 """Rows that are packed together."""
 
 
-class StepRows:
-    """The rows of one run: `kvsim.core.schema.STEP_COLUMNS`, and the gauges that follow them."""
+class Packing:
+    """Rows of 64-bit integers, which are packed by column, many at a time."""
 
-    num_steps: i64
-    _names: tuple[str, ...]
+    num_rows: i64
+    packed: Any
+    """Their columns (`kvsim.core.records.packed.PackedColumns`), once they are sealed."""
     _cells: vec[i64]
-    _packed: Any
     _full: i64
 
-    def __init__(self, gauged: tuple[str, ...] = ()) -> None:
+    def __init__(self, names: tuple[str, ...]) -> None:
         from kvsim.core.records.packed import PackedColumns
 
-        self.num_steps = 0
-        self._names = STEP_COLUMNS + gauged
+        self.num_rows = 0
+        self.packed = PackedColumns(names)
         self._cells = EMPTY
-        self._packed = PackedColumns(self._names)
-        self._full = PIECE_STEPS
+        self._full = PIECE_ROWS
 
     def __len__(self) -> int:
-        return self.num_steps
+        return self.num_rows
+
+    def keep(self, row: vec[i64]) -> None:
+        """Adds a row."""
+        self._cells = extend(self._cells, row)
+        self.num_rows += 1
+        if self.num_rows >= self._full:
+            self.seal()
+
+    def seal(self) -> None:
+        """Packs all rows so far."""
+        import numpy as np
+
+        if len(self._cells):
+            cells = np.frombuffer(self._cells, np.int64)  # type: ignore[call-overload]
+            self.packed.add(cells.reshape(-1, len(self.packed)))
+        self._cells = EMPTY
+        self._full = self.num_rows + PIECE_ROWS
+
+
+class StepRows(Packing):
+    """The rows of one run: `kvsim.core.schema.STEP_COLUMNS`, and the gauges that follow them."""
+
+    def __init__(self, gauged: tuple[str, ...] = ()) -> None:
+        super().__init__(STEP_COLUMNS + gauged)
 
     def add(self, plan: Plan, finished: i64) -> None:
         """Adds the row of a step that is over, with which `finished` requests ended. The values
@@ -81,29 +105,54 @@ class StepRows:
                 finished,
             ]
         )
-        cells: vec[i64] = extend(self._cells, row)
         if plan.gauges:
             for value in plan.gauges:
-                cells = append(cells, value)
-        self._cells = cells
-        self.num_steps += 1
-        if self.num_steps >= self._full:
-            self._seal()
+                row = append(row, value)
+        self.keep(row)
+
+    def seal(self) -> None:
+        from kvsim.settings import limits
+
+        limits.check_size("steps", self.num_rows, limits.STEPS)
+        super().seal()
 
     def columns(self) -> Mapping[str, np.ndarray]:
         """Each column as an int64 array of one entry per step; a long run unpacks it at access."""
-        self._seal()
-        packed: Mapping[str, np.ndarray] = self._packed
-        return packed if self.num_steps > PIECE_STEPS else dict(packed)
+        self.seal()
+        packed: Mapping[str, np.ndarray] = self.packed
+        return packed if self.num_rows > PIECE_ROWS else dict(packed)
 
-    def _seal(self) -> None:
-        import numpy as np
 
-        from kvsim.settings import limits
+class RequestRows(Packing):
+    """The figures of requests: `kvsim.core.schema.REQUEST_COLUMNS`."""
 
-        limits.check_size("steps", self.num_steps, limits.STEPS)
-        if len(self._cells):
-            cells = np.frombuffer(self._cells, np.int64)  # type: ignore[call-overload]
-            self._packed.add(cells.reshape(-1, len(self._names)))
-        self._cells = EMPTY
-        self._full = self.num_steps + PIECE_STEPS
+    def __init__(self) -> None:
+        super().__init__(REQUEST_COLUMNS)
+
+    def add(self, request: Request) -> None:
+        """Adds the row of a request that is over. The values stand in the order of
+        `REQUEST_COLUMNS`."""
+        self.keep(
+            vec[i64](
+                [
+                    request.index,
+                    request.output_tokens,
+                    request.n,
+                    request.num_preemptions,
+                    request.cached_tokens,
+                    request.tier1_hit_tokens,
+                    request.tier2_hit_tokens,
+                    request.recached_tokens,
+                    request.recomputed_tokens,
+                    request.swapped_out_blocks,
+                    request.swapped_in_blocks,
+                    request.blocked_steps,
+                    request.released_ns,
+                    request.client_queue_ns,
+                    request.arrival_ns,
+                    request.first_scheduled_ns,
+                    request.first_token_ns,
+                    request.finish_ns,
+                ]
+            )
+        )

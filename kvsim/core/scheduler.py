@@ -67,7 +67,7 @@ class Scheduler:
         """Composes the next step, in the plan that `Batch.begin` returns."""
         raise NotImplementedError
 
-    def waits(self, batch: Batch, plan: Plan, start_ns: int, next_ns: float) -> Moved:
+    def waits(self, batch: Batch, plan: Plan, start_ns: int, next_ns: int) -> Moved:
         """How long a step that begins at `start_ns` waits for transfers before it computes. The
         next request arrives at `next_ns`. Asked only where `Plan.waits`."""
         return NOTHING_MOVED

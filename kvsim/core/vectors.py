@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from librt.vecs import vec
+from librt.vecs import append, extend, vec
 from mypy_extensions import i64
 
 EMPTY: Final = vec[i64]()
@@ -14,6 +14,11 @@ EMPTY: Final = vec[i64]()
 def zeros(count: i64) -> vec[i64]:
     """Returns a vector of so many zeros."""
     return vec[i64]([0] * count)
+
+
+def longer(vector: vec[i64], count: i64) -> vec[i64]:
+    """Returns a vector with so many zeros behind it."""
+    return append(vector, 0) if count == 1 else extend(vector, zeros(count))
 
 
 def numbers(values: list[int]) -> vec[i64]:

@@ -20,23 +20,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
-from math import inf
 
 import numpy as np
 import simpy
 
 from kvsim.core.blocks import BlockManager, CacheEvents, Stored
+from kvsim.core.host import NEVER_NS
 from kvsim.core.request import Request
 from kvsim.core.schema import CAUSES, ROUTING
 from kvsim.errors import ConfigError
 from kvsim.fleet.routers.router import Asked, Choice, Router, asked_of
 from kvsim.run.assembly import Parts
-from kvsim.run.replica.events import Later, Process, woken
-from kvsim.run.replica.inbox import Senders, arrival_order
+from kvsim.run.replica.events import Process
+from kvsim.run.replica.inbox import Mailbox, Senders
 from kvsim.run.serving import Serving
 from kvsim.settings.library import overridden
 from kvsim.workload.clients import Clients, Released
-from kvsim.workload.keys import SpanStream, Streams, TokenStream
+from kvsim.workload.streams import SpanStream, Streams, TokenStream
 from kvsim.workload.trace import Row
 
 
@@ -161,7 +161,7 @@ class Dispatch:
         self._tells_tokens = "first_token" in overridden(router, Router)
         self._prefilling: dict[str, Request] = {}
         """Requests that the router believes to have no first token, if it cares."""
-        self._next_arrival_ns: float = inf
+        self._next_arrival_ns = NEVER_NS
         env.process(self._send())
 
     def lost(self, replica: int) -> None:
@@ -176,12 +176,12 @@ class Dispatch:
             if time_ns > self._env.now:
                 yield self._env.timeout(time_ns - self._env.now)
             self.offer(request)
-        self._next_arrival_ns = inf
+        self._next_arrival_ns = NEVER_NS
 
-    def _upcoming_ns(self) -> float:
+    def _upcoming_ns(self) -> int:
         # A request that ends elsewhere may let a client send another one.
         if self._clients.listen:
-            return self._env.peek()
+            return int(self._env.peek())
         return min(self._next_arrival_ns, self.news.next_look_ns)
 
     def offer(self, request: Request) -> None:
@@ -234,71 +234,6 @@ class Dispatch:
         self.offer(request)
 
 
-Ended = Callable[[Iterable[Request]], None]
-
-
-class Mailbox:
-    """Holds the requests that a router sent to a replica until the engine takes them in."""
-
-    next_ns = inf
-    """Nobody knows who gets the next request."""
-    listens = True
-    """The router hears of every request that ends, when it ends."""
-
-    def __init__(
-        self, env: simpy.Environment, upcoming_ns: Callable[[], float], ended: Ended
-    ) -> None:
-        """`upcoming_ns` returns the time before which nothing outside the replica matters to it;
-        `ended` is told which requests ended."""
-        self._env = env
-        self._upcoming_ns = upcoming_ns
-        self.release = ended
-        self.pending: list[Request] = []
-        """Requests that have arrived and were not taken."""
-        self._wake: simpy.Event | None = None
-
-    def __len__(self) -> int:
-        return len(self.pending)
-
-    @property
-    def asleep(self) -> bool:
-        """Whether the engine waits."""
-        return self._wake is not None
-
-    def put(self, request: Request) -> None:
-        """A request arrives."""
-        self.pending.append(request)
-        self.wake()
-
-    def wake(self) -> None:
-        """Ends the wait."""
-        if self._wake is not None:
-            self._wake.succeed()
-            self._wake = None
-
-    def upcoming(self) -> tuple[float, float]:
-        """Returns two times in nanoseconds, infinite for never: when the next request with a fixed
-        send time comes, and when the next event outside the engine is due."""
-        return self.next_ns, self._upcoming_ns()
-
-    def collect(self, now_ns: int) -> None:
-        """Requests are put here when they arrive."""
-
-    def take(self) -> list[Request]:
-        """Removes and returns the arrived requests, in order of (arrival, place in the trace)."""
-        arrived, self.pending = self.pending, []
-        arrived.sort(key=arrival_order)
-        return arrived
-
-    def wait(self, until_ns: float) -> Process:
-        """Waits until a request arrives, or `wake` is called, at most until `until_ns`."""
-        if not self.pending:
-            self._wake = self._env.event()
-            yield woken(self._wake, until_ns)
-            self._wake = None
-            yield Later(self._env, 0)
-
-
 PATIENCE_LOOKS = 1_000_000
 """Looks in a row without a step, while a replica has requests, after which a run is refused."""
 
@@ -310,9 +245,9 @@ def looks(env: simpy.Environment, everyone: Sequence[News], clients: Clients) ->
     `everyone` may be filled later. Raises `ConfigError` if time passes and nothing is computed.
     """
     steps, vain = 0, 0
-    while clients.left and (next_ns := min(each.next_look_ns for each in everyone)) < inf:
-        yield env.timeout(int(next_ns) - env.now)
-        if env.peek() == inf:
+    while clients.left and (next_ns := min(each.next_look_ns for each in everyone)) < NEVER_NS:
+        yield env.timeout(next_ns - env.now)
+        if env.peek() == NEVER_NS:
             return
         for each in everyone:
             each.look(int(env.now))
@@ -388,9 +323,9 @@ class News:
                 act()
 
     @property
-    def next_look_ns(self) -> float:
-        """When `look` is due next; infinite: never."""
-        return min(self._due_ns.values(), default=inf)
+    def next_look_ns(self) -> int:
+        """When `look` is due next; `NEVER_NS`: never."""
+        return min(self._due_ns.values(), default=NEVER_NS)
 
     @property
     def idle(self) -> bool:
@@ -400,7 +335,7 @@ class News:
     @property
     def steps(self) -> int:
         """Steps of all replicas so far."""
-        return sum(each.rows.num_steps for each in self._servings)
+        return sum(each.rows.num_rows for each in self._servings)
 
     def _measure(self) -> None:
         loads = []

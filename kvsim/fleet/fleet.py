@@ -33,6 +33,7 @@ from kvsim.fleet.result import FleetResult
 from kvsim.fleet.routers import make_router
 from kvsim.fleet.routers.router import Router
 from kvsim.fleet.settings import RANKS_ROUTER, load_settings
+from kvsim.machine.hardware import FRONT_END
 from kvsim.run.assembly import Parts, assemble
 from kvsim.run.attempt import show_future
 from kvsim.run.blame import blaming
@@ -120,6 +121,8 @@ def _read_all(configs: Sequence[Settings]) -> list[RunConfig]:
         raise ConfigError(
             "on_engine_error: reject is for one engine; a replica that stops gets no more requests"
         )
+    if any(FRONT_END in config.cost for config in known):
+        raise ConfigError("cost.front_end: only before one engine; leave it out with several")
     for key in sorted(load_settings() - {"seed"}):
         for number, config in enumerate(known):
             if getattr(config, key) != getattr(known[0], key):

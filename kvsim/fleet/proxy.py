@@ -35,7 +35,7 @@ from kvsim.run.replica.events import Clock
 from kvsim.run.replica.rdma import Handover, Keeper, Puller
 from kvsim.run.serving import Serving
 from kvsim.settings.config import RunConfig
-from kvsim.workload.clients import NOTHING, Clients, Released
+from kvsim.workload.clients import NOTHING, Clients, Released, Requests
 from kvsim.workload.trace import Row, column
 
 
@@ -45,7 +45,7 @@ class Proxy:
     prefill: Dispatch
     decode: Dispatch
 
-    def __init__(self, clients: Clients, decodes: Sequence[Request]) -> None:
+    def __init__(self, clients: Clients, decodes: Requests) -> None:
         """`decodes`: the requests to decode engines, by their index."""
         self.clients, self._decodes = clients, decodes
         self.handovers: dict[int, Handover] = {}

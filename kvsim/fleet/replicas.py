@@ -38,7 +38,8 @@ from kvsim.run.workers import in_processes, unpickled
 from kvsim.settings.config import RunConfig
 from kvsim.settings.library import overridden
 from kvsim.workload.clients import NOTHING, Released, Requests, waits_for
-from kvsim.workload.keys import Streams, streams
+from kvsim.workload.keys import streams
+from kvsim.workload.streams import Streams
 from kvsim.workload.trace import Row, Trace, column
 
 

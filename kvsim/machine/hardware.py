@@ -210,8 +210,8 @@ ways together, 50 GB/s one way (H100; vLLM blog of 2026-01-08)."""
 
 MOST = 1e9
 """Of a time of one copy, in its unit."""
-LINK, KV_TRANSFER, STAGE_LINK = LINKS = "link", "kv_transfer", "stage_link"
-"""Tables of `[cost]` that price transfers, not steps."""
+LINK, KV_TRANSFER, STAGE_LINK, FRONT_END = LINKS = "link", "kv_transfer", "stage_link", "front_end"
+"""Tables of `[cost]` that price ways, not steps: of KV blocks, and of requests to their engine."""
 
 
 class LinkTimes:
@@ -337,8 +337,31 @@ def make_transfer_times(config: RunConfig) -> TransferTimes:
     return times
 
 
+class FrontEndTimes:
+    """The way of a request through the front end of its server: HTTP, chat template, tokenizer.
+
+    It takes `request_ms`, and `token_us` for each token of the prompt. Raises `ValueError`.
+    """
+
+    def __init__(self, *, request_ms: float = 0.0, token_us: float = 0.0) -> None:
+        self._request_ns = _time("request_ms", request_ms, "milliseconds") * 1e6
+        self._token_ns = _time("token_us", token_us) * 1e3
+
+    def request_ns(self, prompt_tokens: int) -> int:
+        """Nanoseconds for a request that has the front end for itself."""
+        return round(self._request_ns + prompt_tokens * self._token_ns)
+
+
+def make_front_end_times(config: RunConfig) -> FrontEndTimes | None:
+    """What the table `[cost.front_end]` says; None without one. Raises `ConfigError`."""
+    if FRONT_END not in config.cost:
+        return None
+    times: FrontEndTimes = build("cost.front_end", FrontEndTimes, _table(config, FRONT_END))
+    return times
+
+
 def _table(config: RunConfig, key: str) -> Mapping[str, Any]:
-    """What the settings say of a link. Raises `ConfigError`."""
+    """What the settings say of a way. Raises `ConfigError`."""
     args = config.cost.get(key, {})
     if not isinstance(args, Mapping):
         raise ConfigError(f"cost.{key}: expected a table of keys, got {args!r}")

@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.core.rows import PIECE_STEPS
+from kvsim.core.rows import PIECE_ROWS
 from kvsim.core.schema import BLOCKED, STEPS, Source
 from kvsim.errors import OutputError
 from kvsim.results.ledger import standings
@@ -305,8 +305,8 @@ def step_events(steps: Mapping[str, Ints], window: Window) -> Iterator[str]:
     Copies come first in a step, out before in. A step with both divides the copying time by blocks.
     """
     listed = [name for name in _OF_STEP if name in steps]
-    for first in range(0, len(steps["start_ns"]), PIECE_STEPS):
-        rows = slice(first, first + PIECE_STEPS)
+    for first in range(0, len(steps["start_ns"]), PIECE_ROWS):
+        rows = slice(first, first + PIECE_ROWS)
         columns = {
             name: steps[name][rows].tolist() for name in ("start_ns", "end_ns", "blocked", *listed)
         }

@@ -14,7 +14,13 @@ from kvsim.engines.vllm_v1.manager import KVCacheManager, full_attention
 from kvsim.engines.vllm_v1.planning import groups_of_model, notes_on_groups
 from kvsim.engines.vllm_v1.releases import LATEST, Release, notes_on, release_of
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import Hardware, LinkTimes, make_link
+from kvsim.machine.hardware import (
+    FrontEndTimes,
+    Hardware,
+    LinkTimes,
+    make_front_end_times,
+    make_link,
+)
 from kvsim.machine.memory import Budget, block_bytes, budget, tables_of
 from kvsim.machine.models import Model
 from kvsim.policies import ready
@@ -61,6 +67,8 @@ class Parts(NamedTuple):
     """The block manager (`kvsim.core.blocks.BlockManager`), with its pools."""
     cost: Cost
     link: LinkTimes
+    front_end: FrontEndTimes | None
+    """What requests pass before the engine; None: nothing is known of it, and it takes no time."""
     memory: Budget
     future: Future
     """What oracles among the policies see."""
@@ -129,6 +137,7 @@ def assemble(config: RunConfig, *, switched: tuple[str, ...] = ()) -> Parts:
     return Parts(
         *(config, model, hardware, manager, scheduler, blocks, cost),
         make_link(model, hardware, config, block_bytes(model, config)),
+        make_front_end_times(config),
         *(memory, future, assumed),
         (*notes, *memory.remarks(), *left_out(config, stages)),
         *(offload, speculation),

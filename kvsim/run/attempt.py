@@ -14,7 +14,7 @@ from kvsim.policies.future import Future
 from kvsim.run.assembly import Parts
 from kvsim.run.blame import raised_here
 from kvsim.run.replica.events import Clock
-from kvsim.run.replica.inbox import Inbox
+from kvsim.run.replica.front_end import received
 from kvsim.run.result import Outcome, Result
 from kvsim.run.serving import Serving
 from kvsim.run.watchers import Watcher
@@ -60,7 +60,7 @@ class Attempt:
             parts,
             rows,
             self._requests,
-            Inbox(self._env, clients),
+            received(self._env, clients, parts.front_end),
             lengths.__getitem__,
             refused=refused,
             watcher=watcher,

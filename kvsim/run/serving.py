@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
-from operator import attrgetter
-from struct import Struct
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import simpy
 
 from kvsim.core.batch import Batch
-from kvsim.core.host import SimulatedTime
+from kvsim.core.host import NEVER_NS, Receiver, SimulatedTime
 from kvsim.core.loop import Loop
 from kvsim.core.records.packed import PackedColumns
 from kvsim.core.request import ABORTED, Request
-from kvsim.core.rows import StepRows
+from kvsim.core.rows import RequestRows, StepRows
 from kvsim.core.schema import REQUESTS, TEXT, Source
 from kvsim.cost import checked_prices
 from kvsim.cost.stages import StagedCost
@@ -25,7 +22,7 @@ from kvsim.errors import EngineStopped
 from kvsim.results.ledger.account import account_prompts, account_times
 from kvsim.run.assembly import Parts
 from kvsim.run.blame import blaming
-from kvsim.run.replica.events import Link, Process, Receiver
+from kvsim.run.replica.events import Link, Process
 from kvsim.run.replica.lockstep import Ranks, RankTime
 from kvsim.run.replica.pipeline import PipelineTime
 from kvsim.run.result import Books, Outcome, Result, provenance
@@ -41,8 +38,8 @@ class Departures(Protocol):
     """Who gives up requests."""
 
     @property
-    def next_ns(self) -> float:
-        """When the next request in progress is given up; infinite: never."""
+    def next_ns(self) -> int:
+        """When the next request in progress is given up; `NEVER_NS`: none is."""
 
     def begins(self, request: Request) -> None:
         """A request was sent."""
@@ -66,11 +63,11 @@ class Patience:
             heapq.heappush(self._due, (request.arrival_ns + after_ns, request.index, request))
 
     @property
-    def next_ns(self) -> float:
-        """When the next request in progress is given up; infinite: never."""
+    def next_ns(self) -> int:
+        """When the next request in progress is given up; `NEVER_NS`: none is."""
         while self._due and self._due[0][2].finish_ns >= 0:
             heapq.heappop(self._due)
-        return self._due[0][0] if self._due else inf
+        return self._due[0][0] if self._due else NEVER_NS
 
     def over(self, now_ns: int) -> list[Request]:
         """Takes out the requests in progress that are given up until now, in order."""
@@ -243,16 +240,11 @@ def _deadlock(batch: Batch, now_ns: int, step: int) -> Outcome:
     )
 
 
-_PACKED = tuple(column for column in REQUESTS.columns if column.source is Source.REQUEST)
 _OF_TRACE = Source.TRACE, Source.ADAPTERS
 _TRACE = tuple(column for column in REQUESTS.columns if column.source in _OF_TRACE)
 
-_values_of = attrgetter(*(column.attribute or column.name for column in _PACKED))
-_pack = Struct(f"{len(_PACKED)}q").pack
 _STATUS = {"": "completed", ABORTED: ABORTED}
 """Reason of a request → its status; any other was rejected."""
-_PIECE_BYTES = 8 * len(_PACKED) << 15
-"""Bytes of results that are packed at once."""
 
 
 class Archive:
@@ -260,9 +252,7 @@ class Archive:
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._rows = rows
-        self._columns = PackedColumns(tuple(column.name for column in _PACKED))
-        self._fresh = bytearray()
-        """Results that are not packed yet, as consecutive 64-bit integers."""
+        self._figures = RequestRows()
         self._reasons: dict[int, str] = {}
         """Index of a rejected request → the reason."""
         self._said: dict[str, Any] = {}
@@ -270,17 +260,14 @@ class Archive:
 
     def add(self, request: Request) -> None:
         """Stores the results of a request, which must not change any more."""
-        self._fresh += _pack(*_values_of(request))
+        self._figures.add(request)
         if request.reason:
             self._reasons[request.index] = request.reason
-        if len(self._fresh) >= _PIECE_BYTES:
-            self._seal()
 
     def missing(self) -> list[int]:
         """Returns the indexes of the rows whose requests are not stored yet."""
-        self._seal()
         absent = np.ones(len(self._rows), dtype=bool)
-        absent[self._columns["index"]] = False
+        absent[self._stored["index"]] = False
         return list(map(int, np.flatnonzero(absent)))
 
     def let_rows_go(self) -> None:
@@ -288,8 +275,7 @@ class Archive:
 
         No more requests can be stored.
         """
-        self._seal()
-        stored = np.sort(self._columns["index"]).tolist()
+        stored = np.sort(self._stored["index"]).tolist()
         for each in _TRACE:
             values = column(self._rows, each.name)
             if each.source is Source.ADAPTERS and not any(values):
@@ -307,21 +293,24 @@ class Archive:
 
     def column(self, name: str) -> np.ndarray:
         """Returns one of the columns of numbers that requests have, in trace order."""
-        self._seal()
-        return self._columns[name][np.argsort(self._columns["index"])]
+        stored = self._stored
+        return stored[name][np.argsort(stored["index"])]
 
     def columns(self) -> dict[str, Any]:
         """Returns the columns of `REQUESTS` that neither files nor the ledger add, in trace order;
         -1 means null."""
         if not self._said:
             self.let_rows_go()
-        order = np.argsort(self._columns["index"])
-        columns: dict[str, Any] = {name: self._columns[name][order] for name in self._columns}
+        stored = self._stored
+        order = np.argsort(stored["index"])
+        columns: dict[str, Any] = {name: stored[name][order] for name in stored}
         reasons = [self._reasons.get(index, "") for index in columns["index"].tolist()]
         status = [_STATUS.get(reason, "rejected") for reason in reasons]
         return columns | self._said | {"status": status, "reason": reasons}
 
-    def _seal(self) -> None:
-        if self._fresh:
-            self._columns.add(np.frombuffer(self._fresh, np.int64).reshape(-1, len(_PACKED)))
-            self._fresh = bytearray()
+    @property
+    def _stored(self) -> PackedColumns:
+        """The figures of the requests stored so far, in the order in which they came."""
+        self._figures.seal()
+        stored: PackedColumns = self._figures.packed
+        return stored

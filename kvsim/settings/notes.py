@@ -30,6 +30,8 @@ def left_out(config: RunConfig, stages: int = 1) -> tuple[str, ...]:
         "cuda_graph_max_bs: only SGLang's memory depends on it, so it changes nothing": (
             config.cuda_graph_max_bs is not None and config.engine != "sglang"
         ),
+        "cost.front_end: it takes time before the engine only; what answers cost there"
+        " (detokenizer, streams) is not simulated": "front_end" in config.cost,
         "enforce_eager: no memory goes to CUDA graphs, but step times are those with graphs": (
             config.enforce_eager
         ),

@@ -17,7 +17,9 @@ import zlib
 from array import array
 from collections.abc import Iterator, Sequence
 from math import inf, isinf
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mypy_extensions import mypyc_attr
 
 from kvsim.core.request import ABORTED, PLAIN, PREFILL, Options, Request
 from kvsim.errors import ConfigError
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from kvsim.settings.config import RunConfig
-    from kvsim.workload.keys import Streams
 
 
 def release_times(rows: Sequence[Row], config: RunConfig) -> list[int]:
@@ -182,7 +183,7 @@ class Clients:
 
     def __init__(
         self,
-        requests: Sequence[Request],
+        requests: Requests | Sequence[Request],
         rows: Sequence[Row],
         release_ns: Sequence[int],
         config: RunConfig,
@@ -307,29 +308,31 @@ class Clients:
             waiting += self._next.get(index, ())
 
 
-class Requests(Sequence[Request]):
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Requests:
     """New requests for the rows of a trace, in order; `let_go` drops a request that is over."""
 
     def __init__(
         self,
         rows: Sequence[Row],
-        streams: Streams | None,
+        streams: Any,
         *,
         n: int = 1,
         ignore_eos: bool = False,
         kv_transfer: str = "",
     ) -> None:
-        """`streams`: block identities of each row of the trace, if anybody needs them; `n`: samples
+        """`streams`: block identities of each row of the trace (`Streams`), or None; `n`: samples
         of each request; `ignore_eos`: clients announce how long outputs become, as benchmarks
         do; `kv_transfer`: as in `Options`. A prefill engine is asked for one token."""
         self._ignore_eos = ignore_eos
         self._kv_transfer = kv_transfer
         self._row = bare(rows)
-        self._sent = None
-        """What makes a request that has no wishes, without its row."""
-        if isinstance(rows, Rows) and n == 1 and not (ignore_eos or kv_transfer):
-            self._sent = rows.sent
         self._samples = n
+        self._lengths: Sequence[int] = ()
+        """Tokens of the prompts, if no row has wishes: it need not be looked at."""
+        self._first = 0
+        if isinstance(rows, Rows) and n == 1 and not (ignore_eos or kv_transfer):
+            self._lengths, self._first = column(rows, "input_length"), rows.first
         self.streams = streams
         self._held: list[Request | None] = [None] * len(rows)
         self._over = bytearray(len(rows))
@@ -338,22 +341,16 @@ class Requests(Sequence[Request]):
     def __len__(self) -> int:
         return len(self._over)
 
-    @overload
-    def __getitem__(self, index: int) -> Request: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Request]: ...
-    def __getitem__(self, index: int | slice) -> Request | list[Request]:
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> Request:
         held = self._held[index]
         if held is not None:
             return held
-        if self._sent is None:
-            request = self._wished(self._row(index))
-        else:
-            number, id, input_length = self._sent(index)
+        if self._lengths:
+            number = self._first + index
             stream = None if self.streams is None else self.streams[number]
-            request = Request(number, id, input_length, stream)
+            request = Request(number, str(number), self._lengths[index], stream)
+        else:
+            request = self._wished(self._row(index))
         self._held[index] = request
         return request
 
@@ -410,4 +407,5 @@ def make_requests(
     # Here, as whoever draws random numbers imports this module, and numpy takes long.
     from kvsim.workload.keys import streams
 
-    return list(Requests(rows, streams(trace) if keyed else None, n=n))
+    requests = Requests(rows, streams(trace) if keyed else None, n=n)
+    return [requests[index] for index in range(len(rows))]

@@ -24,8 +24,7 @@ from typing import NamedTuple
 
 from kvsim.core.collector import collector_paused
 from kvsim.settings.limits import BLOCKS, REFERENCES, check_size
-from kvsim.workload.keys import SpannedStream
-from kvsim.workload.streams import Span
+from kvsim.workload.streams import Span, SpannedStream
 from kvsim.workload.trace import Row
 
 

@@ -249,8 +249,8 @@ class Rows(Sequence[Row]):
     access: what is changed in it is lost."""
 
     def __init__(self, first: int = 0) -> None:
-        """`first`: index of the first row."""
-        self._first = first
+        self.first = first
+        """Index of the first row."""
         self._stored = tuple(array("q") for _ in _STORED)
         self._starts, self._counts, self._ends = array("Q"), array("q"), array("q")
 
@@ -302,7 +302,7 @@ class Rows(Sequence[Row]):
         if name == "id":
             return [*map(str, self.column("index"))]
         if name == "index":
-            return range(self._first, self._first + len(self))
+            return range(self.first, self.first + len(self))
         if name == "content":
             return [*map(self._content, range(len(self)))]
         return [_DEFAULTS[name]] * len(self)
@@ -333,14 +333,9 @@ class Rows(Sequence[Row]):
         row.content = self._content(index)
         return row
 
-    def sent(self, index: int) -> tuple[int, str, int]:
-        """What a client sends of the row at a place >= 0: its index, its id, its length."""
-        number = self._first + index
-        return number, str(number), self._stored[2][index]
-
     def bare(self, index: int) -> Row:
         """The row at a place >= 0 without its hash ids."""
-        number = self._first + index
+        number = self.first + index
         lines, times_ns, inputs, outputs = self._stored
         return Row(
             number, str(number), lines[index], times_ns[index], inputs[index], outputs[index]
@@ -351,7 +346,7 @@ class Rows(Sequence[Row]):
             return self
         if places.start or places.step != 1:
             return [self[place] for place in places]
-        part, rows = Rows(self._first), len(places)
+        part, rows = Rows(self.first), len(places)
         runs = self._ends[rows - 1] if rows else 0
         columns = [column[:rows] for column in self._stored]
         part._extend(columns, self._starts[:runs], self._counts[:runs], self._ends[:rows])

@@ -460,6 +460,7 @@ max_loras = 2
 max_lora_rank = 8
 cost.stage_link.latency_us = 20.0
 cost.stage_link.bandwidth_gb_s = 10.0
+cost.front_end.request_ms = 3.0
 """,
     """engine = "vllm-v1"
 hardware = "h100"

@@ -365,7 +365,7 @@ def _constants(bench: Bench) -> list[Suspect]:
             "first_token",
             lambda belief, ms: belief._replace(later_s=belief.later_s + ms / 1e3),
             lambda ms: f"every first token reaches the client {milliseconds(ms)} later",
-            "network, tokenizer and front end of the server, which are not simulated",
+            "network, tokenizer and front end of the server (cost.front_end says how long)",
             starts=lambda balance: (-balance * first_ms,),
             low=0.0,
             high=10 * first_ms,

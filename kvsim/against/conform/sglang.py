@@ -209,7 +209,7 @@ class _Clock(LogClock):
         """Whether a step takes time: only one that runs something is settled."""
         return False
 
-    def sleep(self, until_ns: float) -> Waiting:
+    def sleep(self, until_ns: int) -> Waiting:
         """Ends an idle iteration. Without requests it leaves no record, and time jumps."""
         if self._batch:
             self.settled(self._batch, [])

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections import deque
 from contextlib import suppress
-from math import inf
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Histogram
@@ -15,9 +14,9 @@ from kvsim.against.serve.options import Options
 from kvsim.against.serve.session import Session
 from kvsim.against.serve.watch import Step
 from kvsim.core.batch import Batch
+from kvsim.core.host import NEVER_NS
 
 _BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
-_EVER_NS = 1 << 62
 _KEPT = 100_000
 """Latest steps whose lateness is kept."""
 _AT_ONCE_NS = 10_000_000
@@ -70,7 +69,7 @@ class Clock:
         session = self._session
         while not self.closing:
             self._wake.clear()
-            now_ns = -1 if self.hold else _EVER_NS if self._virtual else self._reached_ns()
+            now_ns = -1 if self.hold else NEVER_NS - 1 if self._virtual else self._reached_ns()
             until_ns = time.monotonic_ns() + _AT_ONCE_NS
             while session.next_ns <= now_ns and not (self._virtual and self._due_ns):
                 session.step()
@@ -107,7 +106,7 @@ class Clock:
 
     def _left_s(self) -> float | None:
         """Wall time until something is due; None: nothing is."""
-        if self.hold or self._session.next_ns == inf:
+        if self.hold or self._session.next_ns == NEVER_NS:
             return None
         return max(0.0, (self._session.next_ns - self._reached_ns()) / 1e9 / self._speed)
 

@@ -13,24 +13,25 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from math import inf
-from typing import Any, cast
 
 from kvsim.against.serve.kv_events import Content
 from kvsim.against.serve.watch import Entry, Step, Steps
 from kvsim.against.serve.words import filler
+from kvsim.core.host import NEVER_NS
 from kvsim.core.request import Request
 from kvsim.errors import ConfigError, EngineStopped
-from kvsim.fleet.dispatch import Mailbox
+from kvsim.machine.hardware import FRONT_END
 from kvsim.run.assembly import Parts
 from kvsim.run.features.offload import role_of
 from kvsim.run.replica.events import Clock
+from kvsim.run.replica.inbox import Mailbox
 from kvsim.run.result import Outcome, Result
 from kvsim.run.serving import Serving
 from kvsim.run.simulation import assembled
 from kvsim.settings.config import RunConfig
 from kvsim.workload.clients import Requests
-from kvsim.workload.keys import TokenStream, streams
+from kvsim.workload.keys import streams
+from kvsim.workload.streams import TokenStream
 from kvsim.workload.trace import Row, TokenContent, Trace
 
 _STREAMS = 1 << 32
@@ -89,7 +90,7 @@ class _Growing(Requests):
 class _GivenUp:
     """Requests whose clients are gone (`kvsim.run.serving.Departures`)."""
 
-    next_ns = inf
+    next_ns = NEVER_NS
     """Who gives up wakes the engine."""
 
     def __init__(self) -> None:
@@ -125,9 +126,7 @@ class Session:
         """Requests whose clients left before they arrived."""
         self._mailbox = Mailbox(self._env, self._env.peek, self._told)
         config = self.parts.config
-        self._requests = _Growing(
-            self._rows, cast(Any, self._streams), ignore_eos=config.ignore_eos
-        )
+        self._requests = _Growing(self._rows, self._streams, ignore_eos=config.ignore_eos)
         self._serving = Serving(
             self._env,
             self.parts,
@@ -151,9 +150,9 @@ class Session:
         return int(self._env.now)
 
     @property
-    def next_ns(self) -> float:
-        """When something happens next; infinite: not before a request comes."""
-        return self._env.peek() if self.stopped is None else inf
+    def next_ns(self) -> int:
+        """When something happens next; `NEVER_NS`: not before a request comes."""
+        return int(self._env.peek()) if self.stopped is None else NEVER_NS
 
     def step(self) -> None:
         """Lets the next event happen. An engine that stops ends all requests with an error."""
@@ -191,7 +190,7 @@ class Session:
         """All clients are gone, and the engine settles what it has begun."""
         for entry in [*self.steps.entries.values()]:
             self.cancel(entry, self.now_ns)
-        while self.next_ns < inf:
+        while self.next_ns < NEVER_NS:
             self.step()
 
     def result(self, command: str = "") -> Result:
@@ -245,6 +244,8 @@ def _parts_of(config: RunConfig) -> Parts:
             "serve: one engine, not the side of a prefill/decode split, ranks or samples; leave"
             " kv_role, --data-parallel-size and --n out"
         )
+    if FRONT_END in config.cost:
+        raise ConfigError("cost.front_end: this server is a front end itself; leave it out")
     for key in _OF_CLIENTS:
         if getattr(config, key) is not None:
             raise ConfigError(f"{key}: clients decide what they send, and when; leave it out")

@@ -134,7 +134,7 @@ class Device(Host):
         yield
         self._offer_until(until_ns)
 
-    def sleep(self, until_ns: float) -> Waiting:
+    def sleep(self, until_ns: int) -> Waiting:
         """Sleep until a request arrives."""
         while not self._inbox:
             if not self._coming:

@@ -1,7 +1,7 @@
 """Declares every column of a result once: for memory, Parquet files and the reference.
 
 ```
-StepRows ──► STEPS            requests, trace ──► REQUESTS      + in files: seconds, made of the
+StepRows ──► STEPS         RequestRows, trace ──► REQUESTS      + in files: seconds, made of the
  ledger  ──► its kernels               ledger ──► its parts       nanoseconds of the same name
 ```
 
@@ -19,7 +19,7 @@ from kvsim.core.schema.logs import (
     ROUTING,
     TRANSITIONS,
 )
-from kvsim.core.schema.requests import REQUESTS
+from kvsim.core.schema.requests import REQUEST_COLUMNS, REQUESTS
 from kvsim.core.schema.steps import (
     BLOCKED,
     SGLANG_COLUMNS,
@@ -41,6 +41,7 @@ __all__ = [
     "LEGS",
     "LEG_LABELS",
     "REQUESTS",
+    "REQUEST_COLUMNS",
     "ROUTING",
     "SGLANG_COLUMNS",
     "STAGE_COLUMNS",

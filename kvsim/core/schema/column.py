@@ -56,8 +56,6 @@ class Column(NamedTuple):
     """The smallest value of an integer that is not null."""
     label: str = ""
     """The short name of a part of a whole, for display."""
-    attribute: str = ""
-    """The attribute of `kvsim.core.request.Request`, where its name differs from the column's."""
     codes: tuple[tuple[str, str], ...] = ()
     """For values that are indexes: the name and the meaning of each value, from 0 on."""
 

@@ -54,7 +54,6 @@ REQUESTS = Table(
             "tokens",
             "prompt tokens whose computation a prefix hit saved at the first admission",
             label="hit",
-            attribute="cached_tokens",
         ),
         _request(
             "tier1_hit_tokens",
@@ -220,3 +219,6 @@ REQUESTS = Table(
         ),
     ),
 )
+
+REQUEST_COLUMNS = REQUESTS.names(Source.REQUEST)
+"""What `kvsim.core.rows.RequestRows` adds, in order."""

@@ -149,9 +149,7 @@ class Worker:
     def start(self, transfers: Transfers | None) -> None:
         """A step was composed."""
 
-    def launch(
-        self, transfers: Transfers | None, start_ns: int, idle: bool, next_ns: float
-    ) -> Moved:
+    def launch(self, transfers: Transfers | None, start_ns: int, idle: bool, next_ns: int) -> Moved:
         """A step begins at `start_ns`, or later, as it waits for transfers. Returns how long.
 
         `idle`: there is nothing to compute although requests wait, so that the engine does nothing

@@ -66,6 +66,7 @@ class Layout:
         return max((tokens - 1) // unit * unit, 0)
 
 
+@mypyc_attr(acyclic=True, free_list_len=1)
 class Ask:
     """What a request asks of every group."""
 
@@ -249,11 +250,13 @@ class Group:
         """Begins a table with the blocks of the last look-up, except those behind the window of a
         sequence with `start` computed tokens (`allocate_new_computed_blocks`)."""
         behind: i64 = self.skipped(start) // self.block_size
-        blocks: vec[i64] = zeros(max(behind, min(self.first_hit, self.num_hits)))
+        first: i64 = max(behind, min(self.first_hit, self.num_hits))
+        blocks: vec[i64] = zeros(max(first, self.num_hits))
+        hits: vec[i64] = self.hits
         k: i64
-        for k in range(len(blocks), self.num_hits):
-            pool.touch(self.hits[k])
-            blocks = append(blocks, self.hits[k])
+        for k in range(first, self.num_hits):
+            pool.touch(hits[k])
+            blocks[k] = hits[k]
         table.blocks = blocks
         table.registered = len(blocks)
         table.known = True
@@ -261,16 +264,15 @@ class Group:
     def make_room(self, table: Table, start: i64, external: i64, pool: Pool) -> None:
         """Adds blocks for the last `external` of `start` tokens, which a connector loads."""
         if external and start > self.skipped(start):
-            while len(table.blocks) * self.block_size < start:
-                table.blocks = append(table.blocks, pool.take())
+            lacking: i64 = (start + self.block_size - 1) // self.block_size - len(table.blocks)
+            if lacking > 0:
+                table.blocks = pool.extended(table.blocks, lacking)
 
     def grow(self, table: Table, ask: Ask, pool: Pool, layout: Layout) -> None:
         """Adds the blocks that the slots need (`allocate_new_blocks`)."""
-        wanted: i64 = self.wanted(ask, layout)
-        blocks: vec[i64] = table.blocks
-        while len(blocks) < wanted:
-            blocks = append(blocks, pool.take())
-        table.blocks = blocks
+        lacking: i64 = self.wanted(ask, layout) - len(table.blocks)
+        if lacking > 0:
+            table.blocks = pool.extended(table.blocks, lacking)
 
     def trim(self, table: Table, processed: i64, pool: Pool) -> None:
         """Gives back the blocks that nobody reads once `processed` tokens are computed
@@ -305,14 +307,14 @@ class Group:
         if prompt is not None:
             marks = prompt.all_marks(self.block_size, self.drop)
             kept = self.keeps(first, last, Mask(layout.align, layout.retention, self.drop, marks))
+        blocks: vec[i64] = table.blocks
+        groups: i64 = pool.groups
         place: i64
         for place in range(first, last):
-            block: i64 = table.blocks[place]
+            block: i64 = blocks[place]
             if block and (kept is None or kept[place - first]):
                 content: i64 = contents[(place + 1) * units - 1]
-                pool.label(
-                    block, content * pool.groups + self.number, (place + 1) * self.block_size
-                )
+                pool.label(block, content * groups + self.number, (place + 1) * self.block_size)
         table.registered = last
         table.known = True
 

@@ -293,7 +293,7 @@ class VllmV1(Scheduler):
             or transfers.below
         )
 
-    def waits(self, batch: Batch, plan: Plan, start_ns: int, next_ns: float) -> Moved:
+    def waits(self, batch: Batch, plan: Plan, start_ns: int, next_ns: int) -> Moved:
         """How long a step that begins at `start_ns` waits for transfers before it computes. The
         next request arrives at `next_ns`. Asked only where `Plan.waits`."""
         if self.connector is None or self.worker is None:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from kvsim.core.host import NEVER_NS
 from kvsim.core.plan import NOTHING_MOVED, Moved
 from kvsim.engines.vllm_v1.connector import NOTHING, Done, Job, Transfers, Worker
 from kvsim.engines.vllm_v1.storage import Below
@@ -92,10 +93,10 @@ class Lanes(Generic[T]):
         if until_ns > self.now_ns:
             self._pass(speeds, until_ns - self.now_ns)
 
-    def next_ns(self) -> float:
-        """Returns when the next copy is over, if no other is submitted; infinite: never."""
+    def next_ns(self) -> int:
+        """Returns when the next copy is over, if no other is submitted."""
         due = [lane.due_ns(speed) for lane, speed in self._speeds()]
-        return self.now_ns + min(due) if due else float("inf")
+        return self.now_ns + min(due) if due else NEVER_NS
 
     def _pass(self, speeds: list[tuple[Lane[T], int]], ns: int) -> None:
         self.now_ns += ns
@@ -135,9 +136,7 @@ class TimedWorker(Worker):
         self.blocks = {"stored": 0, "loaded": 0}
         """GPU blocks copied so far, or being copied."""
 
-    def launch(
-        self, transfers: Transfers | None, start_ns: int, idle: bool, next_ns: float
-    ) -> Moved:
+    def launch(self, transfers: Transfers | None, start_ns: int, idle: bool, next_ns: int) -> Moved:
         assert transfers is not None
         self._link.advance(start_ns)
         self._device.advance(start_ns)
@@ -155,9 +154,9 @@ class TimedWorker(Worker):
         elif idle and not flushed:
             # Until the first transfer is over, or somebody arrives.
             until = min(self._link.next_ns(), self._device.next_ns())
-            if until != float("inf"):
+            if until < NEVER_NS:
                 until = next_ns if start_ns < next_ns < until else until
-                self._link.advance(int(until))
+                self._link.advance(until)
         wait_ns = self._link.now_ns - start_ns - flush_ns
         return Moved(0, wait_ns, flush_ns) if wait_ns or flush_ns else NOTHING_MOVED
 
@@ -206,7 +205,7 @@ class TimedWorker(Worker):
         """Lets time pass until so many copies of each lane are over."""
         ends = [lane.finished + number for lane, number in zip(self._all, numbers, strict=True)]
         while any(lane.finished < end for lane, end in zip(self._all, ends, strict=True)):
-            self._link.advance(int(self._link.next_ns()))
+            self._link.advance(self._link.next_ns())
 
 
 def _last(lane: Lane[Job], wanted: set[int]) -> int:

@@ -23,8 +23,8 @@ import numpy as np
 
 from kvsim.core.records import logs as kinds
 from kvsim.explain.cachelab.curve import kept_tokens, optimum_tokens
-from kvsim.workload.keys import SpannedStream
 from kvsim.workload.reuse import Chain, Counting, Reuse, Walk
+from kvsim.workload.streams import SpannedStream
 
 _ENDS = (kinds.PREEMPTED, kinds.SWAPPED_OUT)
 _BEGINS = (kinds.SCHEDULED, kinds.SWAPPED_IN, kinds.READMITTED)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from kvsim.errors import ConfigError
 from kvsim.results.phases import Ints
-from kvsim.workload.keys import SpannedStream
 from kvsim.workload.reuse import Chain, Counting, Found, Reuse, Walk, bounded_chains, chains
+from kvsim.workload.streams import SpannedStream
 from kvsim.workload.trace import Row
 
 _PENDING = 1 << 18

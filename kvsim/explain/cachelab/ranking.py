@@ -20,9 +20,9 @@ from kvsim.explain.certainty import Estimate, Figure, together
 from kvsim.policies.eviction import EVICTIONS, make_eviction
 from kvsim.policies.order import MakeOrder, Order
 from kvsim.policies.replacement.replacement import Replacement
-from kvsim.workload.keys import SpannedStream, streams
+from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Chain, Counting, bounded_chains, find_reuse
-from kvsim.workload.streams import Span
+from kvsim.workload.streams import Span, SpannedStream
 from kvsim.workload.trace import Row, Trace
 
 

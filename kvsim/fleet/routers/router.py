@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 
 from kvsim.errors import ConfigError
-from kvsim.workload.keys import SpanStream, TokenStream
+from kvsim.workload.streams import SpanStream, TokenStream
 from kvsim.workload.trace import Row
 
 TOKEN_CHARACTERS = 4

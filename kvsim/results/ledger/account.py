@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from kvsim.core.records.logs import RESUMED
 from kvsim.core.records.packed import PackedColumns, part_of, rows_in
-from kvsim.core.rows import PIECE_STEPS
+from kvsim.core.rows import PIECE_ROWS
 from kvsim.core.schema import STAGE_COLUMNS
 from kvsim.cost.explain import Explains, Work
 from kvsim.results.ledger import KERNELS, PROMPT_PARTS, TIME_PARTS, standings, time
 from kvsim.results.ledger.prompts import Rules, split_prompts
 from kvsim.results.ledger.time import Slices, slices
 from kvsim.results.phases import Ints
-from kvsim.workload.keys import Streams
+from kvsim.workload.streams import Streams
 
 _SWAPPED = ("swap_out_blocks", "swap_in_blocks")
 
@@ -186,8 +186,8 @@ class Rows:
     def pieces(self) -> list[tuple[int, int]]:
         """(first, last + 1) of each piece."""
         return [
-            (first, min(first + PIECE_STEPS, self.number))
-            for first in range(0, self.number, PIECE_STEPS)
+            (first, min(first + PIECE_ROWS, self.number))
+            for first in range(0, self.number, PIECE_ROWS)
         ]
 
     def part(self, name: str, first: int, last: int) -> Ints:

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from kvsim.core.records import logs as kinds
 from kvsim.results.ledger import PROMPT_PARTS
 from kvsim.results.phases import Ints
-from kvsim.workload.keys import SpannedStream, Streams
-from kvsim.workload.streams import Piece
+from kvsim.workload.streams import Piece, SpannedStream, Streams
 
 Bools = NDArray[np.bool_]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
-from math import inf
-from typing import Any, Protocol
+from collections.abc import Generator
+from typing import Any
 
 import simpy
 from simpy.events import EventPriority
 
+from kvsim.core.host import NEVER_NS
 from kvsim.machine.hardware import LinkTimes
 
 Process = Generator[simpy.Event, Any, Any]
@@ -25,10 +25,10 @@ class Clock(simpy.Environment):
         self.events = self._queue
         """What is due, as a heap of tuples that begin with their time."""
 
-    def peek(self) -> float:
-        """When the next event happens; infinite: never. SimPy's own raises and catches an error
-        for an empty queue."""
-        return self._queue[0][0] if self._queue else inf
+    def peek(self) -> int:
+        """When the next event happens; `NEVER_NS`: none does. SimPy's own raises and catches an
+        error for an empty queue."""
+        return int(self._queue[0][0]) if self._queue else NEVER_NS
 
 
 class Later(simpy.Event):
@@ -43,10 +43,10 @@ class Later(simpy.Event):
         env.schedule(self, priority=AFTER_ARRIVALS, delay=delay_ns)
 
 
-def woken(wake: simpy.Event, until_ns: float) -> simpy.Event:
+def woken(wake: simpy.Event, until_ns: int) -> simpy.Event:
     """Returns an event that happens with `wake`, or when it is `until_ns` without it."""
     env = wake.env
-    return wake if until_ns == inf else wake | env.timeout(int(until_ns) - env.now)
+    return wake if until_ns >= NEVER_NS else wake | env.timeout(until_ns - env.now)
 
 
 class Link:
@@ -70,28 +70,3 @@ class Link:
             started = self._env.now
             yield Later(self._env, self._times.transfer_ns(blocks))
         return started - asked, self._env.now - started
-
-
-class Receiver(Protocol):
-    """Where the requests for an engine arrive."""
-
-    next_ns: float
-    """When the next request with a fixed send time comes; infinite: never."""
-    listens: bool
-    """Whether something outside the engine depends on when a request ends."""
-
-    def upcoming(self) -> tuple[float, float]:
-        """Returns two times in nanoseconds, infinite for never: when the next request with a fixed
-        send time comes, and when the next event outside the engine is due."""
-
-    def collect(self, now_ns: int) -> None:
-        """Lets requests arrive that are due until now."""
-
-    def take(self) -> list[Any]:
-        """Removes and returns the arrived requests, in order of (arrival, place in the trace)."""
-
-    def release(self, ended: Iterable[Any]) -> None:
-        """Tells whoever listens that these requests have ended."""
-
-    def wait(self, until_ns: float) -> Process:
-        """Waits until a request arrives, at most until `until_ns`."""

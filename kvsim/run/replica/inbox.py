@@ -12,17 +12,17 @@ only what depends on a completion is timed by the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from math import inf
+from collections.abc import Callable, Iterator
 from typing import Protocol, cast
 
 import simpy
 
+from kvsim.core.host import NEVER_NS, Receiver
 from kvsim.core.request import Request
 from kvsim.run.replica.events import Later, Process, woken
 from kvsim.workload.clients import Released
 
-_NOBODY: tuple[float, Request | None] = inf, None
+_NOBODY: tuple[int, Request | None] = NEVER_NS, None
 
 
 class Senders(Protocol):
@@ -42,22 +42,17 @@ class Senders(Protocol):
         """The requests that an ended one releases."""
 
 
-class Inbox:
+class Inbox(Receiver):
     """Requests that have arrived and that the engine has not taken in yet."""
 
     def __init__(self, env: simpy.Environment, clients: Senders) -> None:
+        super().__init__(clients.listen)
         self._env = env
         self._clients = clients
-        self.listens = clients.listen
-        """Whether anybody needs to hear of ended requests."""
-        self.pending: list[Request] = []
-        """Requests that have arrived and were not taken."""
         self._wake: simpy.Event | None = None
         self._upcoming = iter(clients.start())
         """Requests that clients send at a fixed time, in order of time."""
         self._next: Request | None
-        self.next_ns: float
-        """When the next of these is sent."""
         self.next_ns, self._next = next(self._upcoming, _NOBODY)
 
     def __bool__(self) -> bool:
@@ -67,30 +62,21 @@ class Inbox:
     def _now_ns(self) -> int:
         return cast(int, self._env.now)
 
-    def upcoming(self) -> tuple[float, float]:
-        """Returns two times in nanoseconds, infinite for never: when the next request with a fixed
-        send time comes, and when the next event outside the engine is due."""
-        return self.next_ns, self._env.peek()
+    def upcoming(self) -> tuple[int, int]:
+        return self.next_ns, int(self._env.peek())
 
     def collect(self, now_ns: int) -> None:
         """Lets clients send all requests that are due until now, each at its time."""
         while self.next_ns <= now_ns:
             request = self._next
             assert request is not None
-            if self._clients.offer(request, int(self.next_ns)):
+            if self._clients.offer(request, self.next_ns):
                 self.pending.append(request)
             self.next_ns, self._next = next(self._upcoming, _NOBODY)
         if self._wake is not None:
             self._rouse()
 
-    def take(self) -> list[Request]:
-        """Removes and returns the arrived requests, in order of (arrival, place in the trace)."""
-        arrived, self.pending = self.pending, []
-        if len(arrived) > 1:
-            arrived.sort(key=arrival_order)
-        return arrived
-
-    def release(self, ended: Iterable[Request]) -> None:
+    def release(self, ended: list[Request]) -> None:
         """Tells the clients of completions; they send more now or after their think time."""
         if not self.listens:
             return
@@ -106,7 +92,7 @@ class Inbox:
                     timer.callbacks.append(lambda event: self._offer(event.value))
         self._rouse()
 
-    def wait(self, until_ns: float) -> Process:
+    def wait(self, until_ns: int) -> Process:
         """Waits until a request arrives, at most until `until_ns`."""
         if not self.pending:
             self._wake = self._env.event()
@@ -132,7 +118,7 @@ class Inbox:
         """Wakes the engine when the next request with a fixed send time is due, unless the
         concurrency limit holds it back."""
         if self._wake is not None and self._next is not None:
-            timer = self._env.timeout(int(self.next_ns) - self._now_ns)
+            timer = self._env.timeout(self.next_ns - self._now_ns)
             timer.callbacks.append(self._ring)
 
     def _ring(self, event: simpy.Event) -> None:
@@ -140,6 +126,53 @@ class Inbox:
         self._set_alarm()
 
 
-def arrival_order(request: Request) -> tuple[int, int]:
-    """Sorts requests by arrival and place in the trace."""
-    return request.arrival_ns, request.index
+Ended = Callable[[list[Request]], None]
+
+
+class Mailbox(Receiver):
+    """Holds the requests that somebody passes on to an engine until it takes them in. Nobody knows
+    when the next one comes."""
+
+    def __init__(
+        self, env: simpy.Environment, upcoming_ns: Callable[[], int], ended: Ended
+    ) -> None:
+        """`upcoming_ns` returns the time before which nothing outside the engine matters to it;
+        `ended` is told which requests ended, when they end."""
+        super().__init__(listens=True)
+        self._env = env
+        self._upcoming_ns = upcoming_ns
+        self._ended = ended
+        self._wake: simpy.Event | None = None
+
+    def __len__(self) -> int:
+        return len(self.pending)
+
+    @property
+    def asleep(self) -> bool:
+        """Whether the engine waits."""
+        return self._wake is not None
+
+    def put(self, request: Request) -> None:
+        """A request arrives."""
+        self.pending.append(request)
+        self.wake()
+
+    def wake(self) -> None:
+        """Ends the wait."""
+        if self._wake is not None:
+            self._wake.succeed()
+            self._wake = None
+
+    def upcoming(self) -> tuple[int, int]:
+        return self.next_ns, self._upcoming_ns()
+
+    def release(self, ended: list[Request]) -> None:
+        self._ended(ended)
+
+    def wait(self, until_ns: int) -> Process:
+        """Waits until a request arrives, or `wake` is called, at most until `until_ns`."""
+        if not self.pending:
+            self._wake = self._env.event()
+            yield woken(self._wake, until_ns)
+            self._wake = None
+            yield Later(self._env, 0)

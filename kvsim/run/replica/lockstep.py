@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 import simpy
 
 from kvsim.core.batch import Batch
-from kvsim.core.host import SimulatedTime
+from kvsim.core.host import Receiver, SimulatedTime
 from kvsim.core.plan import Plan
-from kvsim.run.replica.events import Link, Process, Receiver
+from kvsim.run.replica.events import Link, Process
 
 
 class Ranks:
@@ -50,7 +50,7 @@ class Ranks:
         self._conclude()
         return (yield met)
 
-    def sleep(self, inbox: Receiver, until_ns: float) -> Process:
+    def sleep(self, inbox: Receiver, until_ns: int) -> Process:
         """Waits until a request arrives at a rank, or another rank composes a step, at most until
         `until_ns`."""
         if not self._here:
@@ -124,7 +124,7 @@ class RankTime(SimulatedTime):
     def goes_on(self, batch: Batch, plan: Plan) -> bool:
         return self._any_computes
 
-    def sleep(self, until_ns: float) -> Process:
+    def sleep(self, until_ns: int) -> Process:
         yield from self._ranks.sleep(self.inbox, until_ns)
         self.now_ns = max(self.now_ns, int(self._env.now))
         return True

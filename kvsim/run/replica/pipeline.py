@@ -19,12 +19,12 @@ from collections import deque
 import simpy
 
 from kvsim.core.batch import Batch
-from kvsim.core.host import SimulatedTime
+from kvsim.core.host import Receiver, SimulatedTime
 from kvsim.core.plan import Plan
 from kvsim.core.schema import STAGE_COLUMNS
 from kvsim.cost import checked_prices
 from kvsim.cost.stages import StagedCost
-from kvsim.run.replica.events import Link, Receiver
+from kvsim.run.replica.events import Link
 
 
 class PipelineTime(SimulatedTime):

@@ -181,9 +181,7 @@ class Puller(Worker):
     def busy(self) -> bool:
         return self._begins
 
-    def launch(
-        self, transfers: Transfers | None, start_ns: int, idle: bool, next_ns: float
-    ) -> Moved:
+    def launch(self, transfers: Transfers | None, start_ns: int, idle: bool, next_ns: int) -> Moved:
         assert transfers is not None
         for job in transfers.loads:
             self._env.process(self._pull(job, start_ns))

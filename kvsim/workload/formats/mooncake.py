@@ -32,8 +32,9 @@ from kvsim.workload.gather import (
     nanoseconds,
     sort_rows,
 )
-from kvsim.workload.keys import SpannedStream, streams
+from kvsim.workload.keys import streams
 from kvsim.workload.source import MAX_NS, MAX_TOKENS, Source, parse, shown
+from kvsim.workload.streams import SpannedStream
 from kvsim.workload.trace import MAX_ID, HashContent, Row, Rows, Trace, collapse, column
 from kvsim.writing import write_lines
 

@@ -10,8 +10,9 @@ from shared import SHARED, needs_shared
 
 from kvsim.explain.cachelab.curve import lru_tokens, optimum_tokens
 from kvsim.workload import open_trace
-from kvsim.workload.keys import Streams, streams
+from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, find_reuse
+from kvsim.workload.streams import Streams
 from kvsim.workload.trace import Trace
 
 CONVERSATION = "traces/mooncake/conversation_trace.jsonl.gz"

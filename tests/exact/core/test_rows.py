@@ -6,7 +6,7 @@ import pytest
 from kvsim.core import rows
 from kvsim.core.plan import RECOMPUTE, SWAP, Moved, Plan
 from kvsim.core.request import Request
-from kvsim.core.rows import PIECE_STEPS, StepRows
+from kvsim.core.rows import PIECE_ROWS, StepRows
 from kvsim.core.schema import STEP_COLUMNS
 
 ALWAYS_ZERO = (
@@ -82,11 +82,11 @@ def test_gauges_follow_the_columns() -> None:
 
 def test_pieces_are_joined() -> None:
     plan, _ = made()
-    table, number = StepRows(), 2 * PIECE_STEPS + 3
+    table, number = StepRows(), 2 * PIECE_ROWS + 3
     for step in range(number):
         plan.start_ns, plan.end_ns = 3 * step, 3 * step + step % 5
         table.add(plan, step % 2)
-    assert len(table) == table.num_steps == number
+    assert len(table) == table.num_rows == number
     columns = table.columns()
     assert np.array_equal(columns["start_ns"], 3 * np.arange(number))
     assert np.array_equal(columns["end_ns"], 3 * np.arange(number) + np.arange(number) % 5)

@@ -13,7 +13,7 @@ from kvsim.engines.nano.blocks import NanoTables, NanoTables2025
 from kvsim.engines.nano.scheduler import Nano, Nano2025
 from kvsim.errors import EngineStopped
 from kvsim.run.simulation import simulate
-from kvsim.workload.keys import TokenStream
+from kvsim.workload.streams import TokenStream
 
 
 def log(

@@ -177,7 +177,7 @@ def test_bounds_of_one_replica_are_one_number() -> None:
     assert bounds is not None
     assert bounds.as_sent == bounds.by_session == bounds.pooled
     assert bounds.pooled <= bounds.pooled_optimum <= bounds.unlimited
-    admitted = np.flatnonzero(fleet.requests["first_scheduled_ns"] >= 0)
+    admitted = np.flatnonzero(fleet.requests["first_scheduled_ns"] >= 0).tolist()
     rows, prompts = ([each[place] for place in admitted] for each in (trace.rows, streams(trace)))
     assert bounds.unlimited == ceiling_tokens(rows, prompts, 16, outputs=True)
     assert summarise_fleet(fleet, bounds)["routing"]["bounds"] == bounds.record()

@@ -24,7 +24,7 @@ from kvsim.engines.vllm_v1.scheduler import VllmV1, VllmV1Async
 from kvsim.errors import ConfigError
 from kvsim.policies import requeue
 from kvsim.policies.requeue import REQUEUE, make_requeue
-from kvsim.workload.keys import TokenStream
+from kvsim.workload.streams import TokenStream
 
 SIZE, BLOCKS = 4, 9
 

@@ -29,7 +29,7 @@ from kvsim.engines.vllm_v1.scheduler import VllmV1, VllmV1Async
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.policies.victims import VICTIMS, Victim, make_victim
 from kvsim.workload.clients import random_stream
-from kvsim.workload.keys import TokenStream
+from kvsim.workload.streams import TokenStream
 
 SIZE, LONGEST = 4, 64
 Made = tuple[Any, Any]

@@ -3,6 +3,7 @@
 import random
 
 from kvsim.core.request import Request
+from kvsim.core.schema import REQUEST_COLUMNS
 from kvsim.run.serving import Archive
 from kvsim.workload.trace import Row
 
@@ -33,6 +34,22 @@ def test_columns_are_the_facts_of_rows_and_the_attributes_of_requests() -> None:
     assert columns["session"][:2] == ["", "s"]
     assert columns["status"].count("rejected") == 1 and columns["reason"][5] == "too-long"
     assert all(len(column) == 23 for column in columns.values())
+
+
+def test_each_column_has_the_attribute_of_its_name() -> None:
+    request = Request(0, "r0", 7)
+    attributes = {name: name for name in REQUEST_COLUMNS} | {"num_cached_tokens": "cached_tokens"}
+    for number, attribute in enumerate(attributes.values()):
+        if attribute not in ("index", "output_tokens"):  # The first is its row, the second counted.
+            setattr(request, attribute, 100 + number)
+    request.n, request.length = 1, 7 + 5
+    archive = Archive(rows_of(1))
+    archive.add(request)
+    columns = archive.columns()
+    assert {name: columns[name].tolist() for name in attributes} == {
+        name: [getattr(request, attribute)] for name, attribute in attributes.items()
+    }
+    assert columns["output_tokens"] == [5]
 
 
 def test_no_requests_have_empty_columns() -> None:

@@ -15,6 +15,7 @@ from kvsim.settings.notes import left_out
         ({"enable_expert_parallel": True}, "experts"),
         ({"cpu_offload_gb": 4}, "host link"),
         ({"enforce_eager": True}, "CUDA graphs"),
+        ({"cost": {"front_end": {"request_ms": 8}}}, "streams"),
     ],
 )
 def test_what_is_left_out_is_said_in_one_line(keys: dict[str, Any], word: str) -> None:

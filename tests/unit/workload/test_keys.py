@@ -12,7 +12,8 @@ from made import make_trace, traces
 from marks import examples
 
 from kvsim.workload import HashContent, ParentContent, Row, SegmentContent, TokenContent, Trace
-from kvsim.workload.keys import TokenStream, streams
+from kvsim.workload.keys import streams
+from kvsim.workload.streams import TokenStream
 from kvsim.workload.trace import collapse
 
 

@@ -17,8 +17,9 @@ import pytest
 
 from kvsim.against.serve.kv_events import KVEvents, KVEventsConfig, Publisher
 from kvsim.against.serve.session import Session
+from kvsim.core.host import NEVER_NS
 from kvsim.run.simulation import read_config
-from kvsim.workload.keys import TokenStream
+from kvsim.workload.streams import TokenStream
 from tests.support.clients import installed
 from tests.support.marks import long, whole
 from tests.support.serving import SMALL, serving
@@ -240,7 +241,7 @@ def test_dynamos_router_knows_the_cache_after_every_step(tmp_path: Path) -> None
         session.steps.listeners.append(compare)
         for row in trace.rows:
             session.send(row)
-        while session.next_ns < inf:
+        while session.next_ns < NEVER_NS:
             session.step()
     publisher.close()
     assert len(steps) > 200 and sum(each > 0 for each in steps) > 50

@@ -19,6 +19,7 @@ from kvsim.against.serve.kv_events import (
     made_up_tokens,
 )
 from kvsim.against.serve.session import Session
+from kvsim.core.host import NEVER_NS
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import read_config
 from tests.support.serving import SMALL, serving
@@ -114,7 +115,7 @@ def test_a_consumer_knows_the_table_after_every_step() -> None:
 
     session.steps.listeners.append(compare)
     entries = [session.send(row) for row in trace.rows]
-    while session.next_ns < inf:
+    while session.next_ns < NEVER_NS:
         session.step()
     assert steps["compared"] > 500 and pool.evictions > 100
     assert sum(entry.request.num_preemptions for entry in entries) > 10

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import inf
 from random import Random
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from kvsim.against.serve.session import Session
 from kvsim.against.serve.watch import Entry, Step
 from kvsim.against.serve.words import filler, tokens_of, tokens_of_chat
+from kvsim.core.host import NEVER_NS
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import read_config, simulate
 from kvsim.workload.trace import Row, TokenContent, Trace
@@ -57,7 +57,7 @@ def row_of(
 
 
 def finished(session: Session) -> Session:
-    while session.next_ns < inf:
+    while session.next_ns < NEVER_NS:
         session.step()
     return session
 
