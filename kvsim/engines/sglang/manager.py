@@ -211,12 +211,15 @@ class SglangTables(BlockManager):
         standing.cached = standing.first = request.filled = request.room = 0
 
     def fits(self, requests: list[Request]) -> bool:
-        """Whether each of these requests can get a slot for one more token, evictions included."""
+        """Whether each of these requests can get a slot for one more token, evictions included.
+        With pages of several tokens, SGLang makes room for a page each, although few need one."""
+        self.make_room(len(requests) * self.block_size)
+        if self.gpu.blank >= len(requests):
+            return True
         pages: i64 = 0
         request: Request
         for request in requests:
             pages += request.filled == request.room
-        self.make_room(pages * self.block_size)
         return self.gpu.blank >= pages
 
     # -- audit -----------------------------------------------------------------------------------

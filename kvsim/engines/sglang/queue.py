@@ -64,6 +64,11 @@ class QueueOrder:
 
     policy: str
     _priorities: bool
+    _aware: bool
+    """Whether it looks up waiting requests for their order, and whether only if they are few."""
+    _few: bool
+    _sorts: bool
+    """Whether it has another order than that of the queue without looking up."""
     _check: i64
     _late: i64
     _calls: i64
@@ -80,6 +85,8 @@ class QueueOrder:
                 f"enable_priority_scheduling: {policy} ignores priorities; use fcfs or lof"
             )
         self.policy, self._priorities = policy, priorities
+        self._aware, self._few = policy not in UNAWARE, policy in ("lpm", "hrrn")
+        self._sorts = priorities or policy in ("lof", "routing-key")
         self._check = int(environment.in_batch_check_threshold)
         self._late = int(environment.in_batch_deprioritize_threshold)
         self._calls = 0
@@ -92,51 +99,47 @@ class QueueOrder:
         computed_tokens: i64,
     ) -> deque[Request]:
         """Returns the queue in its new order. `computed_tokens`: those of the engine so far."""
-        policy: str = self.policy
-        if policy in ("lpm", "hrrn") and len(waiting) > MANY:
-            policy = "fcfs"
-        if policy in UNAWARE:
-            if blocks.refreshes and waiting:
-                if self._calls % REFRESH_CALLS == 0:
-                    _refresh(waiting, blocks)
-                self._calls += 1
-            return self._sort_unaware(policy, waiting, running)
+        if self._aware and not (self._few and len(waiting) > MANY):
+            return self._sort_aware(waiting, blocks, computed_tokens)
+        if blocks.refreshes and waiting:
+            if self._calls % REFRESH_CALLS == 0:
+                _refresh(waiting, blocks)
+            self._calls += 1
+        return self._sort_unaware(waiting, running) if self._sorts else waiting
+
+    def _sort_aware(
+        self, waiting: deque[Request], blocks: SglangTables, computed_tokens: i64
+    ) -> deque[Request]:
         if not blocks.needs_keys:
             return waiting
         self._look_up(waiting, blocks)
-        if policy == "dfs-weight":
+        if self.policy == "dfs-weight":
             return _depth_first(blocks.tree.root, waiting)
 
         def order(each: Request) -> tuple[Any, ...]:
             standing: Standing = each.standing
-            if policy == "lpm":
+            if self.policy == "lpm":
                 return standing.late, 0 if standing.late else -standing.matched
-            if policy == "hrrn":
+            if self.policy == "hrrn":
                 return _response(each, computed_tokens), each.id
             return standing.late, standing.work, standing.entry
 
         return deque(sorted(waiting, key=order))
 
-    def _sort_unaware(self, policy: str, waiting: deque[Request], running: Group) -> deque[Request]:
-        if policy == "fcfs":
-            if not self._priorities:
+    def _sort_unaware(self, waiting: deque[Request], running: Group) -> deque[Request]:
+        keys: Counter[str] = Counter()
+        if self.policy == "routing-key":
+            keys.update([each.session for each in running.members if each.session])
+            if not keys:
                 return waiting
-            return deque(
-                sorted(waiting, key=lambda each: (each.standing.rank, each.standing.entry))
-            )
-        if policy == "lof":
-            if self._priorities:
-                return deque(
-                    sorted(waiting, key=lambda each: (each.standing.rank, -each.standing.limit))
-                )
-            return deque(sorted(waiting, key=lambda each: -each.standing.limit))
-        keys = Counter([each.session for each in running.members if each.session])
-        if not keys:
-            return waiting
 
-        def order(each: Request) -> Any:
-            key = each.session or ""
-            return (0, -keys[key], key) if keys[key] else (1, 0, key)
+        def order(each: Request) -> tuple[Any, ...]:
+            standing: Standing = each.standing
+            if self.policy == "routing-key":
+                key = each.session or ""
+                return (0, -keys[key], key) if keys[key] else (1, 0, key)
+            rank: i64 = standing.rank if self._priorities else 0
+            return rank, standing.entry if self.policy == "fcfs" else -standing.limit
 
         return deque(sorted(waiting, key=order))
 

@@ -101,6 +101,8 @@ class Sglang(Scheduler):
     _counts: bool
     """Whether one was counted just now."""
     _computed_tokens: i64
+    _soonest: i64
+    """The number of steps sent when the last token of a running request is in flight, or later."""
     _ended: bool
     """Whether requests have ended since the running batch was looked through."""
     _pending: i64
@@ -181,7 +183,7 @@ class Sglang(Scheduler):
         self.running, self.last, self.unfinished = Group([]), None, None
         self.turned_away = []
         self._entries = self._refusal = self._armed = 0
-        self._computed_tokens = self._pending = self._sent = 0
+        self._computed_tokens = self._pending = self._sent = self._soonest = 0
 
     # -- what a run asks of a scheduler ----------------------------------------------------------
 
@@ -324,6 +326,7 @@ class Sglang(Scheduler):
             if last.let_go(unfinished, last.chunked):
                 self.full = False
             if last.members:
+                self._soonest = 0
                 if self.running.members:
                     self.running.members = self.running.members + last.members
                     self.running.silent = self.running.silent and last.silent
@@ -516,35 +519,38 @@ class Sglang(Scheduler):
     def _drop_finishing(self) -> bool:
         """Removes requests from the running batch whose last token is in flight. Returns whether
         there are any."""
-        if self._pending == 0:
+        sent: i64 = self._sent
+        if self._pending == 0 or sent < self._soonest:
             return False
         members: list[Request] = self.running.members
         stay: list[Request] = members
-        sent: i64 = self._sent
+        left: i64 = UNLIMITED
         place: i64 = 0
         request: Request
         for request in members:
             standing: Standing = request.standing
-            if request.batch == sent and request.length + 1 >= standing.longest:
+            own: i64 = standing.longest - request.length - 1
+            if own <= 0 and request.batch == sent:
                 if stay is members:
                     stay = members[:]
                 del stay[place]
             else:
+                left = min(left, own)
                 place += 1
+        self._soonest = sent + left
         if stay is members:
             return False
         self.running.members, self.full = stay, False
         return True
 
     def _one_more(self, batch: Batch, plan: Plan, members: list[Request]) -> None:
-        """Gives each of these requests a slot for one more token. With pages of several tokens,
-        SGLang makes room for a page each, although few requests need one."""
+        """Gives each of these requests, which fit, a slot for one more token."""
         blocks: SglangTables = self.blocks
-        blocks.make_room(len(members) * self._size)
         scheduled, yields, lengths = plan.scheduled, plan.yields, plan.decode_lengths
         now_ns: i64 = batch.now_ns
         sent: i64 = self._sent + 1
         context_tokens: i64 = 0
+        slots: i64 = 0
         seqs: i64 = 0
         place: i64 = len(plan.requests)
         request: Request
@@ -554,13 +560,14 @@ class Sglang(Scheduler):
                 blocks.extend(request, upto)
             else:
                 request.filled = upto
-                blocks.empty_slots -= 1
+                slots += 1
             request.computed, request.access_ns, request.batch = upto, now_ns, sent
             scheduled[place] = yields[place] = 1
             lengths[seqs] = upto
             context_tokens += upto
             seqs += 1
             place += 1
+        blocks.empty_slots -= slots
         plan.requests += members
         plan.decode_seqs, plan.samples = seqs, plan.samples + seqs
         plan.context_tokens = context_tokens
