@@ -106,7 +106,7 @@ class SglangTables(BlockManager):
             return 0
         size: i64 = self.block_size
         pages: i64 = (request.length - 1) // size
-        return size * self.tree.found(self._text(None, request, pages), pages)
+        return size * self.tree.match(self._text(None, request, pages), pages, uses=False)
 
     def report(self, events: Any) -> bool:
         if self.needs_keys:

@@ -239,9 +239,9 @@ class Sglang(Scheduler):
         announced: i64 = longest
         if request.max_new_tokens is not None:
             announced = min(request.max_new_tokens, 1 << 60)
-        limit: i64 = max(0, min(announced, longest - prompt - 1))
         paged: i64 = (prompt + size - 1) // size * size
-        limit = max(0, min(limit, self._pool_tokens - paged - size - 1))
+        room: i64 = min(longest - prompt, self._pool_tokens - paged - size)
+        limit: i64 = max(0, min(announced, room - 1))
         served: bool = prompt < longest - STOP_TOKENS
         surprises: Surprises = self._surprises
         surprises.arrived += 1

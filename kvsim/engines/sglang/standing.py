@@ -88,16 +88,8 @@ class Group:
 
     def let_go(self, one: Request | None = None, other: Request | None = None) -> bool:
         """Removes requests that are over, and the given ones. Returns whether there were any."""
-        stay: list[Request] = self.members
-        place: i64 = 0
-        each: Request
-        for each in self.members:
-            if each.finish_ns >= 0 or each is one or each is other:
-                if stay is self.members:
-                    stay = self.members[:]
-                del stay[place]
-            else:
-                place += 1
-        gone: bool = stay is not self.members
-        self.members = stay
-        return gone
+        members: list[Request] = self.members
+        self.members = [
+            each for each in members if each.finish_ns < 0 and each is not one and each is not other
+        ]
+        return len(self.members) < len(members)

@@ -57,17 +57,16 @@ class PagePool:
     tree: RadixTree
     _head: Span | None
     """The free list, but for pages that were never taken."""
-    _tail: Span
-    """Its last span, if there is one; only where pages are returned there."""
-    _later: list[Span]
+    _before: Span | None
+    """The span behind which returned pages go; None: to the head."""
     _collects: bool
 
     def __init__(self, size: int, page_size: int) -> None:
         self.size = self.blank = size
         self.page_size = page_size
         self.evictable, self.fresh = 0, 1
-        self._head, self._tail = None, Span(EMPTY, 0, 0)
-        self._later, self._collects = [], False
+        self._head = self._before = None
+        self._collects = False
 
     # -- for those who look on -------------------------------------------------------------------
 
@@ -134,6 +133,8 @@ class PagePool:
             count -= taken
             if head.begin == head.end:
                 self._head = head.behind
+                if head is self._before:
+                    self._before = None
         return pages
 
     def give_back(self, pages: vec[i64], begin: i64, end: i64) -> None:
@@ -142,36 +143,25 @@ class PagePool:
             return
         if 4 * (end - begin) < len(pages):  # A short span does not keep a long vector.
             pages, begin, end = pages[begin:end], 0, end - begin
+        self.blank += end - begin
         span: Span = Span(pages, begin, end)
-        if self._collects:
-            self._later.append(span)
+        before: Span | None = self._before
+        if before is None:
+            span.behind, self._head = self._head, span
         else:
-            self._put(span)
+            span.behind, before.behind = before.behind, span
+        if self._collects or self.page_size == 1:
+            self._before = span
 
     def collect(self) -> None:
-        """From now on, collects returned pages until `apply`."""
+        """From now on until `apply`, returned pages stay in order."""
         self._collects = True
 
     def apply(self) -> None:
-        """Puts the collected pages on the free list, together."""
+        """The pages that are returned next go in front of those collected."""
         self._collects = False
-        if self._later:
-            later, self._later = self._later, []
-            if self.page_size > 1:
-                later.reverse()
-            span: Span
-            for span in later:
-                self._put(span)
-
-    def _put(self, span: Span) -> None:
-        self.blank += span.end - span.begin
         if self.page_size > 1:
-            span.behind, self._head = self._head, span
-        elif self._head is None:
-            self._head = self._tail = span
-        else:
-            self._tail.behind = span
-            self._tail = span
+            self._before = None
 
     def _spans(self) -> list[Span]:
         spans: list[Span] = []
@@ -229,10 +219,12 @@ class RadixTree:
 
     # -- lookups ---------------------------------------------------------------------------------
 
-    def match(self, text: Text, pages: i64) -> i64:
-        """Looks up the first `pages` pages of a text. Returns how many leading ones are cached;
-        `end` is the node where they end. A node that matches only in part is split. The node and
-        all above it count as used now."""
+    def match(self, text: Text, pages: i64, uses: bool = True) -> i64:
+        """Looks up the first `pages` pages of a text. Returns how many leading ones are cached.
+
+        If it uses them, `end` is the node where they end. A node that matches only in part is
+        split. The node and all above it count as used now.
+        """
         root: Node = self.root
         node: Node = root
         at: i64 = 0
@@ -243,9 +235,12 @@ class RadixTree:
             same: i64 = text.agrees(child.text, at, min(child.end, pages))
             at += same
             if same < child.end - child.begin:
-                node = self._split(child, same)
+                if uses:
+                    node = self._split(child, same)
                 break
             node = child
+        if not uses:
+            return at
         self.end = node
         newer: Node = root
         while node is not root:
@@ -253,21 +248,6 @@ class RadixTree:
             newer = node
             assert node.parent is not None
             node = node.parent
-        return at
-
-    def found(self, text: Text, pages: i64) -> i64:
-        """Returns the number of leading pages that are cached. Nothing counts as used."""
-        node: Node = self.root
-        at: i64 = 0
-        while at < pages:
-            child: Node | None = node.children.get(text.number(at))
-            if child is None:
-                break
-            same: i64 = text.agrees(child.text, at, min(child.end, pages))
-            at += same
-            if same < child.end - child.begin:
-                break
-            node = child
         return at
 
     def path(self, end: Node) -> list[int]:
