@@ -523,24 +523,21 @@ class Sglang(Scheduler):
         if self._pending == 0 or sent < self._soonest:
             return False
         members: list[Request] = self.running.members
-        stay: list[Request] = members
+        before: i64 = len(members)
         left: i64 = UNLIMITED
-        place: i64 = 0
-        request: Request
-        for request in members:
+        k: i64
+        for k in range(before - 1, -1, -1):
+            request: Request = members[k]
             standing: Standing = request.standing
             own: i64 = standing.longest - request.length - 1
             if own <= 0 and request.batch == sent:
-                if stay is members:
-                    stay = members[:]
-                del stay[place]
+                del members[k]
             else:
                 left = min(left, own)
-                place += 1
         self._soonest = sent + left
-        if stay is members:
+        if len(members) == before:
             return False
-        self.running.members, self.full = stay, False
+        self.full = False
         return True
 
     def _one_more(self, batch: Batch, plan: Plan, members: list[Request]) -> None:

@@ -89,7 +89,10 @@ class Group:
     def let_go(self, one: Request | None = None, other: Request | None = None) -> bool:
         """Removes requests that are over, and the given ones. Returns whether there were any."""
         members: list[Request] = self.members
-        self.members = [
-            each for each in members if each.finish_ns < 0 and each is not one and each is not other
-        ]
-        return len(self.members) < len(members)
+        before: i64 = len(members)
+        k: i64
+        for k in range(before - 1, -1, -1):
+            each: Request = members[k]
+            if each.finish_ns >= 0 or each is one or each is other:
+                del members[k]
+        return len(members) < before
