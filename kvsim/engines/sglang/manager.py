@@ -211,8 +211,9 @@ class SglangTables(BlockManager):
         standing.cached = standing.first = request.filled = request.room = 0
 
     def fits(self, requests: list[Request]) -> bool:
-        """Whether each of these requests can get a slot for one more token, evictions included.
-        With pages of several tokens, SGLang makes room for a page each, although few need one."""
+        """Whether each of these requests can get a slot for one more token, evictions included."""
+        # Their step makes room for a page each, so it is only counted how many need one where
+        # there is no such room.
         self.make_room(len(requests) * self.block_size)
         if self.gpu.blank >= len(requests):
             return True

@@ -65,10 +65,11 @@ class QueueOrder:
     policy: str
     _priorities: bool
     _aware: bool
-    """Whether it looks up waiting requests for their order, and whether only if they are few."""
+    """Whether its order depends on what waiting requests find in the tree."""
     _few: bool
+    """Whether only as long as they are at most `MANY`."""
     _sorts: bool
-    """Whether it has another order than that of the queue without looking up."""
+    """Whether an unaware policy has another order than that of the queue."""
     _check: i64
     _late: i64
     _calls: i64

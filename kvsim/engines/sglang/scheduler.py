@@ -102,7 +102,7 @@ class Sglang(Scheduler):
     """Whether one was counted just now."""
     _computed_tokens: i64
     _soonest: i64
-    """The number of steps sent when the last token of a running request is in flight, or later."""
+    """Before so many steps were sent, no running request has its last token in flight."""
     _ended: bool
     """Whether requests have ended since the running batch was looked through."""
     _pending: i64
@@ -541,8 +541,10 @@ class Sglang(Scheduler):
         return True
 
     def _one_more(self, batch: Batch, plan: Plan, members: list[Request]) -> None:
-        """Gives each of these requests, which fit, a slot for one more token."""
+        """Gives each of these requests a slot for one more token. With pages of several tokens,
+        SGLang makes room for a page each, although few requests need one."""
         blocks: SglangTables = self.blocks
+        blocks.make_room(len(members) * self._size)
         scheduled, yields, lengths = plan.scheduled, plan.yields, plan.decode_lengths
         now_ns: i64 = batch.now_ns
         sent: i64 = self._sent + 1
