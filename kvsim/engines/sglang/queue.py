@@ -64,10 +64,8 @@ class QueueOrder:
 
     policy: str
     _priorities: bool
-    _aware: bool
-    """Whether its order depends on what waiting requests find in the tree."""
-    _few: bool
-    """Whether only as long as they are at most `MANY`."""
+    _most: i64
+    """Number of waiting requests up to which the order depends on what they find in the tree."""
     _sorts: bool
     """Whether an unaware policy has another order than that of the queue."""
     _check: i64
@@ -86,7 +84,8 @@ class QueueOrder:
                 f"enable_priority_scheduling: {policy} ignores priorities; use fcfs or lof"
             )
         self.policy, self._priorities = policy, priorities
-        self._aware, self._few = policy not in UNAWARE, policy in ("lpm", "hrrn")
+        aware = MANY if policy in ("lpm", "hrrn") else maxsize
+        self._most = -1 if policy in UNAWARE else aware
         self._sorts = priorities or policy in ("lof", "routing-key")
         self._check = int(environment.in_batch_check_threshold)
         self._late = int(environment.in_batch_deprioritize_threshold)
@@ -100,7 +99,7 @@ class QueueOrder:
         computed_tokens: i64,
     ) -> deque[Request]:
         """Returns the queue in its new order. `computed_tokens`: those of the engine so far."""
-        if self._aware and not (self._few and len(waiting) > MANY):
+        if len(waiting) <= self._most:
             return self._sort_aware(waiting, blocks, computed_tokens)
         if blocks.refreshes and waiting:
             if self._calls % REFRESH_CALLS == 0:

@@ -96,22 +96,18 @@ class NewTokenRatio:
 class Surprises:
     """How often a run met what a user may not expect."""
 
-    arrived: i64
-    ignore_eos: i64
+    arrived: i64 = 0
+    ignore_eos: i64 = 0
     """Of those who arrived, those that ignore the end of sequence."""
-    stuck: i64
+    stuck: i64 = 0
     """Prompts that never fit."""
-    reserved: i64
+    reserved: i64 = 0
     """Refusals although memory was free."""
-    retracted: i64
-    aborted: i64
+    retracted: i64 = 0
+    aborted: i64 = 0
     """Of the retracted requests, those that found the queue full."""
-    forgotten: i64
+    forgotten: i64 = 0
     """Unfinished prompts that the engine lost sight of, because it cut another."""
-
-    def __init__(self) -> None:
-        self.arrived = self.ignore_eos = self.stuck = self.reserved = 0
-        self.retracted = self.aborted = self.forgotten = 0
 
     def remarks(self, ratio: NewTokenRatio) -> list[str]:
         """Returns a line for each surprise."""

@@ -403,8 +403,7 @@ class Sglang(Scheduler):
         while batch.waiting and adder.state() != OTHER:
             request: Request = batch.waiting[0]
             chosen: i64 = len(adder.chosen)
-            slots: i64 = self.free_slots(batch) + chosen
-            if chosen >= min(self._slots - len(running.members), slots):
+            if chosen >= min(self._slots - len(running.members), self.free_slots(batch) + chosen):
                 self.full, refusal = True, SLOTS
             if self.full and not (self.preempts and self._make_way(batch, request, preempted)):
                 return refusal
@@ -438,13 +437,11 @@ class Sglang(Scheduler):
                 break
         if not victims or need > 0:
             return False
-        left: i64 = len(running.members)
-        for each in running.members:
+        for each in running.members[:]:
             if each in victims:
                 adder.reserved -= adder.expected(each)
-                left -= 1
-                self._give_up(batch, each, left)
-        running.members = [each for each in running.members if each not in victims]
+                running.members.remove(each)
+                self._give_up(batch, each, len(running.members))
         preempted += victims
         return True
 

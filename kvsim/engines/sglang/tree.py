@@ -308,27 +308,21 @@ class RadixTree:
             node.hits = 1 if number > counted else 0
         return node
 
-    def lock(self, end: Node) -> None:
-        """Adds a request that holds a node and all nodes above it."""
+    def lock(self, end: Node, number: i64 = 1) -> None:
+        """Adds requests that hold a node and all nodes above it."""
         node: Node = end
         while node is not self.root:
-            if node.locks == 0:
-                self.locked_pages += node.end - node.begin
-                self.pool.evictable -= node.end - node.begin
-            node.locks += 1
+            node.locks += number
+            if node.locks == max(number, 0):  # It was free, or is now.
+                pages: i64 = number * (node.end - node.begin)
+                self.locked_pages += pages
+                self.pool.evictable -= pages
             assert node.parent is not None
             node = node.parent
 
     def unlock(self, end: Node) -> None:
         """Removes a request that held a node and all nodes above it."""
-        node: Node = end
-        while node is not self.root:
-            node.locks -= 1
-            if node.locks == 0:
-                self.locked_pages -= node.end - node.begin
-                self.pool.evictable += node.end - node.begin
-            assert node.parent is not None
-            node = node.parent
+        self.lock(end, -1)
 
     def make_room(self, pages: i64) -> None:
         """Evicts leaves that no request holds until `pages` pages are on the free list, or nothing
