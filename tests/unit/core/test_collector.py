@@ -6,8 +6,8 @@ import weakref
 import pytest
 
 from kvsim import simulate
-from kvsim.core.collector import collect_no_more, collector_paused
-from kvsim.workload.trace import Row, Trace
+from kvsim.core.collector import collector_paused
+from kvsim.workload import Row, Trace
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -45,13 +45,6 @@ def test_the_rows_of_a_trace_are_free_when_its_run_is_over() -> None:
         assert result.summary["completed"] == 8
     finally:
         (gc.enable if usual else gc.disable)()
-
-
-def test_nothing_is_looked_at_when_a_command_ends() -> None:
-    known = [object]
-    assert any(each is known for each in gc.get_objects())
-    collect_no_more()
-    assert not any(each is known for each in gc.get_objects())
 
 
 def test_simulate_keeps_its_name_and_arguments() -> None:

@@ -28,8 +28,7 @@ from kvsim.cost.experts import Routing
 from kvsim.cost.layer import Peaks, experts_us, layer_us, layers_us, mlp_us
 from kvsim.cost.profile import ExpertGrid, to_json
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import load_hardware
-from kvsim.machine.models import load_model
+from kvsim.machine import load_hardware, load_model
 from kvsim.settings.config import make_config
 
 H100 = load_hardware("h100-sxm")
