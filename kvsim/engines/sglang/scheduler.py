@@ -565,8 +565,7 @@ class Sglang(Scheduler):
             place += 1
         blocks.empty_slots -= slots
         plan.requests += members
-        plan.decode_seqs, plan.samples = seqs, plan.samples + seqs
-        plan.context_tokens = context_tokens
+        plan.add_decodes(seqs, context_tokens, 0)
 
     def _retract(self, batch: Batch) -> None:
         """Takes the pages of running requests until the others fit (`retract_decode`). Those that

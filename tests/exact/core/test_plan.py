@@ -14,7 +14,7 @@ def test_the_longest_lengths_are_the_first_of_the_sorted_ones(seed: int) -> None
     plan = Plan(60)
     lengths = [rng.randint(1, rng.choice((3, 50, 5000))) for _ in range(rng.randint(0, 60))]
     for length in lengths:
-        plan.add_decode(length, 0)
+        plan.add_decode(length)
     assert plan.lengths() == lengths
     for number in (0, 1, 2, rng.randint(0, 60), 100):
         assert plan.longest(number) == sorted(lengths, reverse=True)[:number], f"seed {seed}"
@@ -44,7 +44,8 @@ def test_a_plan_that_is_used_again_forgets_the_step_before() -> None:
     plan = Plan(2)
     plan.add(request, 5, 0)
     plan.add_chunk(0, 3, 2, 2)
-    plan.add_decode(7, 2)
+    plan.add_decode(7)
+    plan.add_decodes(0, 0, 2)
     plan.yields[0] = 1
     plan.preempted.append((request, "recompute"))
     plan.ignored.append(request)
