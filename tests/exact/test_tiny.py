@@ -105,6 +105,16 @@ def test_before_paging_two_requests_fill_the_pool() -> None:
     assert times(result, "first_scheduled_ns") == [0, 0, 28]
 
 
+def test_reservations_of_one_block_each() -> None:
+    """Two of them are all that fit, and each is free again for the next request."""
+    result = kvsim.simulate(
+        trace((0, 2, 2), (0, 2, 2), (0, 2, 2)),
+        config(num_gpu_blocks_override=2, max_model_len=4, block_manager="contiguous"),
+    )
+    assert list(result.steps["used_blocks"]) == [2, 2, 1, 1]
+    assert set(result.steps["stranded_blocks"]) == {0}
+
+
 def test_requests_the_engine_cannot_serve_are_counted() -> None:
     """A prompt above max_model_len is ignored when it reaches the head of the queue."""
     result = kvsim.simulate(trace((0, 65, 1), (0, 4, 1)), config())

@@ -18,10 +18,14 @@ from marks import examples
 
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
+from kvsim.cost import RooflineCost
 from kvsim.cost.constant import ConstantCost
 from kvsim.cost.drafting import Passes
+from kvsim.cost.explain import Work
 from kvsim.engines.vllm_v1.drafts import Drafts, Rates, Recorded
 from kvsim.errors import ConfigError
+from kvsim.machine.hardware import load_hardware
+from kvsim.machine.models import load_model
 from kvsim.results.ledger import KERNELS, TIME_PARTS
 from kvsim.run.assembly import assemble
 from kvsim.run.result import Result
@@ -275,6 +279,16 @@ def test_passes_of_a_drafter_are_priced_by_what_the_cost_model_explains() -> Non
     assert Passes(cost, 1.0, 1)(plan) == 100_100
     assert Passes(cost, 0.5, 3)(plan) == (100_100 + 2 * 40_100) / 2
     assert Passes(cost, 1.0, 3)(Plan(8)) == 0
+
+
+def test_every_pass_of_a_drafter_has_logits_whatever_its_share_of_the_layers() -> None:
+    cost = RooflineCost(load_model("tiny"), load_hardware("h100-sxm"), make_config({}))
+    plan = Plan(8)
+    plan.decode_seqs, plan.context_tokens = 2, 100
+    counts = [0, 0, 2, 100, 2, 0]
+    head_ns = cost.explain(Work(*(np.array([count]) for count in counts)))["head"][0]
+    assert head_ns > 0
+    assert Passes(cost, 0.0, 3)(plan) == round(3 * head_ns)
 
 
 def test_the_same_seed_gives_the_same_run_and_another_one_does_not() -> None:
