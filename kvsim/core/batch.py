@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from librt.vecs import append, vec
+from librt.vecs import append, extend, vec
 from mypy_extensions import i64
 
 from kvsim.core import guard
@@ -59,7 +59,8 @@ class Batch:
     now_ns: i64
     busy_until_ns: i64
     """When the last dispatched step ends. A step that is composed earlier begins only then."""
-    transitions: Any
+    noted: vec[i64]
+    """The log of transitions (`kvsim.core.records.logs`)."""
     token_gaps_ns: Any
     """Time between consecutive tokens of a request in nanoseconds → how often it occurred
     (`kvsim.core.records.tally.Tally`)."""
@@ -89,7 +90,7 @@ class Batch:
         self.tokens = self.now_ns = self.busy_until_ns = 0
         self.plan = self.arriving = None
         self._plans = []
-        self.transitions, self.token_gaps_ns = logs.Transitions(), Tally()
+        self.noted, self.token_gaps_ns = EMPTY, Tally()
         self._gap_ns = self._gaps = 0
         self._gaps_ns, self._times = EMPTY, EMPTY
         self._output_length, self._sample_lengths = output_length, sample_lengths
@@ -329,7 +330,11 @@ class Batch:
 
     def remove_ended(self) -> None:
         """Removes ended requests from the running queue; the others keep their order."""
-        self.running = [request for request in self.running if request.finish_ns < 0]
+        running: list[Request] = self.running
+        k: i64
+        for k in range(len(running) - 1, -1, -1):
+            if running[k].finish_ns >= 0:
+                del running[k]
 
     def remove_waiting(self) -> None:
         """Removes ended requests from the waiting queues."""
@@ -337,11 +342,11 @@ class Batch:
             for request in [each for each in queue if each.finish_ns >= 0]:
                 queue.remove(request)
 
-    def note(self, request: Request, kind: int, value: int = 0, time_ns: int = -1) -> None:
+    def note(self, request: Request, kind: i64, value: i64 = 0, time_ns: i64 = -1) -> None:
         """Logs a transition; by default, at the start of the step being composed."""
         if time_ns < 0:
             time_ns = max(self.now_ns, self.busy_until_ns)
-        self.transitions.rows += logs.pack(request.index, kind, time_ns, value)
+        self.noted = extend(self.noted, vec[i64]([request.index, kind, time_ns, value]))
 
     def audit(self) -> None:
         """Asserts that queues, states of requests, block tables and the pool agree."""
@@ -373,7 +378,7 @@ guard.keep(
     Batch,
     "waiting running holding swapped aside lost ended",
     "enter accept replace_prompt join admitted chunk preempt swap_out swap_in token further_token"
-    " fork stopped ending count_gaps complete lose remove_ended remove_waiting note transitions"
+    " fork stopped ending count_gaps complete lose remove_ended remove_waiting note noted"
     " token_gaps_ns",
     waiting=_reordered,
 )

@@ -16,6 +16,7 @@ NOBODY: list[Any] = []
 NEVER_NS: Final = 1 << 62
 """When something happens that never does. Every step ends before, so that sums of a few times fit
 into 64 bits."""
+_LAST_NS: Final = NEVER_NS - 1
 
 Waiting = Generator[Any, Any, Any]
 """What a host yields while time passes. Only the driver of the loop interprets it."""
@@ -185,7 +186,7 @@ class SimulatedTime(Host):
 
     def step_ns(self, plan: Any) -> int:
         ns: int = self._price(plan)  # of any size, unlike the time
-        if ns + int(self.now_ns) >= NEVER_NS:
+        if ns + int(self.now_ns) > _LAST_NS:
             raise OverflowError("times do not fit into 64 bits")
         return ns
 

@@ -133,40 +133,43 @@ class Pool:
     # -- moves -----------------------------------------------------------------------------------
 
     def take(self) -> i64:
-        """Takes the next free block, whose content is forgotten (`get_new_blocks`)."""
-        block: i64 = self._blank
-        if block:
-            self._blank = self._next[block]
-        elif self.fresh <= self.size:
-            block = self.fresh
-            self._open()
-        else:
-            if self.order is None:
-                after, before = self._next, self._prev
-                block = after[0]
-                after[0] = after[block]
-                before[after[0]] = 0
-            else:
-                block = self.order.pop()
-            if self.content[block]:
-                self.num_cached -= 1
-                self.evictions += 1
-                self.forget(block)
-        self.refs[block] = 1
-        self.num_free -= 1
-        return block
+        """Takes the next free block, whose content is forgotten."""
+        return self.extended(EMPTY, 1)[0]
 
     def take_many(self, number: int) -> list[int]:
         """Takes so many blocks."""
-        return [self.take() for _ in range(number)]
+        return list(self.extended(EMPTY, number))
 
     def extended(self, blocks: vec[i64], number: i64) -> vec[i64]:
-        """`blocks`, and behind them so many more that it takes."""
-        k: i64
-        first: i64 = len(blocks)
+        """`blocks`, and behind them the next free ones, so many, whose contents are forgotten
+        (`get_new_blocks`)."""
+        place: i64 = len(blocks)
+        end: i64 = place + number
         blocks = longer(blocks, number)
-        for k in range(first, first + number):
-            blocks[k] = self.take()
+        after, before, refs = self._next, self._prev, self.refs
+        while place < end:
+            block: i64 = self._blank
+            if block:
+                self._blank = after[block]
+            elif self.fresh <= self.size:
+                block = self.fresh
+                self._open()
+                after, before, refs = self._next, self._prev, self.refs
+            else:
+                if self.order is None:
+                    block = after[0]
+                    after[0] = after[block]
+                    before[after[0]] = 0
+                else:
+                    block = self.order.pop()
+                if self.content[block]:
+                    self.num_cached -= 1
+                    self.evictions += 1
+                    self.forget(block)
+            refs[block] = 1
+            self.num_free -= 1
+            blocks[place] = block
+            place += 1
         return blocks
 
     def touch(self, block: i64) -> None:
@@ -188,8 +191,11 @@ class Pool:
         """
         k: i64
         block: i64
-        refs, content = self.refs, self.content
+        refs, content, after, before = self.refs, self.content, self._next, self._prev
         blank: bool = False
+        freed: i64 = 0
+        cached: i64 = 0
+        newest: i64 = before[0]
         for k in range(end - 1, start - 1, -1):
             block = blocks[k]
             if block == 0:
@@ -197,23 +203,24 @@ class Pool:
             held: i64 = refs[block] - 1
             refs[block] = held
             if held == 0:
-                self.num_free += 1
-                if content[block]:
-                    self.num_cached += 1
-                    if self.order is None:
-                        self._append(block)
-                    else:
-                        key = self.keys[content[block]]
-                        self.order.put(block, key, self.ends[block], access_ns)
-                elif self.blank_last:
-                    self._append(block)
+                freed += 1
+                labelled: bool = content[block] != 0
+                cached += labelled
+                if labelled and self.order is not None:
+                    self.order.put(block, self.keys[content[block]], self.ends[block], access_ns)
+                elif labelled or self.blank_last:
+                    after[newest], before[block] = block, newest
+                    newest = block
                 else:
                     blank = True
+        before[0], after[newest] = newest, 0
+        self.num_free += freed
+        self.num_cached += cached
         if blank:
             for k in range(start, end):
                 block = blocks[k]
                 if block and refs[block] == 0 and content[block] == 0:
-                    self._next[block] = self._blank
+                    after[block] = self._blank
                     self._blank = block
 
     def drop(self, blocks: Sequence[int]) -> None:
@@ -230,9 +237,10 @@ class Pool:
 
     def label(self, block: i64, content: i64, end: i64) -> None:
         """Gives a block in use, which ends after `end` tokens, its content in place of another."""
-        if self.content[block]:
+        contents: vec[i64] = self.content
+        if contents[block]:
             self.forget(block)
-        self.content[block], self.ends[block] = content, end
+        contents[block], self.ends[block] = content, end
         if self.names:
             self.named.add(content)
         first: i64 = self.known.claim(content, block)
@@ -291,13 +299,6 @@ class Pool:
             self.ends = extend(self.ends, more)
             self._next, self._prev = extend(self._next, more), extend(self._prev, more)
             self._twin, self._last = extend(self._twin, more), extend(self._last, more)
-
-    def _append(self, block: i64) -> None:
-        """Puts a block at the end of the free ones."""
-        after, before = self._next, self._prev
-        last: i64 = before[0]
-        after[last] = before[0] = block
-        before[block], after[block] = last, 0
 
     def _unlink(self, block: i64) -> None:
         after, before = self._next, self._prev

@@ -12,6 +12,7 @@ import simpy
 from kvsim.core.batch import Batch
 from kvsim.core.host import NEVER_NS, Receiver, SimulatedTime
 from kvsim.core.loop import Loop
+from kvsim.core.records.logs import transitions
 from kvsim.core.records.packed import PackedColumns
 from kvsim.core.request import ABORTED, Request
 from kvsim.core.rows import RequestRows, StepRows
@@ -183,7 +184,7 @@ class Serving:
             archive.add(request)
         # The requests of a replica are numbered anew, as those of a trace of its own.
         self.indexes = own = archive.column("index")
-        self._log = log = self.batch.transitions.columns()
+        self._log = log = transitions(self.batch.noted)
         blocks, cost, in_flight = parts.blocks, parts.cost, parts.scheduler.in_flight
         config = parts.config
         drafts = parts.speculation and parts.speculation.log

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from struct import Struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvsim.core.schema import KINDS, STEPS, TRANSITIONS, Source
 
@@ -38,22 +37,14 @@ if TYPE_CHECKING:
 
 TRANSITION_COLUMNS = TRANSITIONS.names(Source.TRANSITION)
 
-pack = Struct(f"{len(TRANSITION_COLUMNS)}q").pack
 
+def transitions(noted: Any) -> dict[str, np.ndarray]:
+    """The log of one run, in the order in which steps were composed: each of `TRANSITION_COLUMNS`
+    as an int64 array, from the vector of their values, entry by entry."""
+    import numpy as np
 
-class Transitions:
-    """The log of one run, in the order in which steps were composed."""
-
-    def __init__(self) -> None:
-        self.rows = bytearray()
-        """The entries, each packed by `pack` from the values of `TRANSITION_COLUMNS`."""
-
-    def columns(self) -> dict[str, np.ndarray]:
-        """Each column as an int64 array."""
-        import numpy as np
-
-        rows = np.frombuffer(self.rows, np.int64).reshape(-1, len(TRANSITION_COLUMNS))
-        return {name: rows[:, i].copy() for i, name in enumerate(TRANSITION_COLUMNS)}
+    rows = np.array(noted, np.int64).reshape(-1, len(TRANSITION_COLUMNS))
+    return {name: rows[:, i].copy() for i, name in enumerate(TRANSITION_COLUMNS)}
 
 
 DRAFT_COLUMNS = STEPS.names(Source.DRAFTS)

@@ -439,6 +439,23 @@ class KVCacheManager(BlockManager):
                     request.tables[group.number].export_tokens = 0
             self.publish(request, min(upto, request.length))
             return True
+        return self._allocate(
+            request, tokens, found, external, whole, lookahead, delay, watermark, reserved
+        )
+
+    def _allocate(
+        self,
+        request: Request,
+        tokens: i64,
+        found: i64,
+        external: i64,
+        whole: bool,
+        lookahead: i64,
+        delay: bool,
+        watermark: i64,
+        reserved: i64,
+    ) -> bool:
+        """`allocate` where blocks may be needed."""
         layout: Layout = self.layout
         held: bool = len(request.tables) > 0
         hit: bool = found >= 0
@@ -453,8 +470,8 @@ class KVCacheManager(BlockManager):
             self.short_blocks = self._missing(request, ask, hit) - free
             if self.short_blocks > 0:
                 return False
-        upto = total + tokens
-        slots = min(upto + lookahead, layout.max_model_len)
+        upto: i64 = total + tokens
+        slots: i64 = min(upto + lookahead, layout.max_model_len)
         ask = Ask(slots, upto, start, prefill_end)
         if held:
             self.trim(request, max(0, total - request.in_flight))
@@ -493,7 +510,9 @@ class KVCacheManager(BlockManager):
             return
         if units > request.published:
             request.published = units
-            request.next_unit = 0 if self._aligned else (units + 1) * unit
+            request.next_unit = (units + 1) * unit
+            if self._aligned:
+                request.next_unit = 0
             request.keyed = max(request.keyed, units)
         known = known // unit * unit
         self.number(request)
@@ -547,7 +566,9 @@ class KVCacheManager(BlockManager):
         for group in self.groups:
             group.trim(request.tables[group.number], computed, self.gpu)
             leaves = min(leaves, group.leaves(computed))
-        request.leaves = leaves if self._steady else 0
+        if not self._steady:
+            leaves = 0
+        request.leaves = leaves
 
     def free(self, request: Request) -> None:
         """Gives back all its blocks."""
@@ -666,7 +687,10 @@ class KVCacheManager(BlockManager):
             group, table = self.groups[k], tables[k]
             group.grow(table, ask, self.gpu, self.layout)
             room = min(room, group.room(table, self.layout))
-        request.room, request.leaves = room if self._steady else 0, 0
+        if not self._steady:
+            room = 0
+        request.room = room
+        request.leaves = 0
 
     def _prefill_end(self, request: Request) -> i64:
         return max(request.input_length, request.length - 1)

@@ -308,13 +308,15 @@ class VllmV1(Scheduler):
         running: list[Request] = batch.running
         holds: bool = self.cadence.holds
         slots: i64 = self._slots
+        call: i64 = self._call
+        stops: bool = self.release.knows_the_last_token
         k: i64 = 0
         while k < len(running):
             left: i64 = min(self._budget, self._inputs - slots)
             if left <= 0:
                 break
             request: Request = running[k]
-            if (holds and request.mid_prompt) or _pauses(self, batch, request):
+            if (holds and request.mid_prompt) or _pauses(batch, request, call, stops):
                 k += 1
                 continue
             computed: i64 = request.computed
@@ -365,10 +367,11 @@ class VllmV1(Scheduler):
 
     def _pass_over(self, batch: Batch, first: i64) -> None:
         """A running request and those behind it get no slots in this step."""
+        stops: bool = self.release.knows_the_last_token
         k: i64
         for k in range(first, len(batch.running)):
             request: Request = batch.running[k]
-            if not (request.passed_over or _pauses(self, batch, request)):
+            if not (request.passed_over or _pauses(batch, request, self._call, stops)):
                 request.passed_over = True
                 batch.note(request, logs.PASSED_OVER)
 
@@ -454,6 +457,8 @@ class VllmV1(Scheduler):
 
     def _put_back(self, queue: deque[Request], passed: list[Request]) -> None:
         """Puts requests that were passed over back to the front of their queue."""
+        if not passed:
+            return
         if self.priority:
             for request in passed:
                 self.requeue(queue, request)
@@ -757,10 +762,12 @@ class VllmV1Async(VllmV1):
 
 
 # No methods: those of a scheduler of your own are looked up at each call, that is for each request.
-def _pauses(scheduler: VllmV1, batch: Batch, request: Request) -> bool:
-    """Whether a running request waits for its last token, or for a stage that has it."""
-    ends: bool = request.placeholders > 0 and batch.ending(request)
-    return scheduler._call < request.resumes_at or (ends and scheduler.release.knows_the_last_token)
+def _pauses(batch: Batch, request: Request, call: i64, stops: bool) -> bool:
+    """Whether a running request waits, in this call, for a stage that has it, or for its last token
+    where the engine `stops` at that."""
+    if call < request.resumes_at:
+        return True
+    return stops and request.placeholders > 0 and batch.ending(request)
 
 
 def _update_request_with_output(
@@ -778,12 +785,13 @@ def _update_request_with_output(
             placeholders -= drafts - accepted
             request.placeholders = placeholders
     stopped: bool = batch.token(request)
-    new: i64 = 1
-    while not stopped and new <= accepted:
+    beyond: i64 = accepted  # further tokens, of which those behind the last one do not count
+    while beyond > 0 and not stopped:
         stopped = batch.further_token(request)
-        new += 1
+        beyond -= 1
     if not stale:
-        request.computed -= 1 + accepted - new
+        if beyond:
+            request.computed -= beyond
         if placeholders:
             request.placeholders = placeholders - (1 + accepted)
         if request.state == RUNNING and (expected or scheduler._num_spec_tokens):
