@@ -41,6 +41,8 @@ class Diary:
     def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
         self.preempted += len(plan.preempted)
         assert plan.num_chunks + plan.decode_seqs >= len(plan.requests)
+        repairs = [plan.chunk_tokens[k] for k in range(plan.num_chunks) if plan.chunk_places[k] < 0]
+        assert all(tokens > 0 for tokens in repairs)
         self.most = max(self.most, sum(request.width() for request in plan.requests))
         for request in plan.requests:
             assert request.first_scheduled_ns == self.first_ns.setdefault(request.index, now_ns)

@@ -6,6 +6,7 @@ Unless a test says otherwise, every step takes 1 ms, and a token of a prompt or 
 import json
 from dataclasses import replace
 from hashlib import blake2b
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -189,6 +190,18 @@ def test_a_draft_is_accepted_where_the_draw_is_at_most_its_rate(
         for drafts in range(len(rates) + 1):
             expected = sum(rate >= drawn for rate in rates[:drafts])
             assert Rates(rates, seed).accepted(place, drafts) == expected
+
+
+def test_a_draft_is_accepted_at_exactly_its_rate_and_not_below_it() -> None:
+    """At a place whose draw is small enough to be a float without rounding."""
+    for length in count():
+        digest = blake2b(f"{length}/a request".encode(), digest_size=8, key=bytes(32)).digest()
+        drawn = int.from_bytes(digest, "little") + 1
+        if drawn < 1 << 53:
+            break
+    place = sequence("a request", length)
+    assert Rates([drawn / 2**64], seed=0).accepted(place, 1) == 1
+    assert Rates([(drawn - 1) / 2**64], seed=0).accepted(place, 1) == 0
 
 
 def test_rates_are_those_of_many_steps_and_belong_to_the_place_in_the_output() -> None:
