@@ -1,13 +1,16 @@
 """`kvsim` and `python -m kvsim`."""
 
+import atexit
 import os
 import sys
 
 
 def run() -> None:
     """Run the command line; Ctrl-C ends it in one line, also while it is being imported."""
+    codes: list[int] = []
+    atexit.register(_end, codes)  # The first to be registered is the last to be called.
     try:
-        from kvsim.core.collector import collect_no_more, collect_seldom
+        from kvsim.core.collector import collect_seldom
 
         collect_seldom()
         # Arrow's own pool of memory keeps 12 MB more.
@@ -16,12 +19,25 @@ def run() -> None:
 
         try:
             main()
+        except SystemExit as end:
+            codes += [end.code] if isinstance(end.code, int) else []
+            raise
         finally:
             all_is_done()
-            collect_no_more()
     except KeyboardInterrupt:
         sys.stderr.write("kvsim: interrupted\n")
         sys.exit(130)
+
+
+def _end(codes: list[int]) -> None:
+    """End the process with the code of its command, when all else is done.
+
+    Python would free every object first, one by one, which takes as long as many a run.
+    """
+    for code in codes:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from kvsim.against.fit import fit_run, with_constants
-from kvsim.against.matched import FITTED, errors_percent, observed, replayed, worst
+from kvsim.against.matched import FITTED, errors_percent, observed, replayed
 from kvsim.cost.calibrate.llmservingsim import import_profile
 from kvsim.cost.profile import Profile, Tail, to_json
 from kvsim.cost.table import profile_for
@@ -40,6 +40,11 @@ STATED = AllReduce(latency_us=40, bandwidth_gb_s=16)
 """The link as the publisher of the runs states it, from no measured step."""
 FIRST = 100
 """Requests that constants are fitted to."""
+
+
+def worst(errors: dict[str, float]) -> float:
+    """The greatest absolute error."""
+    return max(map(abs, errors.values()))
 
 
 class Run(NamedTuple):

@@ -22,23 +22,15 @@ constant has to, the first step of a replay takes so much longer; a profile does
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from kvsim.against.matched import (
-    Change,
-    errors_percent,
-    observed,
-    replayed,
-    with_change,
-)
-from kvsim.cost.profile import Curve, ExpertGrid, Fit, Profile, Tail, to_json
+from kvsim.against.matched import Change, errors_percent, observed, replayed, with_change
+from kvsim.cost.profile import Curve, ExpertGrid, Fit, Profile, Tail
 from kvsim.cost.table import multiplied
 from kvsim.errors import ConfigError
 from kvsim.fleet import simulate_engine
@@ -199,10 +191,9 @@ class _Bench:
 
     def replay(self, values: Values) -> Floats:
         """The latencies of all measured requests, by place in the trace."""
-        with self._priced(values) as config:
-            late = Change(start_ns=self._start_s(config) * 1e9)
-            parts_of = with_change(late) if late.start_ns else assemble
-            result = simulate_engine(self._trace, config, parts_of=parts_of)
+        late = Change(start_ns=self.late_s(values) * 1e9)
+        parts_of = with_change(late) if late.start_ns else assemble
+        result = simulate_engine(self._trace, self._priced(values), parts_of=parts_of)
         self._done(1)
         ours = replayed(self._trace, result)
         if np.isnan(ours[self._measured]).any():
@@ -214,25 +205,17 @@ class _Bench:
 
     def late_s(self, values: Values) -> float:
         """How much longer the first step takes, in seconds."""
-        with self._priced(values) as config:
-            return self._start_s(config)
-
-    @contextmanager
-    def _priced(self, values: Values) -> Iterator[RunConfig]:
-        """The settings, with prices of the profile with these constants."""
-        with TemporaryDirectory() as folder:
-            path = Path(folder) / "profile.json"
-            path.write_text(to_json(with_constants(self.profile, values)), encoding="utf-8")
-            kept = {key: each for key, each in self._config.cost.items() if key == "link"}
-            cost = {**kept, "model": "table", "profile": str(path)}
-            yield msgspec.structs.replace(self._config, cost=cost)
-
-    def _start_s(self, config: RunConfig) -> float:
         if not self._late:
             return 0.0
-        config = msgspec.structs.replace(config, num_prompts=1)
-        alone = replayed(self._trace, simulate_engine(self._trace, config))
+        first = msgspec.structs.replace(self._priced(values), num_prompts=1)
+        alone = replayed(self._trace, simulate_engine(self._trace, first))
         return max(0.0, float(np.nansum((self._real - alone)[:, 0])))
+
+    def _priced(self, values: Values) -> RunConfig:
+        """The settings, with prices of the profile with these constants."""
+        kept = {key: each for key, each in self._config.cost.items() if key == "link"}
+        cost = {**kept, "model": "table", "profile": with_constants(self.profile, values)}
+        return msgspec.structs.replace(self._config, cost=cost)
 
     def pricing_unevenly(self, values: Values) -> _Bench | None:
         """The bench with the term of uneven batches, if there is such a question."""

@@ -7,7 +7,7 @@ times for its steps than its prices say (`with_change`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -79,13 +79,13 @@ def matched(trace: Trace, result: EngineResult) -> Matched:
             " the same settings says why"
         )
     rows = [trace.rows[i] for i in index[places]]
-    predicted = {kind: ns[places] / _NS_PER_S for kind, ns in durations_ns(requests).items()}
+    predicted = _predicted(result)
     gaps = [gap for row in rows for gap in (row.observed or {}).get("itl_s", ())]
     return Matched(
         index[places],
         places,
         _measured(trace.path, rows),
-        {kind: predicted[kind] for kind in KINDS},
+        {kind: predicted[kind][places] for kind in KINDS},
         np.array(gaps, dtype=np.float64),
     )
 
@@ -93,26 +93,26 @@ def matched(trace: Trace, result: EngineResult) -> Matched:
 def observed(trace: Trace) -> Floats:
     """The measured latencies in seconds: a row per request of the trace, a column for each of
     `FITTED`; NaN in the rows of requests that lack one. Raises `ConfigError` if all do."""
-    rows = [row for row in trace.rows if _has_all(row)]
-    if not rows:
+    found = _fitted(_measured(trace.path, trace.rows))
+    if np.isnan(found).all():
         raise ConfigError(
             f"{trace.path}: no request has measured times (observed: ttft_s and e2e_s, with more"
             " than one output token); give a result of vllm bench serve --save-detailed"
         )
-    ttft, e2el = (_column(trace.path, rows, _OBSERVED[kind]) for kind in ("ttft", "e2el"))
-    gaps = np.array([row.output_length - 1 for row in rows])
-    found = np.full((len(trace.rows), len(FITTED)), np.nan)
-    found[[row.index for row in rows]] = np.column_stack([ttft, (e2el - ttft) / gaps, e2el])
     return found
 
 
 def replayed(trace: Trace, result: EngineResult) -> Floats:
     """Those of a replay; NaN for requests that were not completed, or have one token only."""
-    durations = durations_ns(result.requests)
-    seconds = np.column_stack([durations[kind] / _NS_PER_S for kind in FITTED])
-    seconds[np.isnan(seconds).any(axis=1)] = np.nan
     found = np.full((len(trace.rows), len(FITTED)), np.nan)
-    found[result.requests["index"]] = seconds
+    found[result.requests["index"]] = _fitted(_predicted(result))
+    return found
+
+
+def _fitted(seconds: Mapping[str, Floats]) -> Floats:
+    """A column for each of `FITTED`; NaN in the rows that lack one."""
+    found = np.column_stack([seconds[kind] for kind in FITTED])
+    found[np.isnan(found).any(axis=1)] = np.nan
     return found
 
 
@@ -127,19 +127,8 @@ def errors_percent(ours: Floats, real: Floats) -> dict[str, float]:
     }
 
 
-def worst(errors: dict[str, float]) -> float:
-    """The greatest absolute error."""
-    return max(map(abs, errors.values()))
-
-
 def _statistics(seconds: Floats) -> list[float]:
     return [float(seconds.mean()), *map(float, np.percentile(seconds, [50, 90, 99]))]
-
-
-def _has_all(row: Row) -> bool:
-    times = row.observed or {}
-    known = all(isinstance(times.get(key), int | float) for key in ("ttft_s", "e2e_s"))
-    return known and row.output_length > 1 and 0 < times["ttft_s"] < times["e2e_s"]
 
 
 def require_measured(trace: Trace) -> None:
@@ -150,6 +139,11 @@ def require_measured(trace: Trace) -> None:
             f"{trace.path}: no measured times; give a result of vllm bench serve"
             " --save-detailed, or the times with --measured FILE"
         )
+
+
+def _predicted(result: EngineResult) -> dict[str, Floats]:
+    """Seconds by kind of all requests of a replay; NaN where there are none."""
+    return {kind: ns / _NS_PER_S for kind, ns in durations_ns(result.requests).items()}
 
 
 def _measured(path: str, rows: Sequence[Row]) -> dict[str, Floats]:

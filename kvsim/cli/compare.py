@@ -181,7 +181,7 @@ def _compare_seeds(
     load: Load, configs: Configs, kind: Kind, certainty: Certainty, seeds: int
 ) -> tuple[Comparison, Results]:
     """Replicates if something is random; otherwise one replay, whose requests are resampled."""
-    from kvsim.explain.attribution import compare_replay
+    from kvsim.explain.differences import compare_replay
     from kvsim.search.replicates import How, compare_seeds, redrawn, replicate
 
     names = [name for name, _ in configs]

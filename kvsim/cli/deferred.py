@@ -44,7 +44,8 @@ _MODULES = {
     **dict.fromkeys(("diff", "why", "timeline", "report"), "folders"),
     **dict.fromkeys(("sweep", "size", "advise"), "search"),
     **dict.fromkeys(("check", "validate", "conform"), "against"),
-    "calibrate": "profile",
+    **dict.fromkeys(("calibrate", "crossover"), "profile"),
+    "serve": "run",
 }
 _GROUPS = ("trace", "cache", "profile")
 """Commands that are groups of commands."""

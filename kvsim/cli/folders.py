@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from kvsim.explain.attribution import Carrier, Waterfall
+    from kvsim.explain.differences import Carrier, Waterfall
     from kvsim.explain.story import Story
     from kvsim.fleet import FleetRun
     from kvsim.report import Explanation
@@ -116,7 +116,7 @@ def _replicas(first: FleetRun, other: FleetRun) -> Table:
 
 def _parts(falls: Sequence[Waterfall]) -> Table:
     """By how much each part of the latencies changed, and their sums."""
-    from kvsim.explain.attribution import LABELS
+    from kvsim.explain.differences import LABELS
     from kvsim.report.explanation import title_of
     from kvsim.results.numerals import signed
 
@@ -132,7 +132,7 @@ def _parts(falls: Sequence[Waterfall]) -> Table:
 
 
 def _carried(each: Carrier) -> str:
-    from kvsim.explain.attribution import LABELS
+    from kvsim.explain.differences import LABELS
     from kvsim.results.numerals import signed
 
     change = signed((each.e2el_ns[1] - each.e2el_ns[0]) / 1e9, "s")

@@ -12,14 +12,13 @@ from kvsim.cli.options import AsJson
 from kvsim.cost import COSTS
 from kvsim.engines import BLOCK_MANAGERS, ENGINES
 from kvsim.policies.eviction import EVICTIONS
-from kvsim.policies.growth import GROWTH
 from kvsim.policies.order import IDLE_ORDERS
 from kvsim.policies.requeue import REQUEUE
-from kvsim.policies.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
+from kvsim.policies.tables import FULL_HITS, GROWTH, HITS_SAVE, PUBLISH_AT
 from kvsim.policies.victims import VICTIMS
 from kvsim.report import make_console, make_table
 from kvsim.settings.config import RunConfig
-from kvsim.settings.signatures import docstring, signature
+from kvsim.settings.library import docstring, signature
 
 SHARED = frozenset(("self", "model", "hardware", "config", "candidates", "blocks")) | {
     "num_gpu_blocks",

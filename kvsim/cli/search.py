@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from kvsim.search.advise import Advice
     from kvsim.search.size import Answer, Laboratory, Search
     from kvsim.search.sweep import Chosen, Plan
-    from kvsim.settings.config import RunConfig
 
 
 MOST_LISTED, MOST_FIGURES = 5, 3

@@ -33,11 +33,6 @@ def collect_seldom() -> None:
     gc.set_threshold(_SELDOM)
 
 
-def collect_no_more() -> None:
-    """Let Python end without a last pass over all objects, which are about to go anyway."""
-    gc.freeze()
-
-
 def collect_after(requests: int) -> None:
     """Free what a run of so many requests leaves in reference cycles: its trace above all.
 

@@ -10,17 +10,15 @@ from collections.abc import Iterable
 from sys import maxsize
 from typing import Any, Final
 
-from librt.vecs import append, extend, vec
+from librt.vecs import append
 from mypy_extensions import i64
 
 from kvsim.core import guard
 from kvsim.core.request import Request
-from kvsim.core.vectors import longer, zeros
+from kvsim.core.vectors import longer
 
 WIDTH: Final = 1 << 24
 """Numbers from one base to the next: more than the units of the longest stream."""
-BASES: Final = 0x9E3779B1
-"""Spreads bases over the table of what is known."""
 
 
 class Numbering:
@@ -130,95 +128,4 @@ class Numbering:
         request.contents = contents
 
 
-def _home(content: i64, mask: i64) -> i64:
-    """Where in a table a content belongs: consecutive units of one base lie side by side, as they
-    are looked up one after another."""
-    return (content + (((content >> 24) & 0x3FFFFFFF) * BASES >> 16)) & mask
-
-
-class Known:
-    """Content → the first of the blocks that hold it: a table of chains through these blocks, each
-    of which has one content at most."""
-
-    _heads: vec[i64]
-    """Place → the first block of its chain; 0: there is none."""
-    _mask: i64
-    _contents: vec[i64]
-    """Block → its content, while it is in a chain."""
-    _behind: vec[i64]
-    """Block → the next one of its chain; 0: there is none."""
-    count: i64
-
-    def __init__(self) -> None:
-        self._heads, self._mask = zeros(1024), 1023
-        self._contents, self._behind = zeros(1024), zeros(1024)
-        self.count = 0
-
-    def find(self, content: i64) -> i64:
-        """The first block with this content; 0: there is none."""
-        contents: vec[i64] = self._contents
-        block: i64 = self._heads[_home(content, self._mask)]
-        while block and contents[block] != content:
-            block = self._behind[block]
-        return block
-
-    def put(self, content: i64, block: i64) -> None:
-        """From now on, `block` is the first one with this content."""
-        self.remove(content)
-        self.claim(content, block)
-
-    def claim(self, content: i64, block: i64) -> i64:
-        """The first block with this content. If there is none, `block` becomes it, and 0 is
-        returned."""
-        home: i64 = _home(content, self._mask)
-        contents, behind = self._contents, self._behind
-        first: i64 = self._heads[home]
-        while first and contents[first] != content:
-            first = behind[first]
-        if first:
-            return first
-        if block >= len(contents):
-            contents, behind = extend(contents, zeros(block)), extend(behind, zeros(block))
-            self._contents, self._behind = contents, behind
-        self.count += 1
-        if self.count > self._mask:
-            self._grow()
-            home = _home(content, self._mask)
-        heads: vec[i64] = self._heads
-        contents[block], behind[block] = content, heads[home]
-        heads[home] = block
-        return 0
-
-    def remove(self, content: i64) -> None:
-        """No block holds this content any more, if one did."""
-        home: i64 = _home(content, self._mask)
-        contents, behind = self._contents, self._behind
-        before: i64 = 0
-        block: i64 = self._heads[home]
-        while block and contents[block] != content:
-            before, block = block, behind[block]
-        if block == 0:
-            return
-        if before:
-            behind[before] = behind[block]
-        else:
-            self._heads[home] = behind[block]
-        self.count -= 1
-
-    def _grow(self) -> None:
-        before, contents, behind = self._heads, self._contents, self._behind
-        size: i64 = 4 * len(before)
-        heads: vec[i64] = zeros(size)
-        k: i64
-        for k in range(len(before)):
-            block: i64 = before[k]
-            while block:
-                after: i64 = behind[block]
-                home: i64 = _home(contents[block], size - 1)
-                behind[block], heads[home] = heads[home], block
-                block = after
-        self._heads, self._mask = heads, size - 1
-
-
 guard.keep(Numbering, closed="extend number")
-guard.keep(Known, closed="claim put remove")

@@ -12,14 +12,40 @@ for the blocks with content (`Order`). Source: vLLM 0.33.0, `v1/core/block_pool.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
-from librt.vecs import append, extend, vec
+from librt.vecs import append, vec
 from mypy_extensions import i64
 
 from kvsim.core import guard
-from kvsim.core.contents import Known
 from kvsim.core.vectors import EMPTY, longer, zeros
+
+FIELDS: Final = 8
+"""Numbers kept of a block, side by side, as who reads one soon reads the others:"""
+REFS: Final = 0
+"""tables that hold it,"""
+CONTENT: Final = 1
+"""the number of what it holds, or 0 for nothing that the cache knows,"""
+END: Final = 2
+"""tokens up to the end of its content,"""
+NEXT: Final = 3
+PREV: Final = 4
+"""its neighbours in the list of the free blocks with content, headed by block 0,"""
+TWIN: Final = 5
+"""of a content that several blocks hold: the block labelled after this one, or 0,"""
+LAST: Final = 6
+"""the block labelled before this one; of the first one, the last,"""
+BEHIND: Final = 7
+"""and the block behind it in its chain of the table of contents, or 0."""
+
+SPREAD: Final = 0x9E3779B1
+"""Spreads the bases of contents over the table."""
+
+
+def _home(content: i64, mask: i64) -> i64:
+    """Where in the table a content belongs: consecutive units of one base lie side by side, as they
+    are looked up one after another (`kvsim.core.contents`)."""
+    return (content + (((content >> 24) & 0x3FFFFFFF) * SPREAD >> 16)) & mask
 
 
 class Pool:
@@ -29,13 +55,6 @@ class Pool:
     num_free: i64
     num_cached: i64
     """Free blocks whose content can be hit."""
-    refs: vec[i64]
-    """Block → number of tables that hold it."""
-    content: vec[i64]
-    """Block → number of what it holds; 0: nothing that the cache knows."""
-    ends: vec[i64]
-    """Block → tokens up to the end of its content."""
-    known: Known
     fresh: i64
     """The first block that was never used."""
     groups: i64
@@ -61,13 +80,14 @@ class Pool:
     watched: bool
     """Whether the order or the events want keys."""
     _blank: i64
-    _next: vec[i64]
-    _prev: vec[i64]
-    _twin: vec[i64]
-    """Of a content that several blocks hold: the block labelled after this one; 0: none. Of one
-    that a single block holds, anything."""
-    _last: vec[i64]
-    """The block labelled before this one; of the first one, the last."""
+    """The free block without content that was returned last."""
+    _cells: vec[i64]
+    """`FIELDS` numbers for each block that was ever used."""
+    _heads: vec[i64]
+    """The table of contents: place → the first block of its chain, or 0. Of blocks with the same
+    content, the first to be labelled is in a chain."""
+    _mask: i64
+    """Places of the table, less one."""
 
     def __init__(self, size: int, order: Any = None, groups: int = 1, unit: int = 1) -> None:
         """`order` makes the order of the free blocks with content from the first id and `size`."""
@@ -77,11 +97,8 @@ class Pool:
         self.groups, self.unit = groups, unit
         self.named, self.names = set(), False
         self.blank_last = False
-        self.refs = append(EMPTY, 0)
-        self.content, self.ends = append(EMPTY, 0), append(EMPTY, 0)
-        self._next, self._prev = append(EMPTY, 0), append(EMPTY, 0)
-        self._twin, self._last = append(EMPTY, 0), append(EMPTY, 0)
-        self.known = Known()
+        self._cells = zeros(FIELDS)
+        self._heads, self._mask = zeros(1024), 1023
         self.order = None if order is None else order(1, size)
         self.events = None
         self.keys = {}
@@ -112,23 +129,43 @@ class Pool:
     @property
     def labelled(self) -> int:
         """Blocks with content, free or in use."""
-        return sum([self.content[block] != 0 for block in range(1, self.fresh)])
+        return sum([self.content(block) != 0 for block in range(1, self.fresh)])
 
     @property
     def references(self) -> dict[int, int]:
         """Block → number of tables that hold it, of the blocks in use."""
-        return {block: self.refs[block] for block in range(1, self.fresh) if self.refs[block]}
+        return {block: held for block in range(1, self.fresh) if (held := self.refs(block))}
 
     def cached_blocks(self) -> list[int]:
         """Ids of the free blocks whose content can still be hit."""
-        refs, content = self.refs, self.content
-        return [block for block in range(1, self.fresh) if content[block] and not refs[block]]
+        blocks = range(1, self.fresh)
+        return [block for block in blocks if self.content(block) and not self.refs(block)]
+
+    def refs(self, block: i64) -> i64:
+        """The number of tables that hold a block."""
+        return self._cells[block * FIELDS + REFS]
+
+    def content(self, block: i64) -> i64:
+        """The number of what a block holds; 0: nothing that the cache knows."""
+        return self._cells[block * FIELDS + CONTENT]
+
+    def end_of(self, block: i64) -> i64:
+        """Tokens up to the end of the content of a block; 0 if it has none."""
+        return self._cells[block * FIELDS + END] if self.content(block) else 0
+
+    def find(self, content: i64) -> i64:
+        """The first block with this content; 0: there is none."""
+        cells: vec[i64] = self._cells
+        block: i64 = self._heads[_home(content, self._mask)]
+        while block and cells[block * FIELDS + CONTENT] != content:
+            block = cells[block * FIELDS + BEHIND]
+        return block
 
     def free_list(self) -> Iterator[int]:
         """The free blocks in the order in which they are reused."""
         yield from self._chain(self._blank)
         yield from range(self.fresh, self.size + 1)
-        yield from self._chain(self._next[0])
+        yield from self._chain(self._cells[NEXT])
 
     # -- moves -----------------------------------------------------------------------------------
 
@@ -146,27 +183,26 @@ class Pool:
         place: i64 = len(blocks)
         end: i64 = place + number
         blocks = longer(blocks, number)
-        after, before, refs = self._next, self._prev, self.refs
+        cells: vec[i64] = self._cells
         while place < end:
             block: i64 = self._blank
             if block:
-                self._blank = after[block]
+                self._blank = cells[block * FIELDS + NEXT]
             elif self.fresh <= self.size:
                 block = self.fresh
                 self._open()
-                after, before, refs = self._next, self._prev, self.refs
+                cells = self._cells
             else:
                 if self.order is None:
-                    block = after[0]
-                    after[0] = after[block]
-                    before[after[0]] = 0
+                    block = cells[NEXT]
+                    self._unlink(block)
                 else:
                     block = self.order.pop()
-                if self.content[block]:
+                if cells[block * FIELDS + CONTENT]:
                     self.num_cached -= 1
                     self.evictions += 1
                     self.forget(block)
-            refs[block] = 1
+            cells[block * FIELDS + REFS] = 1
             self.num_free -= 1
             blocks[place] = block
             place += 1
@@ -174,14 +210,15 @@ class Pool:
 
     def touch(self, block: i64) -> None:
         """Adds a reference to a block with content, free or in use."""
-        if self.refs[block] == 0:
+        at: i64 = block * FIELDS + REFS
+        if self._cells[at] == 0:
             if self.order is None:
                 self._unlink(block)
             self.num_cached -= 1
             self.num_free -= 1
         if self.order is not None:
             self.order.hit(block)
-        self.refs[block] += 1
+        self._cells[at] += 1
 
     def release(self, blocks: vec[i64], start: i64, end: i64, access_ns: i64) -> None:
         """Drops one reference of each of `blocks[start:end]`, the last one first (`free_blocks`).
@@ -189,38 +226,36 @@ class Pool:
         Of those that become free, the ones with content are reused last, in this order; the others
         are reused next, the last one dropped before the others. Entries of 0 are no blocks.
         """
-        k: i64
-        block: i64
-        refs, content, after, before = self.refs, self.content, self._next, self._prev
+        cells: vec[i64] = self._cells
         blank: bool = False
-        freed: i64 = 0
-        cached: i64 = 0
-        newest: i64 = before[0]
+        newest: i64 = cells[PREV]
+        k: i64
         for k in range(end - 1, start - 1, -1):
-            block = blocks[k]
+            block: i64 = blocks[k]
             if block == 0:
                 continue
-            held: i64 = refs[block] - 1
-            refs[block] = held
+            at: i64 = block * FIELDS
+            held: i64 = cells[at + REFS] - 1
+            cells[at + REFS] = held
             if held == 0:
-                freed += 1
-                labelled: bool = content[block] != 0
-                cached += labelled
-                if labelled and self.order is not None:
-                    self.order.put(block, self.keys[content[block]], self.ends[block], access_ns)
-                elif labelled or self.blank_last:
-                    after[newest], before[block] = block, newest
+                self.num_free += 1
+                content: i64 = cells[at + CONTENT]
+                if content:
+                    self.num_cached += 1
+                if content and self.order is not None:
+                    self.order.put(block, self.keys[content], cells[at + END], access_ns)
+                elif content or self.blank_last:
+                    cells[newest * FIELDS + NEXT], cells[at + PREV] = block, newest
                     newest = block
                 else:
                     blank = True
-        before[0], after[newest] = newest, 0
-        self.num_free += freed
-        self.num_cached += cached
+        cells[PREV], cells[newest * FIELDS + NEXT] = newest, 0
         if blank:
             for k in range(start, end):
                 block = blocks[k]
-                if block and refs[block] == 0 and content[block] == 0:
-                    after[block] = self._blank
+                at = block * FIELDS
+                if block and cells[at + REFS] == 0 and cells[at + CONTENT] == 0:
+                    cells[at + NEXT] = self._blank
                     self._blank = block
 
     def drop(self, blocks: Sequence[int]) -> None:
@@ -237,49 +272,59 @@ class Pool:
 
     def label(self, block: i64, content: i64, end: i64) -> None:
         """Gives a block in use, which ends after `end` tokens, its content in place of another."""
-        contents: vec[i64] = self.content
-        if contents[block]:
+        cells, heads = self._cells, self._heads
+        at: i64 = block * FIELDS
+        if cells[at + CONTENT]:
             self.forget(block)
-        contents[block], self.ends[block] = content, end
+        cells[at + CONTENT], cells[at + END] = content, end
         if self.names:
             self.named.add(content)
-        first: i64 = self.known.claim(content, block)
+        home: i64 = _home(content, self._mask)
+        first: i64 = heads[home]
+        while first and cells[first * FIELDS + CONTENT] != content:
+            first = cells[first * FIELDS + BEHIND]
         if first == 0:
-            self._last[block] = block
+            cells[at + LAST], cells[at + BEHIND] = block, heads[home]
+            heads[home] = block
         else:
-            last: i64 = self._last[first]
-            self._twin[last], self._twin[block] = block, 0
-            self._last[block], self._last[first] = last, block
+            last: i64 = cells[first * FIELDS + LAST]
+            cells[last * FIELDS + TWIN], cells[at + TWIN] = block, 0
+            cells[at + LAST], cells[first * FIELDS + LAST] = last, block
         if self.order is not None:
             self.order.store(block, self.keys[content])
 
     def forget(self, block: i64) -> None:
         """The content of a block is lost (`_maybe_evict_cached_block`)."""
-        content: i64 = self.content[block]
-        last: i64 = self._last[block]
-        if last == block:
-            self.known.remove(content)
+        cells, heads = self._cells, self._heads
+        at: i64 = block * FIELDS
+        content: i64 = cells[at + CONTENT]
+        last: i64 = cells[at + LAST]
+        home: i64 = _home(content, self._mask)
+        before: i64 = 0
+        first: i64 = heads[home]
+        while first != block and cells[first * FIELDS + CONTENT] != content:
+            before, first = first, cells[first * FIELDS + BEHIND]
+        heir: i64 = cells[at + BEHIND]
+        twin: i64 = 0 if last == block else cells[at + TWIN]
+        if first != block:
+            cells[last * FIELDS + TWIN] = twin
+            cells[(twin if twin else first) * FIELDS + LAST] = last
         else:
-            first: i64 = self.known.find(content)
-            twin: i64 = self._twin[block]
-            if first == block:
-                self.known.put(content, twin)
-                self._last[twin] = last
+            if twin:
+                cells[twin * FIELDS + LAST], cells[twin * FIELDS + BEHIND] = last, heir
+                heir = twin
+            if before:
+                cells[before * FIELDS + BEHIND] = heir
             else:
-                self._twin[last] = twin
-                self._last[twin if twin else first] = last
-        self.content[block] = 0
+                heads[home] = heir
+        cells[at + CONTENT] = 0
         if self.events is not None:
             self.events.removed([self.keys[content]])
 
     def unname(self, block: i64) -> None:
         """Takes the content of a block in use away, if it has one."""
-        if self.content[block]:
+        if self.content(block):
             self.forget(block)
-
-    def end_of(self, block: i64) -> i64:
-        """Tokens up to the end of the content of a block; 0 if it has none."""
-        return self.ends[block] if self.content[block] else 0
 
     # --------------------------------------------------------------------------------------------
 
@@ -287,52 +332,76 @@ class Pool:
         """A block of a list, and those behind it."""
         while block:
             yield block
-            block = self._next[block]
+            block = self._cells[block * FIELDS + NEXT]
 
     def _open(self) -> None:
         """The first block that was never used is used; the books grow with the blocks in use."""
         self.fresh += 1
-        known: i64 = len(self.refs)
+        known: i64 = len(self._cells) // FIELDS
         if known < self.fresh:
-            more: vec[i64] = zeros(min(known, self.size + 1 - known))
-            self.refs, self.content = extend(self.refs, more), extend(self.content, more)
-            self.ends = extend(self.ends, more)
-            self._next, self._prev = extend(self._next, more), extend(self._prev, more)
-            self._twin, self._last = extend(self._twin, more), extend(self._last, more)
+            self._cells = longer(self._cells, min(known, self.size + 1 - known) * FIELDS)
+        if self.fresh > self._mask:
+            self._grow()
+
+    def _grow(self) -> None:
+        """Makes the table of contents four times as large."""
+        before, cells = self._heads, self._cells
+        size: i64 = 4 * len(before)
+        heads: vec[i64] = zeros(size)
+        k: i64
+        for k in range(len(before)):
+            block: i64 = before[k]
+            while block:
+                at: i64 = block * FIELDS
+                after: i64 = cells[at + BEHIND]
+                home: i64 = _home(cells[at + CONTENT], size - 1)
+                cells[at + BEHIND], heads[home] = heads[home], block
+                block = after
+        self._heads, self._mask = heads, size - 1
 
     def _unlink(self, block: i64) -> None:
-        after, before = self._next, self._prev
-        after[before[block]] = after[block]
-        before[after[block]] = before[block]
+        """Takes a block out of the list of the free ones with content."""
+        cells: vec[i64] = self._cells
+        after: i64 = cells[block * FIELDS + NEXT]
+        before: i64 = cells[block * FIELDS + PREV]
+        cells[before * FIELDS + NEXT], cells[after * FIELDS + PREV] = after, before
 
     def audit(self) -> None:
         """Asserts that every block is in exactly one place, and every content can be found."""
-        refs, content = self.refs, self.content
         idle: vec[i64] = zeros(self.fresh)
         block: i64
-        for start in (self._blank, self._next[0]):
+        for start in (self._blank, self._cells[NEXT]):
             block = start
             while block:
                 self._audit_idle(idle, block)
-                block = self._next[block]
+                block = self._cells[block * FIELDS + NEXT]
         if self.order is not None:
             for block in self.order:
                 self._audit_idle(idle, block)
         free: i64 = self.size + 1 - self.fresh  # Never used.
         cached: i64 = 0
         labelled: i64 = 0
+        cells: vec[i64] = self._cells
         for block in range(1, self.fresh):
-            assert refs[block] >= 0, "a block in use has no holder"
-            assert (refs[block] == 0) == (idle[block] == 1), "blocks were lost or invented"
+            refs: i64 = cells[block * FIELDS + REFS]
+            content: i64 = cells[block * FIELDS + CONTENT]
+            assert refs >= 0, "a block in use has no holder"
+            assert (refs == 0) == (idle[block] == 1), "blocks were lost or invented"
             free += idle[block]
-            if content[block]:
+            if content:
                 cached += idle[block]
-                first: i64 = self.known.find(content[block])
-                assert first and content[first] == content[block], "content was misfiled"
+                first: i64 = self.find(content)
+                assert first, "content was misfiled"
                 labelled += first == block
         assert free == self.num_free, "free blocks were miscounted"
         assert cached == self.num_cached, "free blocks with content were miscounted"
-        assert labelled == self.known.count, "content cannot be found"
+        k: i64
+        for k in range(len(self._heads)):
+            block = self._heads[k]
+            while block:
+                labelled -= 1
+                block = self._cells[block * FIELDS + BEHIND]
+        assert labelled == 0, "content cannot be found"
 
     def _audit_idle(self, idle: vec[i64], block: i64) -> None:
         assert 0 < block < self.fresh, "a block is free that was never used"
@@ -340,4 +409,4 @@ class Pool:
         idle[block] = 1
 
 
-guard.keep(Pool, "refs content ends named keys")
+guard.keep(Pool, "named keys")

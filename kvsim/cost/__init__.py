@@ -10,12 +10,11 @@ copies between GPU and CPU are priced on the link (`kvsim.machine.hardware`).
 from __future__ import annotations
 
 from operator import index
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from kvsim.core.plan import Plan
-from kvsim.cost.constant import ConstantCost
+from kvsim.cost.formulas import ConstantCost, RooflineCost
 from kvsim.cost.profile import refuse_special
-from kvsim.cost.roofline import RooflineCost
 from kvsim.cost.table import TableCost, UncertainCost, profile_for
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import LINKS, Hardware, LinkTimes, make_link
@@ -23,9 +22,6 @@ from kvsim.machine.memory import block_bytes
 from kvsim.machine.models import Model
 from kvsim.settings.config import RunConfig
 from kvsim.settings.library import construct
-
-if TYPE_CHECKING:
-    from kvsim.core.plan import Plan
 
 __all__ = [
     "COSTS",

@@ -1,5 +1,5 @@
 """The roofline of a step: nanoseconds of each kernel, of its arithmetic or its traffic
-(`kvsim.cost.roofline`).
+(`kvsim.cost.formulas`).
 
 Attention is counted by groups of layers that keep the same of a sequence:
 

@@ -6,6 +6,7 @@ attention of prompts cannot be computed; it is what remains of the step's time.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -95,9 +96,9 @@ class ByStep:
         import numpy as np
 
         columns = np.broadcast_arrays(*work)
-        steps = zip(*(column.tolist() for column in columns), strict=True)
-        rows = np.array([self.terms(*step) for step in steps], np.float64)
-        terms = rows.reshape(-1, len(Terms._fields)).T
+        steps = map(self.terms, *(column.tolist() for column in columns))
+        terms = np.fromiter(chain.from_iterable(steps), np.float64)
+        terms = terms.reshape(-1, len(Terms._fields)).T
         return {**dict(zip(Terms._fields, terms, strict=True)), "rest": self.rest}
 
 

@@ -93,12 +93,15 @@ class TableCost(ByStep):
         model: Model,
         hardware: Hardware,
         config: RunConfig,
-        profile: str,
+        profile: str | Profile,
         decode_kernel: Literal["v1", "v2"] = "v2",
         uneven: bool | None = None,
         sustained: float = 1.0,
     ) -> None:
-        self._measured, self._path = load_profile(profile), profile
+        if isinstance(profile, Profile):
+            self._measured, self._path = profile, "a profile at hand"
+        else:
+            self._measured, self._path = load_profile(profile), profile
         special = self._measured.model.special
         refuse_special(model, ("experts", *special.split(", ")))
         self._hardware_name, self._sustained = hardware.name, check(sustained)

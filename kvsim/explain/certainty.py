@@ -37,6 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.core.sums import added
+from kvsim.results.phases import Floats
 
 _TINY = 1e-300
 _PRECISION = 1e-15
@@ -98,8 +99,8 @@ def _fraction(a: float, b: float, x: float) -> float:
     return value
 
 
-Floats = NDArray[np.float64]
-
+LEVEL = 0.05
+"""Chance that a statement that names a confidence is wrong."""
 DRAWS = 9999
 """Bootstrap draws: enough to resolve a chance of 1 in 5,000."""
 _ROUNDING = 12**-0.5

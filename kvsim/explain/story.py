@@ -12,7 +12,7 @@ from kvsim.core.records.logs import LOADING, PREEMPTED, RELOADING, SWAPPED_OUT
 from kvsim.core.request import ABORTED
 from kvsim.core.schema import BLOCKED
 from kvsim.errors import OutputError, nearest
-from kvsim.explain.attribution import LABELS, has_ledger
+from kvsim.explain.differences import LABELS, has_ledger
 from kvsim.results.ledger import (
     KERNELS,
     PROMPT_PARTS,

@@ -37,7 +37,6 @@ from kvsim.run.serving import Serving
 from kvsim.settings.library import overridden
 from kvsim.workload.clients import Clients, Released
 from kvsim.workload.streams import SpanStream, Streams, TokenStream
-from kvsim.workload.trace import Row
 
 
 class Decisions:
@@ -137,13 +136,12 @@ class Dispatch:
         env: simpy.Environment,
         clients: Senders,
         router: Router,
-        rows: Sequence[Row],
+        requests: int,
         streams: Streams,
     ) -> None:
-        """`rows` and `streams` are those of the trace, by the request's index."""
+        """`requests`: their number. `streams`: those of the trace, by the request's index."""
         self._env, self._clients, self._router = env, clients, router
-        self._rows, self._streams = rows, streams
-        replicas, requests = len(router.workers), len(rows)
+        self._streams, replicas = streams, len(router.workers)
         self._alive = list(range(replicas))
         self.mailboxes = [
             Mailbox(env, self._upcoming_ns, partial(self._ended, number))
@@ -198,7 +196,7 @@ class Dispatch:
             if 0 <= other.first_token_ns < now_ns:
                 self._router.first_token(id)
                 del self._prefilling[id]
-        asked = asked_of(self._rows[request.index], self._streams[request.index])
+        asked = asked_of(request, self._streams)
         if self.decisions is None:
             worker = self._router.route(asked, self._alive, now_ns).worker
         else:

@@ -20,12 +20,12 @@ from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvsim.core.schema import CAUSES
 from kvsim.core.sums import added
 from kvsim.explain.cachelab.curve import lru_tokens, optimum_tokens
 from kvsim.fleet.result import FleetResult, handover_figures
+from kvsim.results.phases import Ints
 from kvsim.results.statistics import ratio
 from kvsim.results.summary import draft_figures, summarise_requests
 from kvsim.workload.keys import streams
@@ -214,7 +214,6 @@ def _held(each: Sequence[Mapping[str, Any]], key: str, longest_s: float) -> floa
     return ratio(spent_s, longest_s)
 
 
-Ints = NDArray[np.int64]
 Columns = Mapping[str, Any]
 
 

@@ -292,7 +292,7 @@ def _lanes(run: FleetRun, views: Sequence[View], axis: TimeAxis) -> Iterator[Fig
         y = titled("requests", domain=[0.46, 1], range=[0, 1.05 * top], nticks=4)
         below = titled("KV (%)", domain=[0, 0.34], range=[0, 1.01 * full], tickvals=[0, full])
         id, title = f"lane-{i}", f"Replica {names[i]}"
-        yield time_chart(axis, id, title, note, data, y, below=below, keyed=False, height=_LANE_PX)
+        yield time_chart(axis, id, title, note, data, y, yaxis2=below, keyed=False, height=_LANE_PX)
 
 
 def build_fleet_diff(first: NamedFleet, other: NamedFleet) -> str:

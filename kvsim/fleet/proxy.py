@@ -29,8 +29,8 @@ from kvsim.fleet.result import FleetResult, Ways
 from kvsim.fleet.routers.router import Router
 from kvsim.run.assembly import Parts
 from kvsim.run.attempt import play, show_future
-from kvsim.run.features.connectors import Side
-from kvsim.run.features.offload import ROLES, role_of
+from kvsim.run.connectors import Side
+from kvsim.run.offload import ROLES, role_of
 from kvsim.run.replica.events import Clock
 from kvsim.run.replica.rdma import Handover, Keeper, Puller
 from kvsim.run.serving import Serving

@@ -40,7 +40,7 @@ from kvsim.settings.library import overridden
 from kvsim.workload.clients import NOTHING, Released, Requests, waits_for
 from kvsim.workload.keys import streams
 from kvsim.workload.streams import Streams
-from kvsim.workload.trace import Row, Trace, column
+from kvsim.workload.trace import Row, Trace, bare, column
 
 
 class Sent(NamedTuple):
@@ -66,7 +66,7 @@ class Replicas:
     ) -> None:
         self._env, self._requests, self._router = env, sent.requests, router
         self._trace = load.trace
-        self.dispatch = Dispatch(env, sent.clients, router, load.rows, load.streams)
+        self.dispatch = Dispatch(env, sent.clients, router, len(load.rows), load.streams)
         self._stops: list[Outcome | None] = [None] * len(parts)
         self._ranks = _in_lock_step(env, parts, [each.wake for each in self.dispatch.mailboxes])
         news = self.dispatch.news
@@ -124,7 +124,8 @@ class Replicas:
         where = np.array(self.dispatch.chosen)
         where[where < 0] = unsent
         for number, serving in enumerate(self.dispatch.servings):
-            missing = [index for index in serving.archive.missing() if where[index] == number]
+            own, over = np.flatnonzero(where == number), serving.archive.column("index")
+            missing = np.setdiff1d(own, over, assume_unique=True).tolist()
             outcome = self._stops[number] or serving.outcome(now_ns)
             made.append(serving.result(self._trace, outcome, missing, [], command))
         self._requests.let_all_go()
@@ -220,8 +221,9 @@ def clients_wait(rows: Sequence[Row], config: RunConfig) -> bool:
 def routed(load: Load, router: Router) -> array[int]:
     """The replica of each request of a router that heeds none of them."""
     chosen, everyone = array("q", [-1]) * len(load.rows), list(range(len(router.workers)))
+    row = bare(load.rows)
     for index in sorted(range(len(load.rows)), key=load.release_ns.__getitem__):
-        asked = asked_of(load.rows[index], load.streams[index])
+        asked = asked_of(row(index), load.streams)
         chosen[index] = router.route(asked, everyone, load.release_ns[index]).worker
     return chosen
 

@@ -10,19 +10,18 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvsim.core.records.tally import Tally
 from kvsim.core.request import DECODE, PREFILL
 from kvsim.core.schema import HANDOVERS, LEGS
 from kvsim.results.ledger import TIME_PARTS
 from kvsim.results.ledger.account import check_sums
+from kvsim.results.phases import Ints
 from kvsim.results.statistics import ratio
 from kvsim.run.replica.rdma import Handover
 from kvsim.run.result import Result
 
 Columns = Mapping[str, Any]
-Ints = NDArray[np.int64]
 
 _OF_DECODE = ("status", "reason", "output_tokens", "first_token_ns", "finish_ns", "replica")
 """What becomes of a request shows on the decode side; all other columns are of the prefill side."""

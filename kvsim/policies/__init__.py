@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvsim.policies.eviction import make_eviction
-from kvsim.policies.growth import make_growth
 from kvsim.policies.order import make_idle_order
 from kvsim.policies.requeue import find_requeue
-from kvsim.policies.sharing import make_full_hit, make_hits_save, make_publish_at
+from kvsim.policies.tables import make_full_hit, make_growth, make_hits_save, make_publish_at
 
 RULES: dict[str, Callable[..., Any]] = {
     "growth": make_growth,

@@ -9,13 +9,17 @@ from heapq import heappop, heappush, heapreplace
 from itertools import islice
 
 from kvsim.policies.order import Order, Queue, make_order
-from kvsim.policies.replacement.adaptive import (
+from kvsim.policies.queues import (
     AdaptiveReplacement,
+    FirstInFirstOut,
     LowInterReference,
+    S3Fifo,
+    Segmented,
+    Sieve,
+    TwoQueues,
     WindowTinyLfu,
 )
-from kvsim.policies.replacement.queues import FirstInFirstOut, S3Fifo, Segmented, Sieve, TwoQueues
-from kvsim.policies.replacement.ranked import (
+from kvsim.policies.replacement import (
     Belady,
     LastInFirstOut,
     LeastFrequentlyUsed,

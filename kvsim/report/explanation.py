@@ -6,26 +6,24 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kvsim.explain import matters
-from kvsim.explain.attribution import (
+from kvsim.explain.differences import (
     BLOCKS,
     LABELS,
     Blocks,
     Carrier,
+    Divergence,
     Pairs,
     Share,
     Waterfall,
     blocks,
     carriers,
-    has_ledger,
-    pair,
-    waterfalls,
-)
-from kvsim.explain.divergence import (
-    Divergence,
     concerned_words,
     divergence_words,
     first_concerned,
     first_divergence,
+    has_ledger,
+    pair,
+    waterfalls,
 )
 from kvsim.report.compare import NO_DIFFERENCE, config_differences
 from kvsim.results.metrics import LATENCIES

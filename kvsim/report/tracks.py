@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvsim.core.rows import PIECE_ROWS
 from kvsim.core.schema import BLOCKED, STEPS, Source
@@ -33,10 +32,9 @@ from kvsim.errors import OutputError
 from kvsim.results.ledger import standings
 from kvsim.results.ledger.standings import Spells
 from kvsim.results.numerals import seconds
+from kvsim.results.phases import Ints
 from kvsim.results.timeline import States, run_end_ns
 from kvsim.writing import replacing_stream
-
-Ints = NDArray[np.int64]
 
 FIRST_TRACK = 11
 """Track numbers begin above the numbers of the groups: Perfetto takes a track with the number of

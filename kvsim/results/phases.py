@@ -50,8 +50,8 @@ def durations_ns(requests: Mapping[str, Any]) -> dict[str, Floats]:
 
 def completed(requests: Mapping[str, Any]) -> NDArray[np.bool_]:
     """Which requests ran to their last token."""
-    statuses = requests["status"]
-    return np.fromiter(map("completed".__eq__, statuses), bool, len(statuses))
+    ran: NDArray[np.bool_] = np.asarray(requests["status"], dtype=object) == "completed"
+    return ran
 
 
 def defined(values: Floats) -> Floats:

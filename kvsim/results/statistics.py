@@ -22,19 +22,21 @@ LISTED = tuple(name for name in STATISTICS if name != "median")
 """Those that tables list; the median is there as p50."""
 
 
-def describe(values: Floats) -> dict[str, float | None]:
-    """`STATISTICS` of plain values: numpy's linear percentiles, population deviation.
+def describe(values: Floats, asked: Sequence[str] = STATISTICS) -> dict[str, float | None]:
+    """`STATISTICS` of plain values, or those asked for: numpy's linear percentiles, population
+    deviation.
 
     All are None if there are no values. Sums are exactly rounded, so they do not depend on the
     order in which a processor adds.
     """
     if not len(values):
-        return dict.fromkeys(STATISTICS)
+        return dict.fromkeys(asked)
     if not values.any():
-        return dict.fromkeys(STATISTICS, 0.0)
+        return dict.fromkeys(asked, 0.0)
     mean = _sum(values) / len(values)
-    deviation = math.sqrt(_sum((values - mean) ** 2) / len(values))
-    return _named(mean, deviation, percentiles(values, PERCENTILES))
+    deviation = math.sqrt(_sum((values - mean) ** 2) / len(values)) if "std" in asked else None
+    named = _named(mean, deviation, percentiles(values, PERCENTILES))
+    return {statistic: named[statistic] for statistic in asked}
 
 
 def describe_counts(counts: Mapping[int, int]) -> dict[str, float | None]:
@@ -60,7 +62,7 @@ def weighted_mean(values: NDArray[np.int64], weights: NDArray[np.int64]) -> floa
     total = int(weights.sum())
     if not total:
         return None
-    most = int(np.abs(values).max())
+    most = max(int(values.max()), -int(values.min()))
     if most * int(weights.max()) < 1 << 53 and most * total < 1 << 63:
         # Every product is exact as a float, so this sum is equal to the exact one, and faster.
         return float(int(values @ weights)) / total
@@ -103,6 +105,6 @@ def percentiles(values: Floats, percents: Sequence[float]) -> list[float]:
     return cuts
 
 
-def _named(mean: float, deviation: float, cuts: Iterable[float]) -> dict[str, float | None]:
+def _named(mean: float, deviation: float | None, cuts: Iterable[float]) -> dict[str, float | None]:
     percentiles = dict(zip((f"p{p}" for p in PERCENTILES), cuts, strict=True))
     return {"mean": mean, "median": percentiles["p50"], "std": deviation, **percentiles}

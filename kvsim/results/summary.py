@@ -172,7 +172,7 @@ def _latencies(
     }
     for name, among in (("prefill", done), ("decode", done), ("client_queue", slice(None))):
         values = phases.defined(durations[name][among])
-        figures[f"mean_{name}_ms"] = describe(values / NS_PER_MS)["mean"]
+        figures[f"mean_{name}_ms"] = describe(values / NS_PER_MS, ("mean",))["mean"]
     return figures
 
 
@@ -200,22 +200,20 @@ def _memory(
     gpu, cpu = meta.get("num_gpu_blocks"), meta.get("num_cpu_blocks")
     held = held_ns > 0
 
-    def mean(column: str) -> float | None:
-        return weighted_mean(rows[column], held_ns)
+    def mean_and_most(column: str) -> tuple[float | None, int]:
+        values = rows[column]
+        return weighted_mean(values, held_ns), int(values.max(where=held, initial=0))
 
-    def most(column: str) -> int:
-        return int(rows[column][held].max(initial=0))
-
-    slots = mean("used_blocks")
+    used, most = mean_and_most("used_blocks")
+    on_cpu, most_on_cpu = mean_and_most("cpu_used_blocks")
+    empty, stranded = (mean_and_most(name)[0] for name in ("empty_slots", "stranded_blocks"))
     return {
-        "kv_cache_usage_mean": ratio(mean("used_blocks"), gpu),
-        "kv_cache_usage_max": ratio(most("used_blocks"), gpu),
-        "cpu_cache_usage_mean": ratio(mean("cpu_used_blocks"), cpu),
-        "cpu_cache_usage_max": ratio(most("cpu_used_blocks"), cpu),
-        "internal_fragmentation": ratio(
-            mean("empty_slots"), slots and slots * meta.get("block_size", 0)
-        ),
-        "external_fragmentation": ratio(mean("stranded_blocks"), gpu),
+        "kv_cache_usage_mean": ratio(used, gpu),
+        "kv_cache_usage_max": ratio(most, gpu),
+        "cpu_cache_usage_mean": ratio(on_cpu, cpu),
+        "cpu_cache_usage_max": ratio(most_on_cpu, cpu),
+        "internal_fragmentation": ratio(empty, used and used * meta.get("block_size", 0)),
+        "external_fragmentation": ratio(stranded, gpu),
     }
 
 
@@ -257,11 +255,14 @@ def _prefix_cache(requests: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[
 def _queues(rows: Mapping[str, Ints], held_ns: Ints, steps: Columns) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for name in ("waiting", "running", "swapped"):
-        figures[f"{name}_mean"] = weighted_mean(rows[name], held_ns)
-        figures[f"{name}_max"] = int(rows[name].max(initial=0))
+        values = rows[name]
+        figures[f"{name}_mean"] = weighted_mean(values, held_ns)
+        figures[f"{name}_max"] = int(values.max(initial=0))
+        del values  # Before the next one is made: a long run has many steps.
     causes = range(1, len(BLOCKED))
-    blocked_steps = {BLOCKED[c]: int((steps["blocked"] == c).sum()) for c in causes}
-    blocked_s = {BLOCKED[c]: int(held_ns[rows["blocked"] == c].sum()) / NS_PER_S for c in causes}
+    numbers = np.bincount(steps["blocked"], minlength=len(BLOCKED)).tolist()
+    blocked_steps, why = {BLOCKED[c]: numbers[c] for c in causes}, rows["blocked"]
+    blocked_s = {BLOCKED[c]: int(held_ns[why == c].sum()) / NS_PER_S for c in causes}
     return {
         **figures,
         "head_blocked_steps": blocked_steps,
@@ -361,19 +362,14 @@ def parts_of(requests: Mapping[str, Any], index: int) -> dict[str, int]:
 
 def _times(requests: Mapping[str, Any]) -> dict[str, Any]:
     done = completed(requests)
-    values: dict[str, NDArray[np.int64]] = {
-        name: np.asarray(requests[name], dtype=np.int64)[done] for name in TIME_PARTS
-    }
-    described = {name: describe(each / NS_PER_MS) for name, each in values.items()}
-    figures: dict[str, Any] = {
-        "time_ledger_total_s": {
-            bare(name): int(each.sum()) / NS_PER_S for name, each in values.items()
-        }
-    }
-    for statistic in SHOWN:
-        figures[f"time_ledger_{statistic}_ms"] = {
-            bare(name): each[statistic] for name, each in described.items()
-        }
+    total_s: dict[str, float] = {}
+    figures: dict[str, Any] = {"time_ledger_total_s": total_s}
+    figures |= {f"time_ledger_{statistic}_ms": {} for statistic in SHOWN}
+    for name in TIME_PARTS:
+        values = ints(requests[name])[done]
+        total_s[bare(name)] = int(values.sum()) / NS_PER_S
+        for statistic, ms in describe(values / NS_PER_MS, SHOWN).items():
+            figures[f"time_ledger_{statistic}_ms"][bare(name)] = ms
     figures["time_ledger_requests"] = {
         f"p{percent}": _one(requests, request_at(requests, percent)) for percent in (50, 99)
     }

@@ -54,10 +54,13 @@ class States(Mapping[str, Ints]):
         """The column that counts the blocks of ended requests."""
         start, end = self._from_zero("start_ns"), self._from_zero("end_ns")
         idles = end < np.append(start[1:], end_ns)
+        before = np.flatnonzero(idles)
         self._row = np.repeat(np.arange(len(start)), 1 + idles)
         self._idle = np.zeros(len(self._row), dtype=bool)
-        self._idle[np.cumsum(1 + idles)[idles] - 1] = True
-        self._start_ns = np.where(self._idle, end[self._row], start[self._row])
+        self._idle[before + np.arange(1, 1 + len(before))] = True
+        self._start_ns = start[self._row]
+        self._start_ns[self._idle] = end[before]
+        del start, end  # A long run has many steps.
         over = self._from_zero("running") == self._from_zero("finished")
         over &= self._from_zero("swapped") == 0
         self._empty = self._idle & over[self._row]
@@ -71,7 +74,7 @@ class States(Mapping[str, Ints]):
             return self._start_ns[first:last]
         row = self._row[first:last]
         low, high = (int(row[0]), int(row[-1]) + 1) if len(row) else (0, 0)
-        column = self._from_zero(name, low, high)[row - low]
+        column = self._from_zero(name, low, high)[row - low if low else row]
         if name in UNDER_WAY:
             column[self._idle[first:last]] = 0
             return column

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvsim.core.blocks import BlockManager
 from kvsim.core.scheduler import Scheduler
 from kvsim.cost import Cost, make_cost, make_prices
-from kvsim.cost.stages import StagedCost
+from kvsim.cost.estimates import StagedCost
 from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine, memory_formula
 from kvsim.engines.vllm_v1.groups import Full, Group
 from kvsim.engines.vllm_v1.manager import KVCacheManager, full_attention
@@ -26,7 +26,7 @@ from kvsim.machine.models import Model
 from kvsim.policies import ready
 from kvsim.policies.future import Future
 from kvsim.policies.victims import make_victim
-from kvsim.run.assumed import complete
+from kvsim.run.assumed import complete, left_out
 from kvsim.run.checks import (
     Room,
     adapts,
@@ -42,16 +42,15 @@ from kvsim.run.checks import (
     checked_pool,
     fitting,
 )
-from kvsim.run.features.offload import offloads, role_of
-from kvsim.run.features.speculation import Speculative, speculates, speculation_of
+from kvsim.run.offload import offloads, role_of
+from kvsim.run.speculation import Speculative, speculates, speculation_of
 from kvsim.settings.config import RunConfig, to_table
 from kvsim.settings.library import build, construct, look_up
-from kvsim.settings.notes import left_out
 from kvsim.settings.versions import DEFAULT_BLOCK_SIZE, Default
 from kvsim.settings.versions import release as version_of
 
 if TYPE_CHECKING:
-    from kvsim.run.features.connectors import Offload, Side
+    from kvsim.run.connectors import Offload, Side
 
 
 class Parts(NamedTuple):
@@ -258,11 +257,11 @@ def _offload(
 ) -> Offload | Side:
     # Few runs have one.
     if role_of(config):
-        from kvsim.run.features.connectors import side_of
+        from kvsim.run.connectors import side_of
 
         assert isinstance(blocks, KVCacheManager)
         return side_of(config, model, blocks)
-    from kvsim.run.features.connectors import offload_of
+    from kvsim.run.connectors import offload_of
 
     return offload_of(config, model, hardware, blocks, draft)
 
@@ -352,7 +351,7 @@ def stages_at_work(config: RunConfig, engine: Engine, model: Model) -> int:
     """How many stages work on different steps at once; 1 without a pipeline.
 
     Other engines than vLLM V1 pass each step through all stages before the next begins, and say so
-    (`kvsim.settings.notes`). Raises `ConfigError` for what is not simulated together with a
+    (`kvsim.run.assumed`). Raises `ConfigError` for what is not simulated together with a
     pipeline.
     """
     stages = config.pipeline_parallel_size

@@ -18,7 +18,7 @@ from kvsim.core.request import ABORTED, Request
 from kvsim.core.rows import RequestRows, StepRows
 from kvsim.core.schema import REQUESTS, TEXT, Source
 from kvsim.cost import checked_prices
-from kvsim.cost.stages import StagedCost
+from kvsim.cost.estimates import StagedCost
 from kvsim.errors import EngineStopped
 from kvsim.results.ledger.account import account_prompts, account_times
 from kvsim.run.assembly import Parts

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from kvsim.core.collector import collector_paused
 from kvsim.errors import ConfigError
 from kvsim.run.assembly import Parts, assemble
+from kvsim.run.assumed import one_of_several, unheeded_wishes
 from kvsim.run.blame import blaming
-from kvsim.run.features.offload import role_of
+from kvsim.run.offload import role_of
 from kvsim.settings.config import RunConfig, load_config, make_config
 from kvsim.settings.limits import check_run
-from kvsim.settings.notes import one_of_several, unheeded_wishes
 from kvsim.workload import open_trace
 from kvsim.workload.trace import Row, Trace, column
 

@@ -13,6 +13,7 @@ from kvsim.engines import ENGINES
 from kvsim.explain import MARGIN
 from kvsim.explain.cachelab.sentences import sentences as study_sentences
 from kvsim.explain.cachelab.study import Asked, study_trace
+from kvsim.explain.certainty import LEVEL
 from kvsim.machine.memory import block_bytes
 from kvsim.report import Remark, diagnosis_of, measured, time_source
 from kvsim.report.compare import NO_DIFFERENCE
@@ -35,7 +36,6 @@ from kvsim.results.plain import plain
 from kvsim.run.assembly import assemble
 from kvsim.run.told import settled
 from kvsim.search.advise import Advice, Change, Tried
-from kvsim.search.replicates import LEVEL
 from kvsim.search.sweep import origin_panels, value_words
 from kvsim.settings.config import RunConfig, to_table
 from kvsim.settings.server import ServerWord

@@ -21,12 +21,12 @@ import numpy as np
 
 from kvsim.errors import ConfigError
 from kvsim.explain import MARGIN, matters
-from kvsim.explain.attribution import compare_replay
-from kvsim.explain.certainty import Finding, Look, Pair, Verdict, judge, plan_looks
+from kvsim.explain.certainty import LEVEL, Finding, Look, Pair, Verdict, judge, plan_looks
+from kvsim.explain.differences import compare_replay
 from kvsim.machine.memory import pool_setting
 from kvsim.run.assembly import Parts, assemble
 from kvsim.run.result import Result
-from kvsim.search.replicates import HERE, LEVEL, How, Load, estimate_of, redrawn, replicate
+from kvsim.search.replicates import HERE, How, Load, estimate_of, redrawn, replicate
 from kvsim.search.runner import figures_of
 from kvsim.search.slo import Objective, Objectives
 from kvsim.search.store import Record

@@ -20,8 +20,8 @@ import msgspec
 
 from kvsim.errors import ConfigError
 from kvsim.explain import MARGIN
-from kvsim.explain.attribution import values_of
 from kvsim.explain.certainty import (
+    LEVEL,
     Comparison,
     Estimate,
     Pair,
@@ -31,9 +31,10 @@ from kvsim.explain.certainty import (
     plan_looks,
     single,
 )
+from kvsim.explain.differences import values_of
 from kvsim.results.metrics import HEADLINES, NAMED, Metric
-from kvsim.run.features.speculation import draws_acceptance
 from kvsim.run.simulation import simulate
+from kvsim.run.speculation import draws_acceptance
 from kvsim.search.runner import Done, processes, run_all
 from kvsim.settings.config import RunConfig
 from kvsim.settings.library import look_up, takes
@@ -48,8 +49,6 @@ Simulate = Callable[..., Any]
 What it gives has a `summary`, as a `Result` or a run of several replicas."""
 Summary = Mapping[str, Any]
 Configs = Sequence[tuple[str, RunConfig]]
-
-LEVEL = 0.05
 
 
 class How(NamedTuple):

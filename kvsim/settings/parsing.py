@@ -15,7 +15,6 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from fractions import Fraction
 from typing import Any, NoReturn
 
 DEEP = "nested too deeply; flatten it"
@@ -135,5 +134,6 @@ def human_readable_int(text: str) -> int:
         return int(whole) << 10 * ("KMGT".index(binary) + 1)
     if decimals and not thousands:
         raise ValueError("is not a whole number")
-    power = "kmgt".index(thousands) + 1 if thousands else 0
-    return int(Fraction(whole + (decimals or "")) * 1000**power)
+    places = 3 * ("kmgt".index(thousands) + 1) if thousands else 0
+    digits = (decimals or "").lstrip(".").ljust(places, "0")
+    return int(whole + digits[:places])

@@ -3,12 +3,9 @@ stands for everything up to the end of its block."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from fractions import Fraction
 from math import inf
-from operator import itemgetter
 from typing import NoReturn
 
 import numpy as np
@@ -16,13 +13,8 @@ from numpy.typing import NDArray
 
 from kvsim.errors import TraceError
 from kvsim.workload.source import Source
-from kvsim.workload.trace import HashContent, Row, Runs, Trace, column, hash_runs, runs_of
+from kvsim.workload.trace import Row, Trace, column, hash_runs
 
-_ROOT = -1
-"""Predecessor of a prompt's first id. It is 0 - 1, so a first id 0 counts as inside a run."""
-
-_Spans = list[tuple[int, int, Row]]
-"""First id, last id, and a row that has them."""
 _Ints = NDArray[np.int64]
 
 
@@ -31,8 +23,9 @@ class Chains:
     begins or ends, so that two pieces are the same ids or have none in common."""
 
     def __init__(self, trace: Trace) -> None:
-        self.rows, self.counts, self._pieces = _cut(trace.rows)
-        """For each piece: the place of its row, how many ids it has, and a number for these."""
+        self.rows, self._starts, self.counts, self._pieces = _cut(trace.rows)
+        """For each piece: the place of its row, its first id, how many it has, and a number for
+        these."""
         places = np.arange(len(self.rows))
         begins = np.diff(self.rows, prepend=-1) != 0
         self._depths = places - np.maximum.accumulate(np.where(begins, places, 0))
@@ -45,32 +38,60 @@ class Chains:
         """For each piece the number of its first id together with all before it, in order of
         appearance, and the place of the row that had them first."""
         labels, hop = self._pieces, 1
-        first = _first(labels)
-        while not _agree(self._earlier(labels, 1), first):
+        first, before = _first(labels), self._earlier(labels, 1)
+        while (before != before[first]).any():
             # What a label says of the pieces up to here goes back twice as far each time.
             pairs = (self._earlier(labels, hop) + 1) * (labels.max() + 1) + labels
             labels, hop = np.unique(pairs, return_inverse=True)[1], 2 * hop
-            first = _first(labels)
+            first, before = _first(labels), self._earlier(labels, 1)
         fresh = np.where(first == np.arange(len(first)), self.counts, 0)
         return (np.cumsum(fresh) - fresh)[first], self.rows[first]
 
-    def are_prefixes(self, trace: Trace) -> bool:
-        """Whether each id has one predecessor, and always as many tokens."""
+    def first_conflict(self, trace: Trace) -> tuple[Row, str] | None:
+        """The first row whose ids contradict an earlier one's, and how; None if all are chained.
+
+        Within a scope each id has one predecessor (a prompt's start counts as one), output ids
+        included, and the id of a partial block always has the same number of tokens.
+        """
         first = _first(self._pieces)
-        tails = np.zeros(len(first), np.int64)
+        before, tails = self._earlier(self._pieces, 1), self._tails(trace)
+        wrong = (before != before[first]) | (tails != tails[first])
+        if not wrong.any():
+            return None
+        here = int(np.argmax(wrong))
+        there = int(first[here])
+        row = trace.rows[self.rows[here]]
+        if before[here] != before[there]:
+            one, other = self._predecessor(here), self._predecessor(there)
+            return row, f"id {self._starts[here]} follows {one} and elsewhere {other}"
+        what = f"id {self._last(here)} is a partial block of"
+        if tails[here] and tails[there]:
+            return row, f"{what} {tails[here]} and {tails[there]} tokens"
+        return row, f"{what} {max(tails[here], tails[there])} tokens and elsewhere a full one"
+
+    def _tails(self, trace: Trace) -> _Ints:
+        """Tokens in the last block of each piece; 0: it is full."""
+        tails = np.zeros(len(self.rows), np.int64)
         if trace.partial_hash:
             lengths = np.array(column(trace.rows, "input_length"))[self.rows]
             last = np.diff(self.rows, append=-1) != 0
             tails[last] = lengths[last] % (trace.block_size or 1)
-        return _agree(self._earlier(self._pieces, 1), first) and _agree(tails, first)
+        return tails
+
+    def _last(self, piece: int) -> int:
+        return int(self._starts[piece]) + int(self.counts[piece]) - 1
+
+    def _predecessor(self, piece: int) -> str:
+        """The id before those of a piece in its row."""
+        return str(self._last(piece - 1)) if self._depths[piece] else "the start"
 
     def _earlier(self, labels: _Ints, hop: int) -> _Ints:
         """The label `hop` pieces before each in its row, or -1."""
         return np.where(self._depths >= hop, np.roll(labels, hop), -1)
 
 
-def _cut(rows: Sequence[Row]) -> tuple[_Ints, _Ints, _Ints]:
-    """The pieces of all runs: rows, counts, and a number for the ids of each."""
+def _cut(rows: Sequence[Row]) -> tuple[_Ints, NDArray[np.uint64], _Ints, _Ints]:
+    """The pieces of all runs: rows, first ids, counts, and a number for the ids of each."""
     runs = hash_runs(rows)
     starts, counts = np.array(runs.starts, np.uint64), np.array(runs.counts, np.int64)
     owners = np.repeat(np.array(runs.rows, np.int64), np.diff(runs.ends, prepend=0))
@@ -90,7 +111,8 @@ def _cut(rows: Sequence[Row]) -> tuple[_Ints, _Ints, _Ints]:
     low, high = np.split(rank, 2)
     number = high - low
     pieces = np.arange(number.sum()) + np.repeat(high - np.cumsum(number), number)
-    return np.repeat(owners, number), (cuts[pieces + 1] - cuts[pieces]).astype(np.int64), pieces
+    counted = (cuts[pieces + 1] - cuts[pieces]).astype(np.int64)
+    return np.repeat(owners, number), cuts[pieces] + 1, counted, pieces
 
 
 def _first(labels: _Ints) -> _Ints:
@@ -98,124 +120,6 @@ def _first(labels: _Ints) -> _Ints:
     first = np.full(labels.max(initial=-1) + 1, len(labels))
     np.minimum.at(first, labels, np.arange(len(labels)))
     return first[labels]
-
-
-def _agree(facts: _Ints, first: _Ints) -> bool:
-    """Whether all entries say what the first one of their label says."""
-    return bool((facts == facts[first]).all())
-
-
-@dataclass(slots=True)
-class _Scope:
-    heads: dict[int, int] = field(default_factory=dict)
-    """Ids whose predecessor is not the number before them → that predecessor."""
-    inside: _Spans = field(default_factory=list)
-    """Ids whose predecessor is the number before them."""
-    partial: dict[int, int] = field(default_factory=dict)
-    """Ids of partial last blocks → the tokens in them."""
-    full: _Spans = field(default_factory=list)
-    """Ids of full blocks."""
-
-
-def first_conflict(trace: Trace) -> tuple[Row, str] | None:
-    """A row whose ids contradict an earlier row's, and how; None if all ids are chained.
-
-    Within a scope each id has one predecessor (a prompt's start counts as one), output ids
-    included, and the id of a partial block always has the same number of tokens. The check works on
-    runs of consecutive ids: inside a run, the predecessor is the number before.
-    """
-    if Chains(trace).are_prefixes(trace):
-        return None
-    scopes: dict[str | None, _Scope] = defaultdict(_Scope)
-    for row in trace.rows:
-        if isinstance(row.content, HashContent):
-            conflict = _add(scopes[row.scope], row, row.content, trace)
-            if conflict is not None:
-                return row, conflict
-    for name, scope in scopes.items():
-        rows = (row for row in trace.rows if row.scope == name)
-        found = _covered(scope.heads, scope.inside)
-        if found is not None:
-            one, other = found
-            row = next(row for row in rows if _begins_run(row, one))
-            return _later(row, other), _two_predecessors(one, scope.heads[one], one - 1)
-        found = _covered(scope.partial, scope.full)
-        if found is not None:
-            one, other = found
-            row = next(row for row in rows if _ends_partial(row, one, trace))
-            tokens = scope.partial[one]
-            what = f"id {one} is a partial block of {tokens} tokens and elsewhere a full one"
-            return _later(row, other), what
-    return None
-
-
-def _add(scope: _Scope, row: Row, content: HashContent, trace: Trace) -> str | None:
-    before = _ROOT
-    for start, count in runs_of(content):
-        last = start + count - 1
-        if start == before + 1:
-            scope.inside.append((start, last, row))
-        else:
-            known = scope.heads.setdefault(start, before)
-            if known != before:
-                return _two_predecessors(start, before, known)
-            if count > 1:
-                scope.inside.append((start + 1, last, row))
-        scope.full.append((start, last, row))
-        before = last
-    tokens = row.input_length % (trace.block_size or 1)
-    if not (trace.partial_hash and tokens):
-        return None
-    start, last, _ = scope.full.pop()
-    if start < last:
-        scope.full.append((start, last - 1, row))
-    known = scope.partial.setdefault(last, tokens)
-    return (
-        None if known == tokens else f"id {last} is a partial block of {tokens} and {known} tokens"
-    )
-
-
-def _runs(row: Row) -> Runs:
-    return runs_of(row.content) if isinstance(row.content, HashContent) else ()
-
-
-def _begins_run(row: Row, one: int) -> bool:
-    """Whether a run of the row's ids begins with `one`, after another number than that before."""
-    befores = (_ROOT, *(start + count - 1 for start, count in _runs(row)))
-    return any(
-        start == one != before + 1 for before, (start, _) in zip(befores, _runs(row), strict=False)
-    )
-
-
-def _ends_partial(row: Row, one: int, trace: Trace) -> bool:
-    """Whether `one` is the id of the row's partial last block."""
-    runs = _runs(row)
-    return bool(runs and row.input_length % (trace.block_size or 1) and sum(runs[-1]) - 1 == one)
-
-
-def _covered(points: Iterable[int], spans: _Spans) -> tuple[int, Row] | None:
-    """The smallest of `points` inside one of `spans`, and the row of that."""
-    spans.sort(key=itemgetter(0, 1))
-    reach, owner, i = -1, None, 0
-    for point in sorted(points):
-        while i < len(spans) and spans[i][0] <= point:
-            if spans[i][1] > reach:
-                _, reach, owner = spans[i]
-            i += 1
-        if owner is not None and point <= reach:
-            return point, owner
-    return None
-
-
-def _two_predecessors(one: int, before: int, known: int) -> str:
-    def name(predecessor: int) -> str:
-        return "the start" if predecessor == _ROOT else str(predecessor)
-
-    return f"id {one} follows {name(before)} and elsewhere {name(known)}"
-
-
-def _later(row: Row, other: Row) -> Row:
-    return max(row, other, key=lambda r: r.index)
 
 
 def settle_blocks(source: Source, trace: Trace, size: int, remedy: str) -> None:
@@ -245,7 +149,7 @@ def settle_blocks(source: Source, trace: Trace, size: int, remedy: str) -> None:
 def settle_kind(trace: Trace) -> None:
     """Find out whether ids stand for a block and all before it, or for the block alone (a note)."""
     trace.hash_kind = "prefix"
-    conflict = first_conflict(trace)
+    conflict = Chains(trace).first_conflict(trace)
     if conflict is not None:
         trace.hash_kind = "content"
         row, what = conflict

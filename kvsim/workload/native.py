@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kvsim.errors import TraceError, nearest
-from kvsim.workload.chain import first_conflict
+from kvsim.workload.chain import Chains
 from kvsim.workload.gather import (
     RowRules,
     check_total,
@@ -197,7 +197,7 @@ def _check_whole(source: Source, trace: Trace) -> None:
     """Refuse what only shows when all rows are read."""
     if not trace.rows:
         raise source.error("no requests after the header; add one request per line")
-    conflict = first_conflict(trace) if trace.hash_kind == "prefix" else None
+    conflict = Chains(trace).first_conflict(trace) if trace.hash_kind == "prefix" else None
     if conflict is not None:
         row, what = conflict
         what = f'{what}; fix the ids or declare hash_kind "content"'

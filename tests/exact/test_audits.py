@@ -10,9 +10,10 @@ import pytest
 
 from kvsim import simulate
 from kvsim.against.bench.workloads import Lengths, poisson
+from kvsim.core.pool import FIELDS, REFS, Pool
 from kvsim.run.assembly import Parts, assemble
 from kvsim.settings.config import RunConfig
-from kvsim.workload.trace import SegmentContent
+from kvsim.workload import SegmentContent
 
 REQUESTS = 60
 TRACE = poisson(REQUESTS, 20, Lengths(100, 0.5, 400), Lengths(60, 0.5, 200))
@@ -53,8 +54,11 @@ def lose_a_free_block(blocks: Any) -> None:
 
 
 def hold_twice(blocks: Any) -> None:
-    refs = blocks.gpu.refs
-    refs[next(block for block in range(len(refs)) if refs[block])] += 1
+    pool = blocks.gpu
+    if isinstance(pool, Pool):
+        pool._cells[next(iter(pool.references)) * FIELDS + REFS] += 1
+    else:
+        pool.refs[next(iter(pool.references))] += 1
 
 
 def miscount_cached(blocks: Any) -> None:

@@ -18,10 +18,9 @@ from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
 from kvsim.policies.eviction import EVICTIONS
-from kvsim.policies.growth import GROWTH
 from kvsim.policies.order import IDLE_ORDERS
-from kvsim.workload import open_trace
-from kvsim.workload.trace import Trace
+from kvsim.policies.tables import GROWTH
+from kvsim.workload import Trace, open_trace
 
 TRACES = ROOT / "traces"
 

@@ -11,7 +11,7 @@ from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.policies.order import Order
 from kvsim.run.result import Result
 from kvsim.run.simulation import simulate
-from kvsim.workload.trace import ParentContent, Row, TokenContent, Trace
+from kvsim.workload import ParentContent, Row, TokenContent, Trace
 
 MILLISECOND = 1_000_000
 

@@ -13,15 +13,8 @@ from typing import Any
 
 from places import ROOT
 
-from kvsim.workload.trace import (
-    Content,
-    HashContent,
-    ParentContent,
-    Row,
-    SegmentContent,
-    TokenContent,
-    Trace,
-)
+from kvsim.workload import HashContent, ParentContent, Row, SegmentContent, TokenContent, Trace
+from kvsim.workload.trace import Content
 
 TICK_NS = 10_000_000
 ENGINES = (

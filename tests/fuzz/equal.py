@@ -17,7 +17,7 @@ from kvsim.errors import ConfigError, PolicyError
 from kvsim.run.result import Result
 from kvsim.run.serving import Serving
 from kvsim.run.simulation import simulate
-from kvsim.workload.trace import Trace
+from kvsim.workload import Trace
 
 LIMIT_S = 10.0
 """CPU seconds after which a run counts as one that never ends; these runs take milliseconds."""

@@ -18,7 +18,7 @@ from kvsim.fleet import ROUTERS, FleetResult, simulate_fleet, summarise_fleet
 from kvsim.fleet.settings import load_settings
 from kvsim.results.ledger import TIME_PARTS
 from kvsim.run.simulation import simulate
-from kvsim.workload.trace import Trace
+from kvsim.workload import Trace
 
 _ARGS: dict[str, dict[str, tuple[Any, ...]]] = {
     "dynamo-kv": {"use_kv_events": (False, False, False, True)},

@@ -27,13 +27,12 @@ from places import ROOT
 from startup_logs import v0_log, v1_log
 
 from kvsim.errors import KvsimError
-from kvsim.machine.models import load_model
+from kvsim.machine import load_model
 from kvsim.report import read_results
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import SIZES, RunConfig, load_config, to_table
 from kvsim.settings.parsing import human_readable_int
-from kvsim.workload import native, open_trace
-from kvsim.workload.trace import Trace
+from kvsim.workload import Trace, native, open_trace
 
 REFUSED, TAKEN = "refused", "taken"
 SMALL = {"model": "tiny", "num_gpu_blocks_override": 40, "max_model_len": 256}

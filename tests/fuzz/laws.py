@@ -18,7 +18,7 @@ from kvsim.report import read_results, write_results
 from kvsim.run.result import Result
 from kvsim.run.simulation import simulate
 from kvsim.settings.versions import release
-from kvsim.workload.trace import Row, Trace
+from kvsim.workload import Row, Trace
 
 RELEASES = ("0.8.5", "0.9.2", "0.10.2", "0.11.2", "0.19", "0.24", "0.28", "0.33")
 

@@ -17,13 +17,12 @@ from shared import SHARED
 from kvsim.cli import main
 from kvsim.cost.profile import load_profile
 from kvsim.errors import ConfigError, TraceError, nearest
-from kvsim.machine.models import load_model
+from kvsim.machine import load_model
 from kvsim.run.simulation import simulate
 from kvsim.settings.limits import check_run
 from kvsim.settings.parsing import parse_json, parse_toml
-from kvsim.workload import open_trace
+from kvsim.workload import Row, Trace, open_trace
 from kvsim.workload.spec import Workload, made_from, make_trace
-from kvsim.workload.trace import Row, Trace
 
 CHAT = str(ROOT / "traces" / "chat.jsonl")
 DIGITS, DEEP, DEEPER = "1" * 5000, "[" * 101 + "]" * 101, "[" * 5000 + "]" * 5000

@@ -3,7 +3,7 @@
 import gc
 
 from kvsim.run.simulation import simulate
-from kvsim.workload.trace import Row, Trace
+from kvsim.workload import Row, Trace
 
 
 def test_a_result_keeps_no_row_of_its_trace() -> None:

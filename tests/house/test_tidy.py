@@ -36,9 +36,7 @@ LAYERS = [
 ]
 """A module imports only from its own entry and from earlier rows; the first fitting name counts."""
 
-MOST_LINES, MOST_LINES_BESIDE_THE_ENGINE = 600, 800
-BESIDE_THE_ENGINE = ("core", "engines/sglang", "engines/vllm_v1")
-"""What follows the order of statements of a real engine, to be read beside it."""
+MOST_LINES = 800
 
 
 @cache
@@ -203,9 +201,7 @@ def test_what_a_policy_may_have_is_declared_in_its_base_class(folder: str) -> No
 
 def test_modules_stay_short() -> None:
     for path in FILES:
-        beside = path.relative_to(PACKAGE).as_posix().startswith(BESIDE_THE_ENGINE)
-        most = MOST_LINES_BESIDE_THE_ENGINE if beside else MOST_LINES
-        assert path.read_text().count("\n") <= most, path
+        assert path.read_text().count("\n") <= MOST_LINES, path
 
 
 def test_public_modules_classes_and_functions_say_what_they_mean() -> None:

@@ -19,8 +19,8 @@ from kvsim.against.validate.setup import build, build_scheduler  # noqa: E402
 from kvsim.core.batch import Batch  # noqa: E402
 from kvsim.core.plan import Plan  # noqa: E402
 from kvsim.core.request import Request  # noqa: E402
+from kvsim.workload import ParentContent, Row, SegmentContent, Trace  # noqa: E402
 from kvsim.workload.clients import Clients, make_requests, release_times  # noqa: E402
-from kvsim.workload.trace import ParentContent, Row, SegmentContent, Trace  # noqa: E402
 
 BLOCK_SIZE = 4
 MS = 1_000_000

@@ -12,9 +12,8 @@ from worlds import config, trace
 import kvsim
 from kvsim.cost.crossover import crossings
 from kvsim.cost.profile import load_profile
-from kvsim.explain.attribution import compare_replay
-from kvsim.machine.hardware import load_hardware
-from kvsim.machine.models import load_model
+from kvsim.explain.differences import compare_replay
+from kvsim.machine import load_hardware, load_model
 from kvsim.report.pages.compare import build_comparison
 from kvsim.report.pages.crossover import build_crossover
 from kvsim.report.pages.diff import build_diff

@@ -17,10 +17,10 @@ from runs import result
 from worlds import MS, config, trace
 
 import kvsim
-from kvsim.report.pages import requests as request_table
+from kvsim.report.pages import run as run_page
 from kvsim.report.pages.latencies import turns_of
+from kvsim.report.pages.over_time import passages
 from kvsim.report.pages.run import build_page
-from kvsim.report.pages.work import passages
 from kvsim.results.numerals import SPACE
 from kvsim.run.result import Result
 from kvsim.workload import open_trace
@@ -221,6 +221,9 @@ def test_a_feature_shows_itself(settings: dict[str, Any], drawn: set[str]) -> No
     plain = figures_in(page_of(kvsim.simulate(CHAT, FEATURES))).keys()
     figures = figures_in(page_of(run))
     assert drawn <= figures.keys() and not drawn & plain
+    for figure in figures.values():
+        axes = {trace.get("yaxis", "y") for trace in figure["data"]}
+        assert {f"yaxis{axis[1:]}" for axis in axes} <= figure["layout"].keys()
     assert "utilisation" in plain
     for line in figures["utilisation"]["data"]:
         assert all(0 <= y <= 100 for y in line["y"])
@@ -310,12 +313,12 @@ def test_of_too_many_requests_the_slowest_stay(
     busy: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = rows_in(page_of(busy))["index"]
-    monkeypatch.setattr(request_table, "MOST_BYTES", 4000)
+    monkeypatch.setattr(run_page, "MOST_BYTES", 4000)
     page = page_of(busy)
     kept = rows_in(page)["index"]
     assert 0 < len(kept) < len(whole) and kept == whole[: len(kept)]
     assert f"The {len(kept)} slowest requests of {len(whole)}." in text_of(page)
-    monkeypatch.setattr(request_table, "_MOST", 3)
+    monkeypatch.setattr(run_page, "_MOST", 3)
     assert rows_in(page_of(busy))["index"] == whole[:3]
 
 
@@ -374,7 +377,7 @@ sys.path[:0] = {tests!r}
 from runs import result
 from kvsim.report.pages.latencies import turns_of
 from kvsim.report.pages.run import build_page
-from kvsim.report.pages.work import passages
+from kvsim.report.pages.over_time import passages
 run = result(30)
 page = build_page(run.summary, run.requests, run.steps)
 print(hashlib.sha256(page.encode()).hexdigest())

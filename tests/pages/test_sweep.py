@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from kvsim.results.numerals import show
 from kvsim.search.runner import Task, run_point
-from kvsim.search.sweep import Outcome, choose, expand, make_plan, parse_space
-from kvsim.search.sweep.page import build_page, heat_maps
+from kvsim.search.sweep import Outcome, build_page, choose, expand, make_plan, parse_space
+from kvsim.search.sweep.page import heat_maps
 from kvsim.settings.config import make_config, to_table
 from kvsim.workload.spec import Lengths, synthesise_lengths
 

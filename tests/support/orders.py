@@ -9,7 +9,7 @@ from typing import Any
 from kvsim.core.request import Request
 from kvsim.policies.future import Future
 from kvsim.policies.order import Order
-from kvsim.policies.sharing import FullHit, HitsSave, PublishAt
+from kvsim.policies.tables import FullHit, HitsSave, PublishAt
 
 
 class AnyOrder(Order):

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from kvsim.against.serve.options import Options
 from kvsim.against.serve.server import Server, listen
-from kvsim.against.serve.session import Session
+from kvsim.against.serve.session import Options, Session
 from kvsim.run.simulation import read_config
 
 SMALL: dict[str, Any] = {

@@ -12,7 +12,7 @@ from kvsim.core.batch import Batch
 from kvsim.core.plan import RECOMPUTE, Plan
 from kvsim.core.request import Request
 from kvsim.core.schema import BLOCKED
-from kvsim.workload.trace import Trace
+from kvsim.workload import Trace
 
 REASONS = dict(
     zip(

@@ -4,11 +4,11 @@ Requests enter over HTTP while the engine runs, and leave as answers of the righ
 tokens at the right time; KV events (ZMQ) and metrics (Prometheus) leave as vLLM writes them.
 
 ```
- HTTP ──► app ────► session ──► Serving (the loop of `kvsim run`)
+ HTTP ──► server ─► session ──► Serving (the loop of `kvsim run`)
                        ▲           │ a step is over
-                     clock         ▼
- HTTP ◄── reply ◄───────────── watch ──► metrics, kv_events
+                  its clock        ▼
+ HTTP ◄── protocol ◄────────── watch ──► metrics, kv_events
 ```
-The clock follows the wall's times a speed, or none at all. `protocol` and `words` are what is said;
+Its clock follows the wall's times a speed, or none at all. Words stand in for tokens (`watch`);
 `again` lets a finished run speak.
 """

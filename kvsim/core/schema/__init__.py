@@ -20,13 +20,7 @@ from kvsim.core.schema.logs import (
     TRANSITIONS,
 )
 from kvsim.core.schema.requests import REQUEST_COLUMNS, REQUESTS
-from kvsim.core.schema.steps import (
-    BLOCKED,
-    SGLANG_COLUMNS,
-    STAGE_COLUMNS,
-    STEP_COLUMNS,
-    STEPS,
-)
+from kvsim.core.schema.steps import BLOCKED, SGLANG_COLUMNS, STAGE_COLUMNS, STEP_COLUMNS, STEPS
 
 TABLES = (REQUESTS, STEPS, TRANSITIONS, BLOCK_MAP, ROUTING, HANDOVERS)
 

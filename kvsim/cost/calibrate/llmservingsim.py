@@ -14,8 +14,13 @@ DIR/tp1/skew.csv              uneven decode batches, where they were measured
 Layout and meaning: `profiler/` and `docs/` of that repository. Nothing is fitted: times are taken
 as they are, operators are added up over a step. Host time was not measured and is left at 0.
 Attention is read on the grid that `meta.yaml` states. Some tables have rows off this grid: they
-judge the others. Uneven batches judge the term of `kvsim.cost.calibrate.uneven`. All-reduces of
-several GPUs were not measured: they are the hardware's, and the profile is called estimated.
+judge the others. All-reduces of several GPUs were not measured: they are the hardware's, and the
+profile is called estimated.
+
+What uneven decode batches take longer is derived from the tables of even ones. Both rates of
+`kvsim.cost.tail` are slopes of attention tables over lengths: that of a single decode beside the
+smallest chunk, which no kernel splits, and that of the largest decode batch. Rows of uneven batches
+are not used for them. They say how well the term meets them, and whether it is priced by default.
 
 For publication, `import_surface` puts surfaces in place of rows: one is fitted to each table
 (`kvsim.cost.calibrate.surface.Smooth`) and evaluated at counts of our own. The errors are those of
@@ -26,26 +31,31 @@ and every second row of the others. The host's time is the estimate of the hardw
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from math import ceil
 from pathlib import Path
+from statistics import linear_regression, median
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from kvsim.core.sums import added
+from kvsim.cost.calibrate.compare import reader
 from kvsim.cost.calibrate.rows import columns, numbers, read_yaml
 from kvsim.cost.calibrate.surface import (
     BEFORE,
+    CHANGES,
     CHUNKS,
     CONTEXTS,
     MIXED,
     SEQS,
     TOKENS,
     Smooth,
+    error,
     table_error,
 )
-from kvsim.cost.calibrate.uneven import Judged, derived, judged
 from kvsim.cost.profile import (
     Curve,
     DecodeGrid,
@@ -59,11 +69,21 @@ from kvsim.cost.profile import (
     Profile,
     ProfiledEngine,
     ProfiledModel,
+    Tail,
     refuse_special,
 )
+from kvsim.cost.tail import Uneven
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import Hardware, load_hardware
 from kvsim.machine.models import Model, load_model
+
+SPLIT_SHARE, SPLITTING_BLOCKS, TILE = 0.8, 2, 64
+"""FlashAttention-2: KV is not split from this share of so many thread blocks per multiprocessor
+on; queries of a thread block (sources: `kvsim.cost.tail`)."""
+LENGTHS = (512, 8192)
+"""Lengths between which slopes are taken, where a table has them: shorter ones take little but a
+launch."""
+COLUMNS = ("n", "nb", "pc", "kp", "kvs", "kv_big", "kv_mean", "t_mean_us", "t_skew_us")
 
 ONCE = ("embedding", "final_layernorm")
 PER_LAYER = {"layernorm": 2, "qkv_proj": 1, "rotary_emb": 1, "o_proj": 1}
@@ -78,6 +98,108 @@ AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 _GRID = re.compile(r"(\d{1,12})(?:-(\d{1,12}) x([1-9](?:\.\d{1,2})?))?")
 
 Attention = dict[tuple[float, ...], float]
+
+
+class Batch(NamedTuple):
+    """A measured uneven batch: `longer` of `sequences` are `long` tokens long, the others `short`,
+    beside a chunk of `new` tokens after `context`. Counts are whole numbers."""
+
+    sequences: int
+    longer: int
+    new: int
+    context: int
+    short: int
+    long: int
+    us: float
+
+
+class Judged(NamedTuple):
+    """A term, and how it meets measured uneven batches."""
+
+    tail: Tail
+    errors: dict[str, Any]
+    """Errors with the term and, below `even`, without it; empty: there are no such rows."""
+
+
+def derived(decode: DecodeGrid, mixed: MixedGrid, kv_heads: int, multiprocessors: int) -> Tail:
+    """The term of a GPU with so many multiprocessors and KV heads."""
+    alone = _slope(mixed.kv, [row[0] for row in _by_length(mixed)])
+    share = _slope(decode.ctx, decode.us[-1]) / decode.x[-1]
+    items = SPLIT_SHARE * SPLITTING_BLOCKS * multiprocessors
+    return Tail(
+        alone_ns=round(alone, 3),
+        share_ns=round(share, 3),
+        unsplit_seqs=ceil(items / kv_heads),
+        tile=TILE,
+        used=False,
+    )
+
+
+def judged(tail: Tail, decode: DecodeGrid, mixed: MixedGrid, path: Path, iterations: int) -> Judged:
+    """`tail` with the verdict of the rows of `path`, of launches that do not split."""
+    if not path.exists():
+        return Judged(tail, {})
+    uneven = Uneven(tail)
+    rows: list[tuple[bool, float, float, float]] = []
+    for batch, even_us in _measured(decode, mixed, path, iterations):
+        if batch.new or batch.sequences >= tail.unsplit_seqs:
+            further_us = _further_us(uneven, batch)
+            rows.append((batch.new > 0, even_us, even_us + further_us, batch.us))
+    if not rows:
+        return Judged(tail, {})
+    prompts, even, priced, real = map(np.array, zip(*rows, strict=True))
+    parts = {"decodes": ~prompts.astype(bool), "with prompts": prompts.astype(bool)}
+    errors: dict[str, Any] = {**error(priced, real), "even": error(even, real)}
+    for name, here in parts.items():
+        if here.any():
+            errors[name] = error(priced[here], real[here])
+            errors[f"{name}, even"] = error(even[here], real[here])
+    better = all(errors[key] < errors["even"][key] for key in ("median_percent", "p95_percent"))
+    return Judged(Tail(tail.alone_ns, tail.share_ns, tail.unsplit_seqs, tail.tile, better), errors)
+
+
+def _measured(
+    decode: DecodeGrid, mixed: MixedGrid, path: Path, iterations: int
+) -> Iterator[tuple[Batch, float]]:
+    """Uneven batches within the tables, and the time of even ones with the same mean.
+
+    The profiler of vLLM 0.19 wrote sums over its iterations: the times that it gives for even
+    batches, over those of the tables, tell whether a file has them.
+    """
+    decodes, mixes = reader(decode), reader(mixed)
+    found: list[tuple[Batch, float]] = []
+    ratios: list[float] = []
+    for _, (n, longer, new, context, short, long, mean, mean_us, us) in numbers(path, COLUMNS):
+        n, longer, new, context, short, long = map(int, (n, longer, new, context, short, long))
+        even_us = mixes((new, context, n, mean)) if new else decodes((n, mean))
+        if even_us:
+            found.append((Batch(n, longer, new, context, short, long, us), even_us))
+            ratios.append(mean_us / even_us)
+    unit = iterations if ratios and median(ratios) > iterations**0.5 else 1
+    for batch, even_us in found:
+        yield batch._replace(us=batch.us / unit), even_us
+
+
+def _further_us(uneven: Uneven, batch: Batch) -> float:
+    n, longer, new, context, short, long, _ = batch
+    lengths = ([long] * longer + [short] * (n - longer))[: uneven.longest]
+    total = long * longer + short * (n - longer)
+    if new:
+        return uneven.mixed_us([(new, context)], n, total, lengths)
+    return uneven.decode_us(n, total, lengths)
+
+
+def _by_length(mixed: MixedGrid) -> list[list[float]]:
+    """Times of the smallest chunk without context: by length, then by number of decodes."""
+    return [list(column) for column in zip(*mixed.us[0][0], strict=True)]
+
+
+def _slope(lengths: Sequence[float], us: Sequence[float]) -> float:
+    """Nanoseconds per token within `LENGTHS`, or over all of a shorter table."""
+    points = [(x, y) for x, y in zip(lengths, us, strict=False) if LENGTHS[0] <= x <= LENGTHS[1]]
+    if len(points) < 2:
+        points = list(zip(lengths, us, strict=False))
+    return max(linear_regression(*zip(*points, strict=True)).slope, 0.0) * 1000
 
 
 class Bundle(NamedTuple):
@@ -463,7 +585,7 @@ def import_surface(
     return replace(
         measured,
         source="public-table",
-        software={"source": _SOURCE, **measured.software, "changes": _CHANGES},
+        software={"source": _SOURCE, **measured.software, "changes": CHANGES},
         fit=fit,
         error={
             "how": "finished tables on rows outside the fits: attention off the grid, every second"
@@ -481,7 +603,6 @@ def import_surface(
 _SOURCE = (
     "kernel tables of github.com/casys-kaist/LLMServingSim, MIT, copyright 2024 CASYS Lab at KAIST"
 )
-_CHANGES = "surfaces fitted to the rows and evaluated at other counts; no row is reproduced"
 
 
 def _curve(rows: C) -> tuple[C, dict[str, float]]:

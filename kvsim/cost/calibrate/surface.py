@@ -28,6 +28,9 @@ from kvsim.cost.calibrate.compare import Point, reader
 
 Floats = NDArray[np.float64]
 
+CHANGES = "surfaces fitted to the rows and evaluated at other counts; no row is reproduced"
+"""What a profile says of the tables that it was made from."""
+
 
 class Law(NamedTuple):
     """Prior knowledge of a kernel; both functions take the two counts as arrays."""

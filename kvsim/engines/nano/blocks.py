@@ -22,7 +22,7 @@ from kvsim.core.pool import Pool
 from kvsim.core.request import Request, Table
 from kvsim.core.vectors import EMPTY
 from kvsim.policies.eviction import make_eviction
-from kvsim.policies.sharing import (
+from kvsim.policies.tables import (
     FullHit,
     HitsSave,
     PublishAt,
@@ -252,7 +252,7 @@ class NanoTables(BlockManager):
     """Block tables of nano-vllm, commit bb823b3 (`nanovllm/engine/block_manager.py`).
 
     Blocks can be hit once they are computed, and the last block of a sequence never hits, unless
-    other rules of `kvsim.policies.sharing` are set.
+    other rules of `kvsim.policies.tables` are set.
     """
 
     gpu: NanoPool

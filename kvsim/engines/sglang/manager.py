@@ -30,7 +30,7 @@ from kvsim.engines.sglang.ranks import LeastRecent, Rank, make_rank
 from kvsim.engines.sglang.standing import Standing
 from kvsim.engines.sglang.tree import PagePool, RadixTree, Span
 from kvsim.policies.order import Order
-from kvsim.policies.sharing import FULL_HITS, FullHit
+from kvsim.policies.tables import FULL_HITS, FullHit
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -26,7 +26,7 @@ from kvsim.engines.vllm_063.blocks import Naive, Pairs, waiting_sequence
 from kvsim.engines.vllm_063.pool import BlockPool
 from kvsim.errors import ConfigError
 from kvsim.policies.order import TopStack
-from kvsim.policies.sharing import FULL_HITS, PUBLISH_AT
+from kvsim.policies.tables import FULL_HITS, PUBLISH_AT
 
 
 class TopPool(BlockPool):

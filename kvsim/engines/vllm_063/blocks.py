@@ -31,13 +31,13 @@ from kvsim.core.vectors import numbers
 from kvsim.engines.deaths import died
 from kvsim.engines.vllm_063.pool import BlockPool, PrefixPool
 from kvsim.policies.eviction import Evictor, make_eviction
-from kvsim.policies.growth import make_growth
 from kvsim.policies.order import make_idle_order
-from kvsim.policies.sharing import (
+from kvsim.policies.tables import (
     FULL_HITS,
     HITS_SAVE,
     PUBLISH_AT,
     make_full_hit,
+    make_growth,
     make_hits_save,
     make_publish_at,
 )
@@ -57,7 +57,7 @@ class Naive(BlockManager):
     publish_at: Any
     hits_save: Any
     full_hit: Any
-    """Its rules of sharing (`kvsim.policies.sharing`)."""
+    """Its rules of sharing (`kvsim.policies.tables`)."""
     grows: bool
     """Whether a running request can need more blocks than it has. If not, no request is ever
     preempted for lack of blocks, and a watermark has no purpose."""
@@ -320,7 +320,7 @@ class PrefixCaching(Naive):
     A full block is known by a number that stands for its tokens *and* everything before them. As
     vLLM 0.6.3.post1 has it, sharing begins when a block is given its content, and saves computation
     from the next step on; hits reduce neither the admission need nor the token budget. Other rules
-    of `kvsim.policies.sharing` can be set.
+    of `kvsim.policies.tables` can be set.
     """
 
     eviction: Any

@@ -21,7 +21,6 @@ from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from kvsim.core import guard
-from kvsim.core.contents import Known
 from kvsim.core.vectors import EMPTY
 from kvsim.policies.order import Stack, TopStack
 
@@ -163,7 +162,8 @@ class PrefixPool(BlockPool):
     `core/evictor_v2.py`).
     """
 
-    known: Known
+    known: dict[int, int]
+    """Content → its block."""
     """Content → its block, counted from 1."""
     content_of: dict[int, int]
     """Block → the number of its content."""
@@ -186,7 +186,7 @@ class PrefixPool(BlockPool):
         self, size: int, first: int, idle_order: Any, eviction: Any, watched: bool = True
     ) -> None:
         super().__init__(size, first, idle_order)
-        self.known, self.content_of, self.keys = Known(), {}, {}
+        self.known, self.content_of, self.keys = {}, {}, {}
         self.content, self.watched = eviction(first, size), watched
         self.lookups = self.hits = 0
         self._last, self._computed, self._touched = {}, set(), []
@@ -206,8 +206,7 @@ class PrefixPool(BlockPool):
 
     def block_with(self, content: i64) -> i64:
         """The block with this content, in use or idle; -1: there is none."""
-        found: i64 = self.known.find(content)
-        return found - 1 + self.first if found else -1
+        return self.known.get(content, -1)
 
     def holds(self, content: i64) -> bool:
         """Whether a block in use has the content. Hitting it costs no free block."""
@@ -266,9 +265,9 @@ class PrefixPool(BlockPool):
         table: vec[i64] = EMPTY
         place: i64
         for place in range(number):
-            if self.known.find(contents[place]) == 0:
+            if contents[place] not in self.known:
                 rest: i64 = place + 1
-                while rest < number and self.known.find(contents[rest]) == 0:
+                while rest < number and contents[rest] not in self.known:
                     rest += 1
                 if rest == number:
                     # No eviction can matter to a later hit.
@@ -279,7 +278,7 @@ class PrefixPool(BlockPool):
     def take_leading(self, contents: vec[i64], number: i64) -> vec[i64]:
         """The same for the leading contents that are known."""
         here: i64 = 0
-        while here < number and self.known.find(contents[here]):
+        while here < number and contents[here] in self.known:
             here += 1
         self.lookups += number - here
         return self.take_table(contents, here)
@@ -351,7 +350,7 @@ class PrefixPool(BlockPool):
         held = {block for block in self.content_of if block in self.references}
         assert idle | held == set(self.content_of), "an idle block lost its content"
         assert len(idle) + len(held) == len(self.content_of), "content without a block"
-        assert self.known.count == len(self.content_of), "two blocks carry one content"
+        assert len(self.known) == len(self.content_of), "two blocks carry one content"
         for block, content in self.content_of.items():
             assert self.block_with(content) == block, "a content is misfiled"
         assert self._computed <= self.references.keys(), "an idle block is marked"
@@ -382,7 +381,7 @@ class PrefixPool(BlockPool):
         self.content.store(block, self.keys[content] if self.watched else 0)
 
     def _note(self, block: int, content: i64) -> None:
-        self.known.put(content, block - self.first + 1)
+        self.known[content] = block
         self.content_of[block] = content
         self._touched.append(block)
 
@@ -397,7 +396,7 @@ class PrefixPool(BlockPool):
 
     def _forget(self, block: int) -> None:
         """A block was taken for other tokens; its content can no longer be hit."""
-        self.known.remove(self.content_of.pop(block))
+        self.known.pop(self.content_of.pop(block), None)
 
 
 guard.keep(BlockPool, "references")

@@ -211,7 +211,7 @@ class Group:
         idle: i64 = 0
         k: i64
         for k in range(max(start, self.first_hit), self.num_hits):
-            idle += pool.refs[self.hits[k]] == 0
+            idle += pool.refs(self.hits[k]) == 0
         return idle
 
     def find(
@@ -229,7 +229,7 @@ class Group:
         group: Group
         content: i64 = contents[(place + 1) * units - 1]
         for group in alike:
-            block: i64 = pool.known.find(content * pool.groups + group.number)
+            block: i64 = pool.find(content * pool.groups + group.number)
             if block == 0:
                 return False
             group.hits[place] = block
@@ -584,7 +584,7 @@ class AlignedMamba(Mamba):
 
     def missing(self, table: Table, ask: Ask, hits: bool, pool: Pool, layout: Layout) -> i64:
         found: i64 = self.num_hits if hits else 0
-        if found and int(pool.content[self.hits[found - 1]]) in pool.named:
+        if found and int(pool.content(self.hits[found - 1])) in pool.named:
             # Another request computes this state in this very step: wait for the next one.
             return pool.size + 2
         drafts: i64 = layout.num_spec_tokens

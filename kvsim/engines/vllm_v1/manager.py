@@ -32,7 +32,7 @@ from kvsim.engines.vllm_v1.groups import (
 )
 from kvsim.engines.vllm_v1.releases import LATEST, Release
 from kvsim.policies.eviction import LeastRecentlyUsed, make_eviction
-from kvsim.policies.sharing import FULL_HITS, FullHit
+from kvsim.policies.tables import FULL_HITS, FullHit
 
 
 class Hits(NamedTuple):
@@ -193,7 +193,7 @@ class KVCacheManager(BlockManager):
         table: Table
         for table in request.tables:
             for k in range(len(table.blocks)):
-                own += table.blocks[k] != 0 and self.gpu.refs[table.blocks[k]] == 1
+                own += table.blocks[k] != 0 and self.gpu.refs(table.blocks[k]) == 1
         return own
 
     def cached_tokens(self, request: Request) -> int:
@@ -228,16 +228,16 @@ class KVCacheManager(BlockManager):
 
     def key_of(self, block: int) -> tuple[int, int] | None:
         """The unit and the group of the content of a block; None if it has none."""
-        content = self.gpu.content[block]
+        content = self.gpu.content(block)
         return divmod(content, len(self.groups)) if content else None
 
     def has_key(self, block: int) -> bool:
         """Whether a block has content."""
-        return self.gpu.content[block] != 0
+        return self.gpu.content(block) != 0
 
     def find_block(self, key: int, group: int) -> int:
         """The first block of a group with the content that ends with a unit; 0: there is none."""
-        return self.gpu.known.find(self.content_key(key, group))
+        return self.gpu.find(self.content_key(key, group))
 
     # -- questions -------------------------------------------------------------------------------
 
@@ -630,8 +630,7 @@ class KVCacheManager(BlockManager):
 
     def audit(self, requests: Iterable[Request]) -> None:
         self.gpu.audit()
-        refs: vec[i64] = self.gpu.refs
-        held: vec[i64] = zeros(len(refs))
+        held: vec[i64] = zeros(self.gpu.fresh)
         empty: i64 = 0
         block: i64
         k: i64
@@ -648,8 +647,8 @@ class KVCacheManager(BlockManager):
                     held[table.blocks[k]] += 1
             if request.tables:
                 empty += self._empty(request)
-        for k in range(1, len(refs)):
-            assert held[k] == refs[k], "references and tables disagree"
+        for k in range(1, self.gpu.fresh):
+            assert held[k] == self.gpu.refs(k), "references and tables disagree"
         assert empty == self.empty_slots, "empty slots were miscounted"
 
     # -- its own ---------------------------------------------------------------------------------

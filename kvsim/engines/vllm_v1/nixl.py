@@ -9,14 +9,7 @@ from __future__ import annotations
 
 from kvsim.core.plan import Plan
 from kvsim.core.request import DECODE, PREFILL, Request
-from kvsim.engines.vllm_v1.connector import (
-    Connector,
-    Done,
-    Job,
-    Match,
-    Reported,
-    Transfers,
-)
+from kvsim.engines.vllm_v1.connector import Connector, Done, Job, Match, Reported, Transfers
 from kvsim.engines.vllm_v1.groups import Group, Sliding
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 

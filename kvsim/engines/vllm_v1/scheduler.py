@@ -19,15 +19,7 @@ from kvsim.core.batch import Batch
 from kvsim.core.plan import NOTHING_MOVED, Moved, Plan
 from kvsim.core.records import logs
 from kvsim.core.records.logs import DraftLog
-from kvsim.core.request import (
-    ABORTED,
-    FINISHED,
-    LOADED,
-    LOADING,
-    RUNNING,
-    UNLOADED,
-    Request,
-)
+from kvsim.core.request import ABORTED, FINISHED, LOADED, LOADING, RUNNING, UNLOADED, Request
 from kvsim.core.scheduler import Scheduler
 from kvsim.engines.deaths import died
 from kvsim.engines.vllm_v1.connector import NOTHING, Connector, Done, Match, Worker, note_tiers
@@ -375,15 +367,12 @@ class VllmV1(Scheduler):
                 request.passed_over = True
                 batch.note(request, logs.PASSED_OVER)
 
-    @property
-    def _releases_late(self) -> bool:
-        """Whether blocks wait for steps in flight, which may still write to them while a load into
-        them begins."""
-        return self.in_flight > 1 and self.connector is not None and self.connector.loads
-
     def _is_late(self, request: Request) -> bool:
-        """Whether the blocks of a request cannot be released before a step in flight is known."""
-        return self.connector is not None and self._releases_late and request.batch > self._known
+        """Whether the blocks of a request cannot be released before a step in flight is known, as
+        that may still write to them while a load into them begins."""
+        if self.connector is None or self.in_flight == 1:
+            return False
+        return self.connector.loads and request.batch > self._known
 
     def _preempt(self, batch: Batch, victim: Request) -> None:
         """Takes its blocks from a request that was removed from the running ones."""
@@ -457,15 +446,11 @@ class VllmV1(Scheduler):
 
     def _put_back(self, queue: deque[Request], passed: list[Request]) -> None:
         """Puts requests that were passed over back to the front of their queue."""
-        if not passed:
-            return
         if self.priority:
             for request in passed:
                 self.requeue(queue, request)
-        elif self.release.sets_long_prompts_aside:
-            queue.extendleft(passed)
-        else:
-            queue.extendleft(reversed(passed))
+        elif passed:
+            queue.extendleft(passed if self.release.sets_long_prompts_aside else passed[::-1])
 
     def _ready(self, batch: Batch, request: Request) -> bool:
         """Whether a waiting request can be looked at in this step."""
@@ -713,7 +698,7 @@ class VllmV1(Scheduler):
             self._prefills.pop(request, None)
             if keeps:
                 self._kept[request] = blocks.detach(request)
-            elif self._releases_late and request.batch > self._known:
+            elif self._is_late(request):
                 self._late.append((self._sent, blocks.detach(request)))
         self.finished.append(request)
         self.cadence.left(request)
@@ -790,8 +775,7 @@ def _update_request_with_output(
         stopped = batch.further_token(request)
         beyond -= 1
     if not stale:
-        if beyond:
-            request.computed -= beyond
+        request.computed -= beyond
         if placeholders:
             request.placeholders = placeholders - (1 + accepted)
         if request.state == RUNNING and (expected or scheduler._num_spec_tokens):

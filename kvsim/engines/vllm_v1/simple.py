@@ -15,14 +15,7 @@ from typing import Any
 from kvsim.core.plan import Move, Plan
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
-from kvsim.engines.vllm_v1.connector import (
-    Connector,
-    Done,
-    Job,
-    Match,
-    Reported,
-    Transfers,
-)
+from kvsim.engines.vllm_v1.connector import Connector, Done, Job, Match, Reported, Transfers
 from kvsim.engines.vllm_v1.cpu_tier import PENDING, READY
 from kvsim.engines.vllm_v1.groups import Chunked, Full, Sliding
 from kvsim.engines.vllm_v1.manager import Hits, KVCacheManager
@@ -203,13 +196,13 @@ class SimpleOffload(Connector):
 
     def _is_new(self, block: int) -> bool:
         """Whether a block has content that the tier lacks."""
-        content = self._blocks.gpu.content[block]
-        return content != 0 and block not in self._copied and not self.cpu.known.find(content)
+        content = self._blocks.gpu.content(block)
+        return content != 0 and block not in self._copied and not self.cpu.find(content)
 
     def _evicted_next(self) -> list[int]:
         """Returns the blocks with new content that come next in the free list."""
         gpu, room = self._blocks.gpu, self.cpu.free
-        if self._cursor < gpu.fresh and gpu.refs[self._cursor]:
+        if self._cursor < gpu.fresh and gpu.refs(self._cursor):
             self._cursor = 0
         rest = gpu.free_list()
         if self._cursor:
@@ -219,8 +212,8 @@ class SimpleOffload(Connector):
             if len(chosen) >= room:
                 break
             self._cursor = block
-            content = gpu.content[block] if block < gpu.fresh else 0
-            if content and not self.cpu.known.find(content):
+            content = gpu.content(block) if block < gpu.fresh else 0
+            if content and not self.cpu.find(content):
                 chosen.append(block)
         return chosen
 
@@ -258,7 +251,7 @@ class SimpleOffload(Connector):
             self._copied.difference_update(gpu)
             pool = self._blocks.gpu
             for source, target in zip(gpu, cpu, strict=True):
-                self.cpu.label(target, pool.content[source], pool.end_of(source))
+                self.cpu.label(target, pool.content(source), pool.end_of(source))
             self.cpu.drop(cpu)
             self._blocks.unpin(gpu)
         return Reported(received, [])

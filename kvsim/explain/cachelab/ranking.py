@@ -16,10 +16,10 @@ from kvsim.engines.sglang.ranks import RADIX_EVICTION, Rank, make_rank
 from kvsim.engines.sglang.tree import PagePool, RadixTree
 from kvsim.errors import ConfigError
 from kvsim.explain.cachelab.curve import optimum_tokens
-from kvsim.explain.certainty import Estimate, Figure, together
+from kvsim.explain.certainty import LEVEL, Estimate, Figure, together
 from kvsim.policies.eviction import EVICTIONS, make_eviction
 from kvsim.policies.order import MakeOrder, Order
-from kvsim.policies.replacement.replacement import Replacement
+from kvsim.policies.replacement import Replacement
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Chain, Counting, bounded_chains, find_reuse
 from kvsim.workload.streams import Span, SpannedStream
@@ -178,8 +178,6 @@ def replay_radix(asked: Iterable[Prompt], rank: Rank, capacity: int, block_size:
     return found
 
 
-LEVEL = 0.05
-"""Chance that the interval of a policy misses."""
 RADIX = "sglang-"
 """Prefix of the names of SGLang's policies, which evict whole nodes of its tree."""
 POLICIES = (

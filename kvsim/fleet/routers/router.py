@@ -17,8 +17,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import xxhash
 
+from kvsim.core.request import Request
 from kvsim.errors import ConfigError
-from kvsim.workload.streams import SpanStream, TokenStream
+from kvsim.workload.streams import Streams
 from kvsim.workload.trace import Row
 
 TOKEN_CHARACTERS = 4
@@ -209,26 +210,28 @@ class StreamContent:
     so prompts that begin alike have texts that begin alike.
     """
 
-    def __init__(self, stream: SpanStream | TokenStream, input_length: int) -> None:
-        self._stream, self._length = stream, input_length
+    def __init__(self, streams: Streams, request: Row | Request) -> None:
+        self._streams, self._index = streams, request.index
+        self._length = request.input_length
 
     @cached_property
     def text(self) -> str:
         parts = [
             (np.uint64(key & _BITS) + np.arange(end - first, dtype=np.uint64)) * _MIXER
-            for key, first, end in self._stream.pieces(self._length)
+            for key, first, end in self._streams[self._index].pieces(self._length)
         ]
         codes = (np.concatenate(parts) >> np.uint64(40)).astype("<u4")
         codes = _FIRST + codes % _NUMBER
         return str(codes.repeat(TOKEN_CHARACTERS).data, "utf-32-le")
 
     def keys(self, block_size: int) -> Keys:
-        return self._stream.keys(0, self._length // block_size, block_size)
+        return self._streams[self._index].keys(0, self._length // block_size, block_size)
 
 
-def asked_of(row: Row, stream: SpanStream | TokenStream) -> Asked:
-    """A request as a router is shown it; `stream`: what its row says."""
-    return Asked(row.id, row.input_length, StreamContent(stream, row.input_length), row.session)
+def asked_of(request: Row | Request, streams: Streams) -> Asked:
+    """A request as a router is shown it; `streams`: what the rows of the trace say."""
+    content = StreamContent(streams, request)
+    return Asked(request.id, request.input_length, content, request.session)
 
 
 class Uniform(Router):

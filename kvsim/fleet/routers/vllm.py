@@ -14,15 +14,7 @@ from hashlib import md5
 from itertools import count
 from operator import itemgetter
 
-from kvsim.fleet.routers.router import (
-    Asked,
-    Choice,
-    InFlight,
-    Loads,
-    Router,
-    delay_ns,
-    interval_ns,
-)
+from kvsim.fleet.routers.router import Asked, Choice, InFlight, Loads, Router, delay_ns, interval_ns
 
 
 class DataParallel(InFlight):

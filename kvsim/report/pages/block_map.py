@@ -144,7 +144,7 @@ def _figure(block_map: BlockMap, axis: TimeAxis) -> Figure:
         data.append(line([0], [None], "ink", yaxis="y2"))
     return time_chart(
         *(axis, "block-owners", "Which request holds which block", note, data, up),
-        below=below,
+        yaxis2=below,
         height=640 if swapped else 520,
         hovermode=False,
         margin={"t": 30},

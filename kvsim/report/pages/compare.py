@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.explain.attribution import Pairs, pair
 from kvsim.explain.certainty import Comparison, Pair, Verdict
+from kvsim.explain.differences import Pairs, pair
 from kvsim.report import wording
 from kvsim.report.compare import (
     INSIGNIFICANT,

@@ -9,8 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kvsim.core.schema import BLOCKED
-from kvsim.explain.attribution import BLOCKS, LABELS, LISTED, Waterfall
-from kvsim.explain.divergence import DECISIONS, STATES
+from kvsim.explain.differences import BLOCKS, DECISIONS, LABELS, LISTED, STATES, Waterfall
 from kvsim.explain.story import Story, ledger_rows
 from kvsim.report import wording
 from kvsim.report.compare import cautions

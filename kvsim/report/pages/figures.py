@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from importlib import resources
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -176,24 +176,22 @@ def chart(
     x: Axis,
     y: Axis,
     *,
-    below: Axis | None = None,
     keyed: bool = True,
     height: int = 240,
-    least_width: int = 0,
-    time: bool = False,
     **further: Any,
 ) -> Figure:
     """A figure of these traces on these axes.
 
-    `below`: what a second y axis, below the first one, has of its own. `keyed`: whether the figure
-    has a legend of its own. `further`: more of plotly's layout.
+    `keyed`: whether the figure has a legend of its own. `further`: more of plotly's layout;
+    `yaxis2`: what a second y axis, below the first one, has of its own.
     """
+    below = further.pop("yaxis2", None)
     look = layout(x, y, **further)
     if below:
         look["yaxis2"] = merge(look["yaxis"], below)
         look["xaxis"]["anchor"] = "y2"
     legend = legend_of(data) if keyed else []
-    return Figure(id, title, note, data, look, legend, time, height, least_width)
+    return Figure(id, title, note, data, look, legend, height=height)
 
 
 def time_chart(
@@ -213,7 +211,7 @@ def time_chart(
         range=[0, axis.end],
         unifiedhovertitle={"text": f"%{{x:.6~g}} {axis.unit}"},
     )
-    return chart(id, title, note, data, x, y, time=True, height=height, **further)
+    return chart(id, title, note, data, x, y, height=height, **further)._replace(time=True)
 
 
 def legend_of(data: Iterable[Trace]) -> list[Entry]:
@@ -360,7 +358,7 @@ def merge(*parts: dict[str, Any]) -> dict[str, Any]:
 
 def coloured(drawn: Any) -> Any:
     """Traces or a layout with the colours and fonts of the light style sheet, not their names."""
-    style = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+    style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
     # The first value of a property is that of the light style; it may name another property.
     named = dict(reversed(re.findall(r"--([\w-]+):\s*([^;]+);", style)))
     text = json.dumps(drawn)

@@ -19,7 +19,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from kvsim.core.sums import added
@@ -284,13 +284,13 @@ def embedded(data: object) -> Html:
 @cache
 def text_of(name: str) -> str:
     """The text of a file in this folder."""
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 @cache
 def packed_plotly() -> str:
     """The gzipped bundle in base64. The page's script unpacks it with a `DecompressionStream`."""
-    bundle = resources.files(__package__).joinpath("plotly-cartesian.min.js.gz")
+    bundle = Path(__file__).with_name("plotly-cartesian.min.js.gz")
     return b64encode(bundle.read_bytes()).decode("ascii")
 
 

@@ -22,7 +22,6 @@ from kvsim.report.pages.figures import (
     bars,
     compact,
     held,
-    ratios,
     step_line,
     time_axis,
     time_chart,
@@ -30,6 +29,7 @@ from kvsim.report.pages.figures import (
 )
 from kvsim.results import phases, timeline
 from kvsim.results.numerals import seconds
+from kvsim.results.phases import Floats, Ints
 
 FINE, COARSE, BARS = 1500, 240, 200
 """Numbers of bins: for levels, which are drawn as lines; for averages, which must not flicker; for
@@ -156,13 +156,17 @@ def per_second(run: View, colour: str, label: str, instants_ns: Any, amounts: An
 def mean_and_longest(
     run: View, instants: Ints, values: Ints, weights: Ints, ns: float, colour: str, label: str
 ) -> list[Trace]:
-    """Lines of the weighted mean and of the longest of durations that end at these instants."""
-    bins = run.sums(instants, RATES)
-    whole = bins.of(weights)
-    mean, most = ratios(bins.of(values * weights), whole), np.zeros(len(whole))
-    np.maximum.at(most, bins.place, values)
-    most[whole == 0] = np.nan
-    return lined(bins.x, [(held(mean / ns), colour, label), (held(most / ns), "peak", "Longest")])
+    """Lines of the weighted mean and of the longest of durations that end at these instants, which
+    are in order."""
+    edges = even_edges(run.end_ns, RATES)
+    starts = np.append(0, np.searchsorted(instants, edges[1:-1]))
+    some = np.flatnonzero(np.diff(starts, append=len(instants)))
+    mean, most = np.full((2, len(starts)), np.nan)
+    sums = np.add.reduceat(values * weights, starts[some])
+    mean[some] = sums / np.add.reduceat(weights, starts[some])
+    most[some] = np.maximum.reduceat(values, starts[some])
+    heights = ((held(mean / ns), colour, label), (held(most / ns), "peak", "Longest"))
+    return lined(run.axis.of(edges), heights)
 
 
 def event_bars(
@@ -181,10 +185,6 @@ def event_bars(
     note = f"{note} A bar is {seconds(bins.width * run.axis.ns / 1e9)} wide."
     stacked: dict[str, Any] = {"barmode": "relative", "bargap": 0, "height": 180}
     yield run.figure(id, title, note, [bins.bars(*each) for each in sums], y, **stacked)
-
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 class Bins(NamedTuple):
@@ -269,4 +269,5 @@ def _distinct(ordered: Ints) -> Ints:
 def places(instants_ns: Ints, edges_ns: Ints) -> NDArray[np.intp]:
     """The bin that each instant lies in; the last bin includes its end."""
     after = np.searchsorted(edges_ns, instants_ns, side="right")
-    return np.clip(after - 1, 0, len(edges_ns) - 2)
+    after -= 1
+    return np.clip(after, 0, len(edges_ns) - 2, out=after)

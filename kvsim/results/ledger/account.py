@@ -29,6 +29,8 @@ from kvsim.results.ledger.time import Slices, slices
 from kvsim.results.phases import Ints
 from kvsim.workload.streams import Streams
 
+_AT_ONCE = 1 << 13
+"""Steps whose time is split at once: few enough to stay in the cache of a processor."""
 _SWAPPED = ("swap_out_blocks", "swap_in_blocks")
 
 
@@ -53,6 +55,7 @@ def account_times(
     instants = np.append(starts, run_end_ns)
     starts, until = instants[:-1], instants[1:]  # Views: a long run has many steps.
     why = time.reasons(steps["blocked"], steps["prefill_seqs"], in_flight)
+    prompts = completions(starts, ends, requests, transitions)
     spells = standings.lay_out(requests, transitions, starts, ends, run_end_ns)
     del ends
     ended = standings.ends_ns(requests, run_end_ns)
@@ -61,8 +64,7 @@ def account_times(
     rows = Rows(steps)
     sliced = slices(times, steps["end_ns"], run_end_ns) if rows.overlap and rows.number else None
     split = time.Split(spells, copies, sliced.times if sliced else times, len(ended))
-    samples = samples_of(steps, requests, transitions)
-    book = _Book(cost, rows, samples, times, split, sliced)
+    book = _Book(cost, rows, prompts, times, split, sliced)
     if isinstance(steps, PackedColumns):
         steps.widen(KERNELS, book.pieces())
     else:
@@ -110,27 +112,29 @@ class _Book:
         self,
         cost: object,
         rows: Rows,
-        samples: Ints,
+        prompts: NDArray[np.int32],
         times: time.StepTimes,
         split: time.Split,
         slices: Slices | None,
     ) -> None:
-        """`slices`: of a pipeline, whose steps overlap."""
-        self._cost, self._rows, self._samples = cost, rows, samples
+        """`prompts`: that each step completes. `slices`: of a pipeline, whose steps overlap."""
+        self._cost, self._rows, self._prompts = cost, rows, prompts
         self._times, self._split, self._slices = times, split, slices
         kinds = len(time.TIMES) + len(time.DRAFT_TIMES) * rows.drafted
-        self._total = np.zeros((1, kinds), dtype=np.int64)
+        self._total = np.zeros((kinds, 1), dtype=np.int64)
 
     def pieces(self) -> Iterator[Ints]:
         """`KERNELS` of the steps, as arrays of some rows each."""
-        for first, last in self._rows.pieces():
-            yield self._piece(first, last)
-        number = self._rows.number if self._slices is None else len(self._slices.step)
-        self._split.add(number, self._total[:0], self._total)
+        number = self._rows.number
+        for begin in range(0, number, PIECE_ROWS):
+            firsts = range(begin, min(begin + PIECE_ROWS, number), _AT_ONCE)
+            yield np.concatenate([self._piece(at, min(at + _AT_ONCE, number)) for at in firsts])
+        number = number if self._slices is None else len(self._slices.step)
+        self._split.add(number, self._total[:, :0], self._total)
 
     def _piece(self, first: int, last: int) -> Ints:
         rows = self._rows
-        work = work_of(rows, first, last, self._samples)
+        work = work_of(rows, first, last, self._prompts)
         computing, drafter = computing_ns(rows, first, last)
         split = split_piece(self._cost, work, computing)
         assert (split >= 0).all(), "a step has a kernel of negative time"
@@ -157,9 +161,10 @@ class _Book:
             table, times = self._slices.of(table, first, low, high), self._slices.times
             first, last = low, high
         table = time.with_waits(table, times, first, last)
-        sums = np.concatenate((self._total, self._total + np.cumsum(table, axis=0)))
-        self._split.add(first, table, sums[:-1])
-        self._total = sums[-1:]
+        sums = np.concatenate((self._total, table), axis=1)
+        np.cumsum(sums, axis=1, out=sums)
+        self._split.add(first, table, sums[:, :-1])
+        self._total = sums[:, -1:].copy()
 
 
 TIME_COLUMNS = ("transfer_ns", "link_wait_ns", "flush_ns", "rank_wait_ns", *STAGE_COLUMNS)
@@ -183,13 +188,6 @@ class Rows:
         self.times = tuple(name for name in TIME_COLUMNS if name in steps)
         """Columns of what a step takes beside kernels."""
 
-    def pieces(self) -> list[tuple[int, int]]:
-        """(first, last + 1) of each piece."""
-        return [
-            (first, min(first + PIECE_ROWS, self.number))
-            for first in range(0, self.number, PIECE_ROWS)
-        ]
-
     def part(self, name: str, first: int, last: int) -> Ints:
         """Rows `first .. last - 1` of a column."""
         return part_of(self._steps, name, first, last)
@@ -199,17 +197,10 @@ class Rows:
         return self.part("drafter_ns", first, last) if self.drafted else 0
 
 
-def samples_of(
-    steps: Mapping[str, Any], requests: Mapping[str, Any], transitions: Mapping[str, Ints]
-) -> Ints:
-    """Rows of logits that each step computed: one per decoding sequence, draft and completed
-    prompt.
-
-    vLLM V1 runs the last token of a prompt as a decode where a chunk leaves it alone. Such a step
-    may be counted one row too many if it has chunks of other requests.
-    """
-    starts, ends = steps["start_ns"], steps["end_ns"]
-    samples: Ints = steps["decode_seqs"].copy()
+def completions(
+    starts: Ints, ends: Ints, requests: Mapping[str, Any], transitions: Mapping[str, Ints]
+) -> NDArray[np.int32]:
+    """Prompts that each step completed, those that were computed again among them."""
     first = requests["first_token_ns"]
     rows = np.searchsorted(ends, first[first >= 0], side="left")
     resumed = transitions["kind"] == RESUMED
@@ -218,14 +209,19 @@ def samples_of(
     known = (
         (again >= 0) & (first[request] != ends[again]) if len(again) else np.zeros(0, dtype=bool)
     )
+    prompts = np.zeros(len(ends), dtype=np.int32)  # Narrow, because a long run has many steps.
     for places in (rows, again[known]):
-        np.add.at(samples, places[places < len(samples)], 1)
-    most: Ints = np.minimum(samples, steps["decode_seqs"] + steps["prefill_seqs"])
-    return most + steps["draft_tokens"] if "draft_tokens" in steps else most
+        np.add.at(prompts, places[places < len(prompts)], 1)
+    return prompts
 
 
-def work_of(rows: Rows, first: int, last: int, samples: Ints) -> Work:
-    """The counts of the rows `first .. last - 1`."""
+def work_of(rows: Rows, first: int, last: int, prompts: NDArray[np.int32]) -> Work:
+    """The counts of the rows `first .. last - 1`, which complete these of all `prompts`.
+
+    Logits are computed for each decoding sequence, draft and completed prompt. vLLM V1 runs the
+    last token of a prompt as a decode where a chunk leaves it alone. Such a step may be counted one
+    row too many if it has chunks of other requests.
+    """
     names = ("prefill_tokens", "prefill_seqs", "decode_seqs", "context_tokens")
     prefill_tokens, prefill_seqs, decode_seqs, context_tokens = (
         rows.part(name, first, last) for name in names
@@ -233,7 +229,8 @@ def work_of(rows: Rows, first: int, last: int, samples: Ints) -> Work:
     copied = rows.part("copied_blocks", first, last)
     drafts = rows.part("draft_tokens", first, last) if rows.drafted else 0
     counts = prefill_tokens, prefill_seqs, decode_seqs, context_tokens
-    return Work(*counts, samples[first:last], copied, drafts)
+    samples = decode_seqs + np.minimum(prompts[first:last], prefill_seqs) + drafts
+    return Work(*counts, samples, copied, drafts)
 
 
 def computing_ns(rows: Rows, first: int, last: int) -> tuple[Ints, Ints | int]:

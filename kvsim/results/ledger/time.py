@@ -103,7 +103,7 @@ def reasons(blocked: Ints, prefill_seqs: Ints, in_flight: int) -> Ints:
 
 
 def table(steps: Mapping[str, Ints], kernels: Ints, alone: Ints, others: Ints) -> Ints:
-    """`TIMES` of some steps, one row each, without what requests wait for.
+    """`TIMES` of some steps, a row for each kind, without what requests wait for.
 
     `kernels`, `alone`, `others`: computing time in nanoseconds, all of it, that of decodes alone
     and that of prompts.
@@ -113,18 +113,18 @@ def table(steps: Mapping[str, Ints], kernels: Ints, alone: Ints, others: Ints) -
     out = transfer * out_blocks // np.maximum(out_blocks + in_blocks, 1)
     stages = sum(steps[name] for name in STAGE_COLUMNS if name in steps)
     waits = *(steps[name] for name in ("link_wait_ns", "flush_ns", "rank_wait_ns")), stages
-    rows = np.zeros((len(kernels), len(TIMES)), dtype=np.int64)
-    for place, column in enumerate((*waits, out, transfer - out, kernels, alone, others)):
-        rows[:, place] = column
-    return rows
+    found = np.zeros((len(TIMES), len(kernels)), dtype=np.int64)
+    for row, ns in zip(found, (*waits, out, transfer - out, kernels, alone, others), strict=False):
+        row[:] = ns
+    return found
 
 
-def with_waits(rows: Ints, times: StepTimes, first: int, last: int) -> Ints:
+def with_waits(table: Ints, times: StepTimes, first: int, last: int) -> Ints:
     """`TIMES` of the steps `first .. last - 1` with what requests wait for through them."""
     part = slice(first, last)
     lengths = times.until[part] - times.starts[part]
-    rows[np.arange(last - first), _REASONS.start + times.why[part]] = lengths
-    return rows
+    table[_REASONS.start + times.why[part], np.arange(last - first)] = lengths
+    return table
 
 
 def with_drafts(
@@ -136,10 +136,8 @@ def with_drafts(
     """
     taken = verifying // np.maximum(drafts, 1) * accepted
     taken += verifying % np.maximum(drafts, 1) * accepted // np.maximum(drafts, 1)
-    further = np.zeros((len(table), len(DRAFT_TIMES)), dtype=np.int64)
-    for place, column in enumerate((drafter, taken, verifying - taken)):
-        further[:, place] = column
-    return np.concatenate((table, further), axis=1)
+    drafting = np.broadcast_to(drafter, taken.shape)
+    return np.concatenate((table, (drafting, taken, verifying - taken)))
 
 
 class Split:
@@ -164,16 +162,16 @@ class Split:
     def add(self, first: int, times: Ints, sums: Ints) -> None:
         """Take in the steps from `first` on: their `TIMES`, and the sums over all before each."""
         # Of the same type, as `searchsorted` converts the longer array otherwise.
-        begin, last = (self._rows.dtype.type(row) for row in (first, first + len(sums) - 1))
+        begin, last = (self._rows.dtype.type(row) for row in (first, first + sums.shape[1] - 1))
         low = int(np.searchsorted(self._rows, begin, side="left"))
         high = int(np.searchsorted(self._rows, last, side="right"))
         for start in range(low, high, _AT_ONCE):
             some = slice(start, min(start + _AT_ONCE, high))
             edges, rows = (each[some].astype(np.int64) for each in (self._edges, self._rows))
             self._add_spells(edges, rows, first, sums)
-        low, high = np.searchsorted(self._copies.rows, (first, first + len(times)))
+        low, high = np.searchsorted(self._copies.rows, (first, first + times.shape[1]))
         copies = self._copies.at(slice(low, high))
-        _own_copies(self._parts, copies, times[copies.rows - first])
+        _own_copies(self._parts, copies, times[:, copies.rows - first])
 
     def columns(self) -> dict[str, Ints]:
         """`TIME_PARTS` in nanoseconds; complete once all steps, and the sums of all, are added."""
@@ -196,7 +194,7 @@ class Split:
             if each in _AWAY:
                 _add(parts, request, _AWAY[each], length[here])
                 continue
-            within = sums[rows[here] - first] * np.where(over[here], 1, -1)[:, None]
+            within = np.take(sums, rows[here] - first, axis=1) * np.where(over[here], 1, -1)
             if each == standings.WAITING:
                 last = rows[here] - 1
                 passed = over[here] & (last >= 0)
@@ -204,11 +202,11 @@ class Split:
                 # The last step that the request waits through may go on after the request ended.
                 step = last[passed]
                 beyond = self._steps.until[step] - end_ns[here][passed]
-                within[np.flatnonzero(passed), _REASONS.start + self._steps.why[step]] -= beyond
-                waits = within[:, _REASONS]
-                _add(parts, request, "waiting_step_ns", length[here] - waits.sum(axis=1))
-                for place, name in enumerate(WAITING_FOR.values()):
-                    _add(parts, request, name, waits[:, place])
+                within[_REASONS.start + self._steps.why[step], np.flatnonzero(passed)] -= beyond
+                waits = within[_REASONS]
+                _add(parts, request, "waiting_step_ns", length[here] - waits.sum(axis=0))
+                for name, ns in zip(WAITING_FOR.values(), waits, strict=True):
+                    _add(parts, request, name, ns)
             else:
                 _running(parts, request, within, length[here], each)
 
@@ -234,13 +232,13 @@ def own_copies(transitions: Mapping[str, Ints], ends: Ints, starts: Ints) -> Cop
 
 def _running(parts: Ints, request: Ints, held: Ints, length: Ints, standing: int) -> None:
     """Add the spells of running requests in one standing."""
-    own, others = held[:, _KERNELS], np.zeros_like(length)
+    own, others = held[_KERNELS], np.zeros_like(length)
     if standing == standings.DECODE:
-        own, others = held[:, _ALONE], held[:, _INTERFERENCE]
-    stall = held[:, _OUT] + held[:, _IN]
-    rest = length - own - others - stall - held[:, [*_WAITS]].sum(axis=1)
-    if held.shape[1] > len(TIMES):
-        drafting, accepted, rejected = held[:, len(TIMES) :].T
+        own, others = held[_ALONE], held[_INTERFERENCE]
+    stall = held[_OUT] + held[_IN]
+    rest = length - own - others - stall - held[[*_WAITS]].sum(axis=0)
+    if len(held) > len(TIMES):
+        drafting, accepted, rejected = held[len(TIMES) :]
         rest = rest - drafting
         _add(parts, request, "drafting_ns", drafting)
         if standing == standings.DECODE:
@@ -251,7 +249,7 @@ def _running(parts: Ints, request: Ints, held: Ints, length: Ints, standing: int
     _add(parts, request, "interference_ns", others)
     _add(parts, request, "swap_stall_ns", stall)
     for kind, part in _WAITS.items():
-        _add(parts, request, part, held[:, kind])
+        _add(parts, request, part, held[kind])
     _add(parts, request, "host_overhead_ns", rest)
 
 
@@ -261,12 +259,12 @@ def _own_copies(parts: Ints, copies: Copies, held: Ints) -> None:
     `held`: `TIMES` of the steps that they block.
     """
     request, outward = copies.request, copies.outward
-    out, link_wait = held[outward, _OUT], held[outward, _LINK_WAIT]
+    out, link_wait = held[_OUT, outward], held[_LINK_WAIT, outward]
     _add(parts, request[outward], "swap_out_ns", out)
     _add(parts, request[outward], "link_queue_ns", link_wait)
     _add(parts, request[outward], "swapped_waiting_ns", -out - link_wait)
-    _add(parts, request[~outward], "swap_in_ns", held[~outward, _IN])
-    _add(parts, request[~outward], "swap_stall_ns", -held[~outward, _IN])
+    _add(parts, request[~outward], "swap_in_ns", held[_IN, ~outward])
+    _add(parts, request[~outward], "swap_stall_ns", -held[_IN, ~outward])
 
 
 def _add(parts: Ints, request: Ints, name: str, ns: Ints) -> None:
@@ -291,7 +289,7 @@ class Slices(NamedTuple):
     def of(self, table: Ints, first: int, low: int, high: int) -> Ints:
         """The kinds of time of the slices `low .. high - 1`, from those of the steps from `first`
         on."""
-        whole, share = table[self.step[low:high] - first], self.share[low:high, None]
+        whole, share = table[:, self.step[low:high] - first], self.share[low:high]
         part = np.floor(whole * share).astype(np.int64) - 1  # A product may be rounded up.
         cut: Ints = np.where(share < 1, np.maximum(part, 0), whole)
         return cut

@@ -23,7 +23,7 @@ from kvsim.core.host import Receiver, SimulatedTime
 from kvsim.core.plan import Plan
 from kvsim.core.schema import STAGE_COLUMNS
 from kvsim.cost import checked_prices
-from kvsim.cost.stages import StagedCost
+from kvsim.cost.estimates import StagedCost
 from kvsim.run.replica.events import Link
 
 

@@ -4,12 +4,24 @@ In go a load, a configuration, objectives and a knob (`make_knob`). Values are t
 answer has no untried neighbour (`searched`); out come a verdict, rows around the answer, a page.
 """
 
-from kvsim.search.size.knobs import LASTING, Bounds, endless, make_knob, sharing, what_varies
-from kvsim.search.size.page import PAGE, build_page
-from kvsim.search.size.search import Answer, Laboratory, Search, neighbourhood, searched
+from kvsim.search.size.search import (
+    LASTING,
+    Answer,
+    Bounds,
+    Laboratory,
+    Search,
+    endless,
+    make_knob,
+    neighbourhood,
+    searched,
+    sharing,
+    what_varies,
+)
 from kvsim.search.size.verdict import (
     HEAD,
     NAME,
+    PAGE,
+    build_page,
     compared,
     router_head,
     router_of,
@@ -18,28 +30,3 @@ from kvsim.search.size.verdict import (
     size_record,
     verdict,
 )
-
-__all__ = [
-    "HEAD",
-    "LASTING",
-    "NAME",
-    "PAGE",
-    "Answer",
-    "Bounds",
-    "Laboratory",
-    "Search",
-    "build_page",
-    "compared",
-    "endless",
-    "make_knob",
-    "neighbourhood",
-    "router_head",
-    "router_of",
-    "router_rows",
-    "row",
-    "searched",
-    "sharing",
-    "size_record",
-    "verdict",
-    "what_varies",
-]

@@ -14,8 +14,7 @@ from kvsim.search.sweep.choose import (
     value_words,
 )
 from kvsim.search.sweep.grid import expand, parse_space
-from kvsim.search.sweep.page import PAGE, build_page, origin_panels, tags
-from kvsim.search.sweep.page_figures import Side, side
+from kvsim.search.sweep.page import PAGE, Side, build_page, origin_panels, side, tags
 from kvsim.search.sweep.sweep import (
     MANIFEST,
     TABLE,
@@ -30,33 +29,3 @@ from kvsim.search.sweep.sweep import (
     table_bytes,
     write_plan,
 )
-
-__all__ = [
-    "MANIFEST",
-    "PAGE",
-    "TABLE",
-    "Chosen",
-    "Configuration",
-    "Outcome",
-    "Plan",
-    "Side",
-    "build_page",
-    "choose",
-    "chosen_record",
-    "expand",
-    "gather",
-    "joined",
-    "make_plan",
-    "manifest",
-    "merge",
-    "origin_panels",
-    "parse_space",
-    "read_plan",
-    "shard_of",
-    "side",
-    "sources",
-    "table_bytes",
-    "tags",
-    "value_words",
-    "write_plan",
-]

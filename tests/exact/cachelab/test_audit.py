@@ -12,8 +12,8 @@ import kvsim
 from kvsim.explain.cachelab.audit import Audit, Recorded, audit, bounds
 from kvsim.explain.cachelab.sentences import PARTS, Audited, audit_rows, audit_sentences
 from kvsim.policies.eviction import EVICTIONS
+from kvsim.workload import Trace
 from kvsim.workload.keys import streams
-from kvsim.workload.trace import Trace
 
 ENGINES = ("vllm-v1", "vllm-0.6.3", "nano-vllm", "sglang")
 

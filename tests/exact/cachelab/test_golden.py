@@ -9,11 +9,10 @@ from marks import long
 from shared import SHARED, needs_shared
 
 from kvsim.explain.cachelab.curve import lru_tokens, optimum_tokens
-from kvsim.workload import open_trace
+from kvsim.workload import Trace, open_trace
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, find_reuse
 from kvsim.workload.streams import Streams
-from kvsim.workload.trace import Trace
 
 CONVERSATION = "traces/mooncake/conversation_trace.jsonl.gz"
 SYNTHETIC = "traces/mooncake/synthetic_trace.jsonl.gz"

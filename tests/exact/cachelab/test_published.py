@@ -8,9 +8,9 @@ import pytest
 from marks import long
 
 from kvsim.explain.cachelab.curve import lru_tokens, make_curve
+from kvsim.workload import Row, SegmentContent, Trace
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, Reuse, find_reuse
-from kvsim.workload.trace import Row, SegmentContent, Trace
 
 Segments = list[tuple[str, int]]
 

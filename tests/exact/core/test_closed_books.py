@@ -13,7 +13,7 @@ from kvsim.core.request import Request
 from kvsim.engines.vllm_v1.scheduler import VllmV1, VllmV1Async
 from kvsim.errors import PolicyError
 from kvsim.run.simulation import simulate
-from kvsim.workload.trace import HashContent, Row, Trace
+from kvsim.workload import HashContent, Row, Trace
 
 SCHEDULERS = (VllmV1, VllmV1Async)
 PLAIN = (int, float, str, bytes, bool, type(None), type, range)
@@ -211,7 +211,7 @@ def test_an_invented_request_is_not_taken_in() -> None:
 def books(policy: Any, batch: Any) -> Iterator[Any]:
     request = batch.running[0]
     blocks = policy.blocks
-    yield from (request, request.tables[0], batch, batch.plan, blocks.gpu, blocks.gpu.known)
+    yield from (request, request.tables[0], batch, batch.plan, blocks.gpu)
     yield from (blocks, blocks.groups[0], blocks.layout, blocks.numbering)
 
 
@@ -268,7 +268,7 @@ def test_nothing_public_can_be_set_or_changed_in_place(base: type) -> None:
     assert {*policy.done} == set()
     assert {"Request.length", "Request.computed", "Request.placeholders"} <= policy.refused
     assert {"Batch.tokens", "Batch.running", "Plan.decode_seqs", "Plan.requests"} <= policy.refused
-    assert {"Pool.num_free", "Pool.refs", "Table.blocks", "Known.count"} <= policy.refused
+    assert {"Pool.num_free", "Pool.fresh", "Table.blocks"} <= policy.refused
     assert {"KVCacheManager.num_hits", "Full.num_hits", "Layout.align"} <= policy.refused
     assert len(policy.refused) > 100
     assert same(usual(base), result)

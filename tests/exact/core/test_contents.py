@@ -1,48 +1,15 @@
-"""Numbers of contents are equal where tokens are, and a table of them forgets nothing."""
+"""Numbers of contents are equal where tokens are."""
 
 import random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made import traces
 
-from kvsim.core.contents import WIDTH, Known, Numbering
+from kvsim.core.contents import Numbering
 from kvsim.core.request import Request
+from kvsim.workload import Row, Trace
 from kvsim.workload.keys import streams
-from kvsim.workload.trace import Row, Trace
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_what_is_known_is_what_a_dictionary_knows(seed: int) -> None:
-    """Neighbours collide, and so do equal places of different streams; the table grows twice. A
-    block has one content at a time."""
-    rng = random.Random(seed)
-    known, plain = Known(), dict[int, int]()
-    free = [*range(1, 6001)]
-    rng.shuffle(free)
-    drawn = [
-        rng.randrange(1, 6) * WIDTH + rng.randrange(rng.choice((3, 40, 4000))) for _ in range(6000)
-    ]
-    for content in drawn:
-        if rng.random() < 0.6:
-            block = free.pop()
-            known.put(content, block)
-            if content in plain:
-                free.append(plain[content])
-            plain[content] = block
-        elif content in plain:
-            known.remove(content)
-            free.append(plain.pop(content))
-        asked = rng.choice(drawn)
-        assert known.find(asked) == plain.get(asked, 0), f"seed {seed}"
-        assert known.count == len(plain)
-    assert len(plain) > 1024
-    assert all(known.find(content) == plain.get(content, 0) for content in drawn)
-    for content in plain:
-        known.remove(content)
-    assert known.count == 0
-    assert not any(known.find(content) for content in drawn)
 
 
 class Keys:

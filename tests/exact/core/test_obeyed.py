@@ -14,7 +14,7 @@ from kvsim.engines.vllm_v1.groups import Full
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.engines.vllm_v1.scheduler import VllmV1, VllmV1Async
 from kvsim.run.simulation import simulate
-from kvsim.workload.trace import TokenContent, Trace
+from kvsim.workload import TokenContent, Trace
 
 PROMPTS = [tuple(range(7 * n, 7 * n + 40 + 10 * (n % 3))) for n in range(12)]
 BUSY = make_trace([(len(each), 30, TokenContent(each)) for each in PROMPTS])

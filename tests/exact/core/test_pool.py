@@ -6,7 +6,8 @@ import pytest
 from librt.vecs import append, vec
 from twins.content_pool import ListPool
 
-from kvsim.core.pool import Pool
+from kvsim.core.contents import WIDTH
+from kvsim.core.pool import CONTENT, FIELDS, REFS, Pool
 from kvsim.core.vectors import EMPTY
 from kvsim.policies.eviction import make_eviction
 
@@ -30,7 +31,7 @@ def agree(pool: Pool, plain: ListPool) -> None:
     assert pool.cached == len(pool.cached_blocks())
     assert pool.references == {block: held for block, held in plain.count.items() if held}
     for content in CONTENTS:
-        assert pool.known.find(content) == (plain.find(content) or 0)
+        assert pool.find(content) == (plain.find(content) or 0)
 
 
 @pytest.mark.parametrize("eviction", [None, "lru"])
@@ -88,6 +89,34 @@ def test_a_pool_gives_out_the_blocks_that_a_plain_list_gives(
     assert pool.evictions == evicted
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_what_blocks_hold_is_what_a_dictionary_knows(seed: int) -> None:
+    """Neighbours collide, and so do equal places of different streams; the table grows."""
+    rng = random.Random(seed)
+    pool = Pool(6000)
+    free = pool.take_many(6000)
+    rng.shuffle(free)
+    holders: dict[int, list[int]] = {}
+    drawn = [
+        rng.randrange(1, 6) * WIDTH + rng.randrange(rng.choice((3, 40, 4000))) for _ in range(6000)
+    ]
+    for content in drawn:
+        if rng.random() < 0.7:
+            holders.setdefault(content, []).append(free.pop())
+            pool.label(holders[content][-1], content, 1)
+        elif content in holders:
+            place = rng.randrange(len(holders[content]))
+            free.append(holders[content].pop(place))
+            pool.unname(free[-1])
+            if not holders[content]:
+                del holders[content]
+        asked = rng.choice(drawn)
+        assert pool.find(asked) == holders.get(asked, [0])[0], f"seed {seed}"
+    assert len(holders) > 1024
+    assert all(pool.find(content) == holders.get(content, [0])[0] for content in drawn)
+    pool.audit()
+
+
 def test_runs_of_moves_reach_what_is_rare() -> None:
     """Contents of several blocks, whose first one is evicted, and all blocks taken."""
     pool = Pool(4)
@@ -96,11 +125,11 @@ def test_runs_of_moves_reach_what_is_rare() -> None:
     pool.label(second[0], 7, 1)
     release(pool, first)
     release(pool, second)
-    assert (pool.known.find(7), pool.known.count) == (first[0], 1)
+    assert pool.find(7) == first[0]
     assert pool.take_many(3) == [3, 4, first[0]]
-    assert pool.known.find(7) == second[0]
+    assert pool.find(7) == second[0]
     assert pool.take_many(1) == second
-    assert (pool.known.find(7), pool.free, pool.evictions) == (0, 0, 2)
+    assert (pool.find(7), pool.free, pool.evictions) == (0, 0, 2)
 
 
 def test_a_part_of_a_table_is_given_back_last_block_first() -> None:
@@ -121,13 +150,14 @@ def test_an_audit_finds_what_is_wrong(fault: str) -> None:
     pool.label(block, 7, 1)
     release(pool, [block])
     pool.audit()
+    cells = pool._cells
     if fault == "refs":
-        pool.refs[block] = 1
+        cells[block * FIELDS + REFS] = 1
     elif fault == "num_free":
         pool.num_free -= 1
     elif fault == "num_cached":
         pool.num_cached += 1
     else:
-        pool.content[block] = 8
+        cells[block * FIELDS + CONTENT] = 8
     with pytest.raises(AssertionError):
         pool.audit()

@@ -19,14 +19,14 @@ from kvsim.core.request import Request
 from kvsim.engines.sglang.node import Node, Text
 from kvsim.engines.sglang.scheduler import Sglang, SglangOverlap
 from kvsim.engines.sglang.server import MIB, max_running_requests, mem_fraction_static
-from kvsim.machine.models import load_model
+from kvsim.machine import load_model
 from kvsim.report import read_results, write_results
 from kvsim.report.pages.over_time import time_figures
 from kvsim.report.pages.view import look_at
 from kvsim.report.tracks import counter_events, run_window
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config
-from kvsim.workload.trace import Row, Trace
+from kvsim.workload import Row, Trace
 
 CHAT: dict[str, Any] = {
     "engine": "sglang",

@@ -10,7 +10,7 @@ from kvsim.core.request import Request
 from kvsim.core.schema import BLOCKED
 from kvsim.engines.vllm_v1.scheduler import VllmV1, VllmV1Async
 from kvsim.run.simulation import simulate
-from kvsim.workload.trace import ParentContent, Row, Trace
+from kvsim.workload import ParentContent, Row, Trace
 
 
 class OneText:

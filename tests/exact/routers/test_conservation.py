@@ -17,7 +17,7 @@ from kvsim.errors import ConfigError
 from kvsim.fleet import ROUTERS, FleetResult, simulate_fleet, summarise_fleet
 from kvsim.fleet.routers.router import Uniform
 from kvsim.results.ledger import PROMPT_PARTS, TIME_PARTS
-from kvsim.workload.trace import Trace
+from kvsim.workload import Trace
 
 ENGINES = ("vllm-v1", "vllm-0.6.3", "vllm-0.3.3", "nano-vllm", "sglang")
 LIMIT_S = 20.0

@@ -17,10 +17,9 @@ from kvsim.errors import ConfigError
 from kvsim.fleet import ROUTERS, FleetResult, find_bounds, simulate_fleet, summarise_fleet
 from kvsim.fleet.figures import in_flight, load_imbalance
 from kvsim.fleet.routers.router import Asked, Choice, Router
-from kvsim.workload import open_trace
+from kvsim.workload import SegmentContent, Trace, open_trace
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import ceiling_tokens
-from kvsim.workload.trace import SegmentContent, Trace
 
 CHAT = str(ROOT / "traces" / "chat.jsonl")
 BASE: dict[str, Any] = {

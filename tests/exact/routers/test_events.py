@@ -14,7 +14,7 @@ from kvsim.fleet.routers.router import Asked, Choice, Router
 from kvsim.run.assembly import Parts, assemble
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import RunConfig
-from kvsim.workload.trace import Row, SegmentContent, Trace
+from kvsim.workload import Row, SegmentContent, Trace
 
 CHAT = str(ROOT / "traces" / "chat.jsonl")
 MS = 1_000_000
@@ -32,7 +32,8 @@ def held(blocks: Any) -> Counter[int]:
     pool = blocks.gpu
     if not isinstance(pool, Pool):
         return Counter(key for node in pool.tree.nodes() for key in node.list_keys())
-    return Counter(pool.keys[content] for content in pool.content if content)
+    contents = map(pool.content, range(1, pool.fresh))
+    return Counter(pool.keys[content] for content in contents if content)
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def test_content_has_as_much_in_common_as_prompts_have() -> None:
     trace = open_trace(CHAT)
     made = streams(trace)
     rows = trace.rows[:60]
-    texts = [StreamContent(made[row.index], row.input_length).text for row in rows]
+    texts = [StreamContent(made, row).text for row in rows]
     each = TOKEN_CHARACTERS
     assert [len(text) for text in texts] == [each * row.input_length for row in rows]
     shared = 0

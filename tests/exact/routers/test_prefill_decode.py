@@ -35,7 +35,7 @@ from kvsim.fleet.folder import write_fleet
 from kvsim.fleet.page import build_fleet_comparison
 from kvsim.report import write_results
 from kvsim.run.simulation import simulate
-from kvsim.workload.trace import Trace
+from kvsim.workload import Trace
 
 BLOCK_BYTES = 16 * 24 * 2 * 2 * 64 * 2
 """16 tokens of 24 layers, keys and values of 2 heads of 64 values of 2 bytes."""

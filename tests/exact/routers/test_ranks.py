@@ -14,13 +14,13 @@ from places import ROOT
 
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
-from kvsim.cost.constant import ConstantCost
+from kvsim.cost import ConstantCost
 from kvsim.engines.vllm_v1.scheduler import VllmV1
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.fleet import FleetResult, simulate_fleet, summarise_fleet
 from kvsim.results.ledger import KERNELS, TIME_PARTS
 from kvsim.run.simulation import simulate
-from kvsim.workload.trace import Row, Trace
+from kvsim.workload import Row, Trace
 
 CHAT = str(ROOT / "traces" / "chat.jsonl")
 MS = 1_000_000

@@ -15,21 +15,24 @@ from kvsim.against.matched import (
     observed,
     replayed,
     with_change,
-    worst,
 )
 from kvsim.cli import main
 from kvsim.cost.profile import Profile, load_profile, to_json
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config
-from kvsim.workload import open_trace
-from kvsim.workload.trace import Trace
+from kvsim.workload import Trace, open_trace
 
 PUBLIC = "rtx-pro-6000-server-llama-3.1-8b-public"
 SETTINGS: dict[str, Any] = {"model": "llama-3.1-8b", "hardware": "rtx pro 6000"}
 NUMBER, FIRST = 80, 50
 
 Lengths = Callable[[int], tuple[int, int]]
+
+
+def worst(errors: dict[str, float]) -> float:
+    """The greatest absolute error."""
+    return max(map(abs, errors.values()))
 
 
 def chats(i: int) -> tuple[int, int]:

@@ -80,8 +80,8 @@ def test_a_run_with_a_page_imports_no_other_page(tmp_path: Path) -> None:
         for name in loaded
         if name.startswith("kvsim.report.pages.")
     }
-    shared = {"block_map", "figures", "html", "latencies", "over_time", "view", "work"}
-    assert drawn == {"run", "requests", *shared}
+    shared = {"block_map", "figures", "html", "latencies", "over_time", "view"}
+    assert drawn == {"run", *shared}
 
 
 def test_without_a_command_five_lines_greet_and_name_three_commands(
@@ -193,3 +193,23 @@ def test_a_misspelt_command_is_answered_with_the_nearest() -> None:
     )
     assert done.returncode == 2
     assert done.stderr == "kvsim: No such command 'benhc'. Did you mean 'bench'?\n"
+
+
+def test_a_command_ends_when_what_is_registered_for_its_end_is_done() -> None:
+    """It keeps its code and what it has printed; objects are not freed one by one."""
+    code = (
+        "import atexit, sys, kvsim.cli\n"
+        "from kvsim.__main__ import run\n"
+        "class Held:\n"
+        "    def __del__(self): print('freed')\n"
+        "held = Held()\n"
+        "def main():\n"
+        "    atexit.register(print, 'registered')\n"
+        "    sys.stdout.write('printed, ')\n"
+        "    sys.exit(3)\n"
+        "kvsim.cli.main = main\n"
+        "run()\n"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "printed, registered\n", "")

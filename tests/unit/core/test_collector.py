@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from kvsim import simulate
-from kvsim.core.collector import collect_no_more, collector_paused
+from kvsim.core.collector import collector_paused
 from kvsim.core.request import Request
 from kvsim.fleet import simulate_fleet
 from kvsim.run.result import Result
-from kvsim.workload.trace import Row, Trace
+from kvsim.workload import Row, Trace
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -85,13 +85,6 @@ def test_requests_that_are_over_are_free() -> None:
         result = simulate(Trace("made", "native", "", rows), settings)
         assert requests_alive() < before + 10
     assert result.requests["status"].count("rejected") > 30
-
-
-def test_nothing_is_looked_at_when_a_command_ends() -> None:
-    known = [object]
-    assert any(each is known for each in gc.get_objects())
-    collect_no_more()
-    assert not any(each is known for each in gc.get_objects())
 
 
 def test_simulate_keeps_its_name_and_arguments() -> None:

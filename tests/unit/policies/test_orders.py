@@ -68,7 +68,7 @@ def hit_tokens(eviction: str, size: int, requests: list[list[int]], **given: Any
     for at, keys in enumerate(requests):
         if "future" in given:
             given["future"].now = at + 1
-        known = [pool.known.find(key + 1) for key in keys]
+        known = [pool.find(key + 1) for key in keys]
         here = next((n for n, block in enumerate(known) if not block), len(keys))
         pool.hit(known[:here])
         table = [*known[:here], *pool.take_many(len(keys) - here)]

@@ -11,8 +11,8 @@ from kvsim.engines.vllm_v1.cpu_tier import Access, Lru
 from kvsim.policies.sessions import SessionOrder
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config
+from kvsim.workload import ParentContent, Row, Trace
 from kvsim.workload.synthetic import synthesise
-from kvsim.workload.trace import ParentContent, Row, Trace
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples" / "agents"
 ORDERS = (

@@ -15,8 +15,8 @@ import kvsim
 from kvsim.against.conform.virtual import corpus_requests
 from kvsim.engines import BLOCK_MANAGERS
 from kvsim.errors import ConfigError
-from kvsim.policies import sharing
-from kvsim.policies.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
+from kvsim.policies import tables
+from kvsim.policies.tables import FULL_HITS, HITS_SAVE, PUBLISH_AT
 
 RESEARCHED = [name for name in VARIANTS if not name.startswith("v1")]
 """Engines whose rules of sharing can be changed."""
@@ -28,7 +28,7 @@ PROMPT = [7] * 9
 def test_the_table_of_engines_says_what_the_constructors_say() -> None:
     managers = ("prefix-caching", "nano-vllm", "nano-vllm-2025-08")
     for rule in ("publish_at", "hits_save", "full_hit"):
-        (line,) = [line for line in str(sharing.__doc__).splitlines() if f"| `{rule}`" in line]
+        (line,) = [line for line in str(tables.__doc__).splitlines() if f"| `{rule}`" in line]
         stated = [cell.strip(" `") for cell in line.split("|")[2:-1]]
         parameters = [inspect.signature(BLOCK_MANAGERS[m]).parameters[rule] for m in managers]
         del stated[1]  # vLLM V1 has its own and no others

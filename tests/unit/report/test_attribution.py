@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import real_run, without_ledger
 
-from kvsim.explain.attribution import LABELS, blocks, carriers, pair, waterfalls
+from kvsim.explain.differences import LABELS, blocks, carriers, pair, waterfalls
 from kvsim.results.ledger import TIME_PARTS
 
 PARTS = st.lists(st.integers(0, 10**12), min_size=len(TIME_PARTS), max_size=len(TIME_PARTS))

@@ -7,7 +7,7 @@ import pytest
 from runs import real_run
 from tiny import MS, no_run, tiny_run
 
-from kvsim.explain.attribution import pair
+from kvsim.explain.differences import pair
 from kvsim.report import change_words, compare_table, make_console, render_comparison
 from kvsim.report.compare import cautions, config_differences, difference_words
 from kvsim.report.pages.compare import build_comparison

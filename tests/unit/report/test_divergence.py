@@ -5,7 +5,7 @@ import copy
 from tiny import tiny_run
 
 from kvsim.core.schema import BLOCKED
-from kvsim.explain.divergence import divergence_words, first_divergence
+from kvsim.explain.differences import divergence_words, first_divergence
 from kvsim.results.numerals import SPACE
 
 NAMES, POOLS = ("one", "two"), (10, 20)

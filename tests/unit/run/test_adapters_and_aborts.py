@@ -17,8 +17,7 @@ from kvsim.run.assembly import assemble
 from kvsim.run.result import Result
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config
-from kvsim.workload import native
-from kvsim.workload.trace import TokenContent, Trace
+from kvsim.workload import TokenContent, Trace, native
 
 MS = 1_000_000
 SMALL: dict[str, Any] = {

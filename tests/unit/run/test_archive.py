@@ -5,7 +5,7 @@ import random
 from kvsim.core.request import Request
 from kvsim.core.schema import REQUEST_COLUMNS
 from kvsim.run.serving import Archive
-from kvsim.workload.trace import Row
+from kvsim.workload import Row
 
 
 def rows_of(number: int) -> list[Row]:

@@ -17,9 +17,9 @@ from kvsim.engines.vllm_v1.simple import SimpleOffload
 from kvsim.errors import ConfigError
 from kvsim.report import read_results
 from kvsim.run.assembly import assemble
-from kvsim.run.features.connectors import Offload
+from kvsim.run.connectors import Offload
 from kvsim.settings.config import make_config
-from kvsim.workload.trace import ParentContent
+from kvsim.workload import ParentContent
 
 GIB = 1 << 30
 BLOCK_BYTES = 16 * 12_288

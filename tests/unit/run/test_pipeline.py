@@ -18,11 +18,10 @@ from kvsim.against.conform.vllm_v1 import replay
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
-from kvsim.cost.constant import ConstantCost
-from kvsim.cost.stages import Passage, StagedCost
+from kvsim.cost import ConstantCost
+from kvsim.cost.estimates import Passage, StagedCost
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import load_hardware
-from kvsim.machine.models import load_model
+from kvsim.machine import load_hardware, load_model
 from kvsim.results.ledger import KERNELS, TIME_PARTS
 from kvsim.run.assembly import Parts, assemble
 from kvsim.run.replica.events import Clock, Link
@@ -31,7 +30,7 @@ from kvsim.run.replica.pipeline import PipelineTime
 from kvsim.run.result import Result
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import RunConfig, make_config
-from kvsim.workload.trace import TokenContent, Trace
+from kvsim.workload import TokenContent, Trace
 
 MS = 1_000_000
 AT_ONCE = {"stage_link": {"latency_us": 0, "bandwidth_gb_s": 1e9}}

@@ -19,9 +19,8 @@ from marks import examples
 
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
-from kvsim.cost import RooflineCost
-from kvsim.cost.constant import ConstantCost
-from kvsim.cost.drafting import Passes
+from kvsim.cost import ConstantCost, RooflineCost
+from kvsim.cost.estimates import Passes
 from kvsim.cost.explain import Work
 from kvsim.engines.vllm_v1.drafts import Drafts, Rates, Recorded
 from kvsim.errors import ConfigError
@@ -32,7 +31,7 @@ from kvsim.run.assembly import assemble
 from kvsim.run.result import Result
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config
-from kvsim.workload.trace import Trace
+from kvsim.workload import Trace
 
 MS = 1_000_000
 SMALL = {

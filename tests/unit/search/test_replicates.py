@@ -7,8 +7,8 @@ from marks import long
 from places import ROOT
 
 from kvsim.errors import ConfigError
-from kvsim.explain.attribution import compare_replay
 from kvsim.explain.certainty import Comparison, Pair, judge, paired
+from kvsim.explain.differences import compare_replay
 from kvsim.results.metrics import HEADLINES
 from kvsim.run.result import Result
 from kvsim.search.replicates import How, Load, compare_seeds, load_of, redrawn, replicate

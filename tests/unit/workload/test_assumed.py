@@ -9,11 +9,11 @@ from marks import examples, long
 
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import simulate
+from kvsim.workload import Row, Trace
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import ceiling_tokens
 from kvsim.workload.spec import Lengths, _rate, _shared, assume_hit_rate, synthesise_lengths
 from kvsim.workload.synthetic import synthesise
-from kvsim.workload.trace import Row, Trace
 
 LOAD = synthesise_lengths(Lengths(400), Lengths(8), 1, range_ratio=0.5, requests=60)
 

@@ -127,7 +127,7 @@ NATIVE_ROWS: dict[str, tuple[dict[str, Any], list[dict[str, Any] | str], int, st
         HASHED,
         [but(IDS, input_length=12, hash_ids=[7, 5, 8]), but(IDS, hash_ids=[4, 5, 6])],
         3,
-        "hash_ids: id 5 follows 7 and elsewhere 4",
+        "hash_ids: id 5 follows 4 and elsewhere 7",
     ),
     "two tails": (HASHED, [IDS, but(IDS, input_length=11)], 3, "partial block of 3 and 2 tokens"),
     "full and partial": (HASHED, [IDS, but(IDS, input_length=12)], 3, "and elsewhere a full one"),

@@ -8,7 +8,7 @@ from made import make_trace, traces
 from marks import examples
 
 from kvsim.workload import HashContent, Trace
-from kvsim.workload.chain import first_conflict
+from kvsim.workload.chain import Chains
 from kvsim.workload.trace import collapse
 
 
@@ -51,7 +51,7 @@ def any_ids(draw: st.DrawFn) -> Trace:
 @settings(max_examples=examples(300), deadline=None)
 @given(any_ids())
 def test_a_conflict_is_found_where_there_is_one(trace: Trace) -> None:
-    conflict = first_conflict(trace)
+    conflict = Chains(trace).first_conflict(trace)
     assert (conflict is not None) == has_conflict(trace)
     if conflict is not None:
         row, _ = conflict
@@ -63,4 +63,4 @@ def test_a_conflict_is_found_where_there_is_one(trace: Trace) -> None:
 @given(traces(forms="h"))
 def test_chained_traces_pass(trace: Trace) -> None:
     if trace.hash_kind == "prefix":
-        assert first_conflict(trace) is None
+        assert Chains(trace).first_conflict(trace) is None

@@ -12,7 +12,7 @@ from marks import long, whole
 from kvsim import simulate
 from kvsim.against.bench.workloads import DEFAULT, SETTINGS, WORKLOADS, Case, choose, decode, named
 from kvsim.errors import ConfigError
-from kvsim.workload.trace import Trace
+from kvsim.workload import Trace
 
 
 def sums(trace: Trace) -> tuple[int, int, int, int]:

@@ -19,9 +19,8 @@ from kvsim.errors import ConfigError, TraceError
 from kvsim.report import write_results
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config
-from kvsim.workload import open_trace
+from kvsim.workload import Trace, open_trace
 from kvsim.workload.formats.table import join_measured
-from kvsim.workload.trace import Trace
 
 CONFIG = make_config(SETTINGS)
 

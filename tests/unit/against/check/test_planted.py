@@ -9,8 +9,8 @@ import pytest
 from marks import long, whole
 from places import ROOT
 
-from kvsim.against.check.suspects import signs
 from kvsim.against.matched import matched
+from kvsim.against.suspects import signs
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config
 from kvsim.workload import open_trace

@@ -229,7 +229,7 @@ def test_dynamos_router_knows_the_cache_after_every_step(tmp_path: Path) -> None
             if (batch := events.batch(0)) is None:
                 return
             publisher.publish(batch)
-            known = {pool.keys[pool.content[k]] for k in range(1, pool.fresh) if pool.content[k]}
+            known = {pool.keys[pool.content(k)] for k in range(1, pool.fresh) if pool.content(k)}
             place = len(steps) % len(prompts)
             keys = looked_up[place]
             expected = next((k for k, key in enumerate(keys) if key not in known), len(keys))

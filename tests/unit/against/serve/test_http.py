@@ -22,18 +22,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvsim.against.serve.clock import Clock
 from kvsim.against.serve.metrics import COUNTERS, GAUGES, HISTOGRAMS
-from kvsim.against.serve.options import Options, Said, adapters_of, said_in
-from kvsim.against.serve.protocol import Answer, Completion
-from kvsim.against.serve.reply import Reply
-from kvsim.against.serve.server import Server
-from kvsim.against.serve.session import Session
+from kvsim.against.serve.protocol import Answer, Completion, Reply
+from kvsim.against.serve.server import Clock, Server
+from kvsim.against.serve.session import Options, Said, Session, adapters_of, said_in
 from kvsim.against.serve.watch import Entry, Steps
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import read_config, simulate
 from kvsim.settings.server.command import arguments
-from kvsim.workload.trace import TokenContent, Trace
+from kvsim.workload import TokenContent, Trace
 from tests.support.places import ROOT
 from tests.support.serving import SMALL, serving
 from tests.unit.against.serve.test_session import made_trace, row_of

@@ -108,7 +108,7 @@ def test_a_consumer_knows_the_table_after_every_step() -> None:
     def compare(*_: Any) -> None:
         if (batch := events.batch(0)) is not None:
             index.take(msgspec.msgpack.encode(batch))
-        contents = [pool.content[block] for block in range(1, pool.fresh)]
+        contents = [pool.content(block) for block in range(1, pool.fresh)]
         held = [pool.keys[content] & (1 << 64) - 1 for content in contents if content]
         assert index.blocks == Counter(held)
         steps["compared"] += 1

@@ -10,12 +10,11 @@ import pandas as pd
 import pytest
 
 from kvsim.against.serve.session import Session
-from kvsim.against.serve.watch import Entry, Step
-from kvsim.against.serve.words import filler, tokens_of, tokens_of_chat
+from kvsim.against.serve.watch import Entry, Step, filler, tokens_of, tokens_of_chat
 from kvsim.core.host import NEVER_NS
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import read_config, simulate
-from kvsim.workload.trace import Row, TokenContent, Trace
+from kvsim.workload import Row, TokenContent, Trace
 from tests.support.serving import SMALL
 
 

@@ -21,8 +21,8 @@ from kvsim.run.replica.events import Clock, Link
 from kvsim.run.replica.inbox import Inbox
 from kvsim.run.serving import Archive
 from kvsim.settings.config import make_config
+from kvsim.workload import Row, SegmentContent, Trace
 from kvsim.workload.clients import Clients, make_requests, release_times
-from kvsim.workload.trace import Row, SegmentContent, Trace
 
 MS = 1_000_000
 

@@ -17,21 +17,15 @@ from worlds import config, hashed
 import kvsim
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
+from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.engines.vllm_063.pool import PrefixPool
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.results.ledger import PROMPT_PARTS
 from kvsim.results.ledger.prompts import Known, Rules, classify, cut_off
+from kvsim.workload import HashContent, ParentContent, Row, SegmentContent, TokenContent, Trace
 from kvsim.workload.keys import streams
 from kvsim.workload.streams import Piece
-from kvsim.workload.trace import (
-    HashContent,
-    ParentContent,
-    Row,
-    SegmentContent,
-    TokenContent,
-    Trace,
-)
 
 CACHING: dict[str, dict[str, Any]] = {
     "0.6.3": {"enable_prefix_caching": True},
@@ -193,7 +187,11 @@ def prompt_keys(blocks: Any, request: Any) -> list[int]:
 
 def held(pool: Any) -> set[int]:
     """The keys of the blocks that have content."""
-    return {*pool.content_of.values()} if isinstance(pool, PrefixPool) else {*pool.content} - {0}
+    if isinstance(pool, PrefixPool):
+        return {*pool.content_of.values()}
+    if isinstance(pool, Pool):
+        return {pool.content(block) for block in range(1, pool.fresh)} - {0}
+    return {*pool.content} - {0}
 
 
 class Seen:

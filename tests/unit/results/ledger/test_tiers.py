@@ -10,7 +10,7 @@ from marks import long
 from shared import SHARED, needs_shared
 from tiered import AGAIN, MS, check, prompts, random_run, run
 
-from kvsim.explain.attribution import pair, waterfalls
+from kvsim.explain.differences import pair, waterfalls
 from kvsim.explain.story import tell
 from kvsim.results.ledger import TIME_PARTS
 from kvsim.run.result import Result

@@ -186,9 +186,9 @@ def test_drafts_that_are_accepted_take_their_share_of_what_verifying_adds(
     shares = [(ns, drafts, min(accepted, drafts)) for ns, drafts, accepted in steps]
     verifying, drafts, accepted = (np.array(column) for column in zip(*shares, strict=True))
     further = with_drafts(
-        np.zeros((len(shares), 2), dtype=np.int64), 7, verifying, drafts, accepted
+        np.zeros((2, len(shares)), dtype=np.int64), 7, verifying, drafts, accepted
     )
     taken = [ns * some // every for ns, every, some in shares]
-    assert further[:, 2:].tolist() == [
+    assert further[2:].T.tolist() == [
         [7, some, ns - some] for some, (ns, *_) in zip(taken, shares, strict=True)
     ]

@@ -12,16 +12,15 @@ from marks import long, whole
 from kvsim.errors import ConfigError
 from kvsim.results.load import state_of
 from kvsim.run.simulation import simulate
-from kvsim.search.size import verdict
-from kvsim.search.size.knobs import Bounds, make_knob, open_arrivals
-from kvsim.search.size.search import Answer, Laboratory, lasting_answer
+from kvsim.search.size import Answer, Bounds, Laboratory, make_knob, verdict
+from kvsim.search.size.search import lasting_answer, open_arrivals
 from kvsim.search.slo import parse_slo
 from kvsim.search.store import Store
 from kvsim.settings.config import make_config, to_table
-from kvsim.workload import open_trace
+from kvsim.workload import Trace, open_trace
 from kvsim.workload.keys import streams
 from kvsim.workload.spec import Lengths, synthesise_lengths
-from kvsim.workload.trace import Trace, repeated
+from kvsim.workload.trace import repeated
 
 COST = {"model": "constant", "step_us": 10_000, "prefill_token_us": 0}
 ONE_BY_ONE: dict[str, Any] = {

@@ -11,11 +11,10 @@ from marks import long
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import simulate
 from kvsim.search import runner
-from kvsim.search.size import verdict
-from kvsim.search.size.knobs import Bounds, Knob, make_knob
+from kvsim.search.size import Bounds, Laboratory, make_knob, verdict
 from kvsim.search.size.search import (
     CLOSE,
-    Laboratory,
+    Knob,
     answer,
     boundary,
     find_beside,
@@ -27,8 +26,8 @@ from kvsim.search.size.search import (
 )
 from kvsim.search.slo import parse_slo
 from kvsim.search.store import Store
-from kvsim.search.sweep import Outcome
-from kvsim.search.sweep.choose import TTFT, joined
+from kvsim.search.sweep import Outcome, joined
+from kvsim.search.sweep.choose import TTFT
 from kvsim.settings.config import make_config, to_table
 from kvsim.workload.spec import Lengths, synthesise_lengths
 

@@ -2,8 +2,9 @@
 
 import math
 
-from kvsim.search.sweep.choose import TTFT, choose, pareto
-from kvsim.search.sweep.sweep import Outcome, Plan, Planned, Traced
+from kvsim.search.sweep import Outcome, Plan, choose
+from kvsim.search.sweep.choose import TTFT, pareto
+from kvsim.search.sweep.sweep import Planned, Traced
 
 
 def record(ttft, throughput, memory=100, kind="finished", reason=""):

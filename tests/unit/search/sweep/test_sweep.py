@@ -17,25 +17,11 @@ from msgspec import structs
 from kvsim.run.simulation import simulate
 from kvsim.search.runner import Task, figures_of, run_missing, run_point
 from kvsim.search.store import Store, address
-from kvsim.search.sweep import expand, parse_space
-from kvsim.search.sweep.sweep import (
-    figure_kinds,
-    gather,
-    make_plan,
-    read_plan,
-    sweep_table,
-    write_plan,
-)
+from kvsim.search.sweep import expand, gather, make_plan, parse_space, read_plan, write_plan
+from kvsim.search.sweep.sweep import figure_kinds, sweep_table
 from kvsim.settings.config import load_config, to_table
+from kvsim.workload import HashContent, ParentContent, Row, SegmentContent, TokenContent, Trace
 from kvsim.workload.keys import keyed, streams
-from kvsim.workload.trace import (
-    HashContent,
-    ParentContent,
-    Row,
-    SegmentContent,
-    TokenContent,
-    Trace,
-)
 
 SPACE = [
     *["--trace", "load.jsonl", "--base", "base.toml", "--seeds", "2"],
@@ -47,7 +33,7 @@ KILLS = 20 if WHOLE else 3
 
 COUNTING_COST = """
 import os, time
-from kvsim.cost.constant import ConstantCost
+from kvsim.cost.formulas import ConstantCost
 
 class Cost(ConstantCost):
     \"\"\"Says when a run begins, and takes its time.\"\"\"
@@ -62,7 +48,7 @@ class Cost(ConstantCost):
 DYING_COST = """
 import os
 from pathlib import Path
-from kvsim.cost.constant import ConstantCost
+from kvsim.cost.formulas import ConstantCost
 
 class Cost(ConstantCost):
     \"\"\"Ends its process when that writes the result.\"\"\"

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from kvsim.run.assumed import left_out
 from kvsim.settings.config import make_config
-from kvsim.settings.notes import left_out
 
 
 @pytest.mark.parametrize(

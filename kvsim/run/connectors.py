@@ -23,7 +23,7 @@ from kvsim.errors import ConfigError
 from kvsim.machine.hardware import GIB, Hardware, TransferTimes, make_link, make_transfer_times
 from kvsim.machine.memory import block_bytes
 from kvsim.machine.models import Model
-from kvsim.run.features.offload import NATIVE, asked, role_of
+from kvsim.run.offload import NATIVE, asked, role_of
 from kvsim.run.replica.rdma import Lease
 from kvsim.settings.config import RunConfig
 from kvsim.settings.library import build, construct, look_up

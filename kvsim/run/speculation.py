@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from kvsim.core.plan import Plan
 from kvsim.core.records.logs import DraftLog
 from kvsim.cost import Cost, make_cost
-from kvsim.cost.drafting import DraftedCost, Fixed, Passes
+from kvsim.cost.estimates import DraftedCost, Fixed, Passes
 from kvsim.cost.explain import Explains
 from kvsim.engines import Engine
 from kvsim.engines.vllm_v1.drafts import METHODS, Drafts, Rates, Recorded, Speculation, Verifier
