@@ -11,7 +11,7 @@ from kvsim.core.plan import Plan
 from kvsim.core.sums import added
 from kvsim.cost.lines import Fused, Line, Lines, rounded
 from kvsim.cost.profile import DecodeGrid, Fit, Interpolation, MixedGrid, PrefillGrid
-from kvsim.cost.sustained import sustained_ns
+from kvsim.cost.sustained import sustained_ns, sustained_terms
 from kvsim.cost.tail import Uneven
 
 MOST_KEPT = 4096
@@ -161,7 +161,7 @@ class Kernels:
         samples: i64,
         copied_blocks: i64,
         draft_tokens: i64,
-    ) -> tuple[float, float, float, float, float]:
+    ) -> tuple[float, ...]:
         """What the parts of a step take (`kvsim.cost.explain.ByStep.terms`)."""
         tokens: i64 = prefill_tokens + decode_seqs + draft_tokens
         scale = self._a1 * 1000.0
@@ -169,13 +169,14 @@ class Kernels:
         host_us += self._a2 * float(prefill_seqs + decode_seqs)
         attention_us = self.decodes_us(decode_seqs, context_tokens, prefill_seqs)
         attention_us *= float(self._layers)
-        return (
+        found = (
             host_us * 1000.0,
             self.dense.at(float(tokens)) * scale if tokens else 0.0,
             attention_us * scale,
             self.head.at(float(samples)) * scale if samples else 0.0,
             float(copied_blocks) * self._copied_block_us * scale,
         )
+        return sustained_terms(found, prefill_seqs, self._sustained)
 
     def decode_ns(self, sequences: i64, context_tokens: i64, longest: list[int]) -> int:
         """Nanoseconds of a pure decode step: every sequence of the batch computes one token."""

@@ -48,7 +48,7 @@ from kvsim.cost.profile import (
     refuse_special,
 )
 from kvsim.cost.scaling import GEOMETRY, differences, scaled
-from kvsim.cost.sustained import check, label, missed, sustained_terms
+from kvsim.cost.sustained import check, label, missed
 from kvsim.cost.tail import Uneven
 from kvsim.cost.ungrouped import LABEL, beside_prompts
 from kvsim.errors import ConfigError
@@ -213,9 +213,10 @@ class TableCost(ByStep):
         """Nanoseconds of a step, from the compiled tables, with no call of Python's between."""
         return self._kernels.step_ns
 
-    def terms(self, *counts: int) -> tuple[float, ...]:
+    @property
+    def terms(self) -> Callable[..., tuple[float, ...]]:
         """What the parts of a step take (`ByStep.terms`)."""
-        return sustained_terms(self._kernels.terms(*counts), counts[1], self._sustained)
+        return self._kernels.terms
 
     def describe(self) -> dict[str, Any]:
         """Provenance of the profile, its stated error, and how much was priced outside it."""
