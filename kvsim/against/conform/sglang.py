@@ -21,7 +21,6 @@ from kvsim.core.request import Request
 from kvsim.engines.sglang.manager import SglangRadixTables, SglangTables
 from kvsim.engines.sglang.ratio import Environment
 from kvsim.engines.sglang.scheduler import Sglang, SglangOverlap
-from kvsim.engines.sglang.standing import Standing
 
 NEVER = 1 << 40
 """Tokens of an output that no end of sequence ends."""
@@ -88,9 +87,8 @@ class _Noting(Sglang):
             self.notes.aborted.append(request.id)
         super()._abort(batch, request, reason)
 
-    def _complete(self, batch: Batch, standing: Standing) -> None:
-        super()._complete(batch, standing)
-        request = standing.request
+    def _complete(self, batch: Batch, request: Request) -> None:
+        super()._complete(batch, request)
         self.notes.finished.append(request.id)
         if request.reason:
             self.notes.aborted.append(request.id)
@@ -229,7 +227,7 @@ class _Clock(LogClock):
         decodes = plan.decodes
         modes = {(0, 0): "idle", (0, 1): "decode", (1, 0): "extend", (1, 1): "mixed"}
         unfinished = scheduler.unfinished
-        running = [standing.request for standing in scheduler.running.members]
+        running = scheduler.running.members
         self._record = {
             "step": self._number,
             "time": self._time,
@@ -245,7 +243,7 @@ class _Clock(LogClock):
             "preempted": notes.preempted,
             "waiting": len(batch.waiting),
             "running": len(running),
-            "chunked": unfinished.request.id if unfinished else None,
+            "chunked": unfinished.id if unfinished else None,
             "full": int(scheduler.full),
             "free": blocks.gpu.blank * blocks.block_size,
             "evictable": blocks.gpu.evictable * blocks.block_size,

@@ -9,6 +9,7 @@ from mypy_extensions import i64
 from kvsim.core.batch import Batch
 from kvsim.core.request import Request
 from kvsim.engines.sglang.manager import SglangTables
+from kvsim.engines.sglang.ratio import Surprises
 from kvsim.engines.sglang.standing import Group, Standing
 
 CONTINUE: Final = 0
@@ -39,12 +40,11 @@ class Adder:
     batch: Batch
     running: Group
     ratio: float
-    chosen: list[Standing]
+    chosen: list[Request]
     """The requests of the step. Their chunks end at `Standing.end`."""
-    unfinished: Standing | None
+    unfinished: Request | None
     """The request whose prompt remains unfinished after this step."""
-    forgotten: i64
-    """Unfinished prompts that the engine loses sight of, because it cuts another."""
+    surprises: Surprises
     left_prefill: i64
     left_chunk: i64
     reserved: float
@@ -61,19 +61,19 @@ class Adder:
         max_requests: i64,
         clip_tokens: i64,
         shortest_first: bool,
+        surprises: Surprises,
     ) -> None:
-        self.page_size = page_size
+        self.page_size, self.surprises = page_size, surprises
         self.chunk_tokens, self.max_prefill_tokens = chunk_tokens, max_prefill_tokens
         self.max_requests, self.clip_tokens = max_requests, clip_tokens
         self.shortest_first = shortest_first
-        self.forgotten = 0
 
     def begin(
         self,
         batch: Batch,
         blocks: SglangTables,
         running: Group,
-        unfinished: Standing | None,
+        unfinished: Request | None,
         ratio: float,
         riders: i64,
     ) -> None:
@@ -85,18 +85,18 @@ class Adder:
         self.left_prefill = self.max_prefill_tokens - riders
         self.left_chunk = self.chunk_tokens - riders if self.chunk_tokens else UNLIMITED
         expected: float = 0.0
-        standing: Standing
-        for standing in running.members:
-            expected += self.expected(standing)
+        request: Request
+        for request in running.members:
+            expected += self.expected(request)
         self.reserved, self.used = float(riders) + expected, riders
 
-    def expected(self, standing: Standing) -> float:
+    def expected(self, request: Request) -> float:
         """The tokens that a running request is still expected to generate."""
-        request: Request = standing.request
-        rest: i64 = standing.limit - request.length + request.input_length
+        standing: Standing = request.standing
+        rest: i64 = standing.longest - request.length
         if rest > self.clip_tokens:
             rest = self.clip_tokens
-        return float(rest) if standing.ignore_eos else float(rest) * self.ratio
+        return float(rest) if request.ignore_eos else float(rest) * self.ratio
 
     @property
     def left(self) -> float:
@@ -114,24 +114,26 @@ class Adder:
             return NO_TOKEN
         return OTHER if self.left_prefill <= 0 or self.left_chunk <= 0 else CONTINUE
 
-    def is_free(self, standing: Standing) -> bool:
+    def is_free(self, request: Request) -> bool:
         """Whether memory that is not in use would hold the rest of a prompt."""
-        rest: i64 = standing.request.length - standing.prefix
+        standing: Standing = request.standing
+        rest: i64 = request.length - standing.prefix
         return self.paged(rest) + self.page_size <= self.blocks.available_tokens - self.used
 
-    def go_on(self, standing: Standing) -> None:
+    def go_on(self, request: Request) -> None:
         """Continues an unfinished prompt. SGLang does not test whether memory suffices for it."""
-        rest: i64 = standing.request.length - standing.prefix
+        standing: Standing = request.standing
+        rest: i64 = request.length - standing.prefix
         most: i64 = min(self.left_chunk, i64(self.left))
         if most <= 0:
             most = self.left_chunk
         if self.shortest_first:
             most = min(most, self._spared(rest))
         if rest <= most:
-            self._take(standing, rest, min(standing.limit, self.clip_tokens))
+            self._take(request, rest, min(standing.limit, self.clip_tokens))
             self.unfinished = None
         else:
-            self._take(standing, most, 0)
+            self._take(request, most, 0)
 
     def _spared(self, rest: i64) -> i64:
         """The tokens that a chunk leaves to shorter prefills that wait."""
@@ -147,25 +149,24 @@ class Adder:
             kept += paged
         return self._down(left - kept) if kept else left
 
-    def add(self, standing: Standing) -> i64:
+    def add(self, request: Request) -> i64:
         """Tries to take on the head of the queue."""
-        request: Request = standing.request
-        standing.prefix = self.blocks.look_up(standing, request.length - 1)
+        standing: Standing = request.standing
+        standing.prefix = self.blocks.look_up(request, request.length - 1)
         standing.considered = request.length
         if len(self.chosen) >= self.max_requests:
             return OTHER
-        if standing.ignore_eos and not self.blocks.needs_keys:
-            return self._add_exactly(standing)
+        if request.ignore_eos and not self.blocks.needs_keys:
+            return self._add_exactly(request)
         # What it hits is not there to be evicted.
         self.blocks.tree.lock(standing.node)
-        state: i64 = self._add(standing)
+        state: i64 = self._add(request, standing)
         self.blocks.tree.unlock(standing.node)
         return state
 
-    def _add(self, standing: Standing) -> i64:
-        request: Request = standing.request
+    def _add(self, request: Request, standing: Standing) -> i64:
         rest: i64 = request.length - standing.prefix
-        expected: i64 = min(max(standing.limit - standing.generated, 0), self.clip_tokens)
+        expected: i64 = min(max(standing.longest - request.length, 0), self.clip_tokens)
         if float(rest + expected + self.page_size) >= self.left:
             return NO_TOKEN
         paged: i64 = self.paged(rest)
@@ -177,64 +178,63 @@ class Adder:
             rest = self._down(standing.prefix + self._down(self.left_chunk)) - standing.prefix
             if rest <= 0:
                 return OTHER
-        self._admit(standing, rest)
+        self._admit(request, rest)
         return self.state()
 
-    def _add_exactly(self, standing: Standing) -> i64:
+    def _add_exactly(self, request: Request) -> i64:
         """Tries to take on a request that ignores the end of sequence, where nothing is cached: if
         memory suffices until all requests have ended one by one (`add_one_req_ignore_eos`)."""
-        rest: i64 = standing.request.length
+        rest: i64 = request.length
         need: i64 = self.paged(rest) + self.page_size
         now: i64 = self.blocks.available_tokens - self.used
         if need > now or float(need) > self.left:
             return NO_TOKEN
-        own: Life = self._life(standing)
+        own: Life = self._life(request)
         if self._lives is None:
-            everybody = [own]
-            everybody += [self._life(each) for each in self.running.members]
-            everybody += [self._life(each) for each in self.chosen]
-            lives = sorted([each for each in everybody if each[0] > 0], key=lambda each: each[0])
+            everybody = [request, *self.running.members, *self.chosen]
+            lives = [each for each in map(self._life, everybody) if each[0] > 0]
+            lives.sort(key=lambda each: each[0])
         else:
             lives = self._lives
             if own[0] > 0:
                 later = [at for at, each in enumerate(lives) if each[0] >= own[0]]
                 # Like the engine, it puts the longest-lived one before the last one, not after it.
                 lives.insert(later[0] if later else -1, own)
-        self._keep_lives(lives)
+        self._lives = lives
         freed = 0
         for place, (left, tokens) in enumerate(lives):
             behind = len(lives) - place
             if int(now - need) + freed - left * behind <= behind:
                 return NO_TOKEN
             freed += tokens
-        self._admit(standing, min(rest, self.left_chunk))
+        self._admit(request, min(rest, self.left_chunk))
         return self.state()
 
-    def _keep_lives(self, lives: list[Life]) -> None:
-        self._lives = lives
+    def _life(self, request: Request) -> Life:
+        standing: Standing = request.standing
+        share = 1.0 if request.ignore_eos else self.ratio
+        left = float(standing.limit) * share - float(request.length - request.input_length)
+        return left, request.length
 
-    def _life(self, standing: Standing) -> Life:
-        share = 1.0 if standing.ignore_eos else self.ratio
-        return float(standing.limit) * share - float(standing.generated), standing.request.length
-
-    def _admit(self, standing: Standing, tokens: i64) -> None:
+    def _admit(self, request: Request, tokens: i64) -> None:
         """Takes on `tokens` tokens of the head of the queue and locks its cached pages."""
-        request: Request = standing.request
-        self.blocks.admit(standing)
+        standing: Standing = request.standing
+        self.blocks.admit(request)
         self.batch.waiting.popleft()
         self.batch.join(request)
         standing.retracted = False
         cut: bool = standing.prefix + tokens < request.length
-        self._take(standing, tokens, 0 if cut else min(standing.limit, self.clip_tokens))
+        self._take(request, tokens, 0 if cut else min(standing.limit, self.clip_tokens))
         if cut:
-            self.forgotten += self.unfinished is not None
-            self.unfinished = standing
+            self.surprises.forgotten += self.unfinished is not None
+            self.unfinished = request
 
-    def _take(self, standing: Standing, tokens: i64, expected: i64) -> None:
+    def _take(self, request: Request, tokens: i64, expected: i64) -> None:
         """Takes on `tokens` tokens of a prompt whose request is expected to generate `expected`
         tokens."""
+        standing: Standing = request.standing
         standing.end = standing.prefix + tokens
-        self.chosen.append(standing)
+        self.chosen.append(request)
         paged: i64 = self.paged(tokens)
         self.reserved += float(paged + self.page_size + expected)
         self.used += paged + self.page_size

@@ -106,7 +106,7 @@ class SglangTables(BlockManager):
             return 0
         size: i64 = self.block_size
         pages: i64 = (request.length - 1) // size
-        return size * self.tree.found(self._text(None, request, pages), pages)
+        return size * self.tree.match(self._text(None, request, pages), pages, uses=False)
 
     def report(self, events: Any) -> bool:
         if self.needs_keys:
@@ -124,15 +124,16 @@ class SglangTables(BlockManager):
         if self.needs_keys and self.gpu.blank * self.block_size < tokens:
             self.tree.make_room(self.pages_of(tokens))
 
-    def look_up(self, standing: Standing, tokens: i64) -> i64:
+    def look_up(self, request: Request, tokens: i64) -> i64:
         """Returns how many of the first `tokens` tokens of a request are cached, and notes the node
         where they end. They count as used now."""
+        standing: Standing = request.standing
         if not self.needs_keys:
             standing.node = self.tree.root
             return 0
         size: i64 = self.block_size
         pages: i64 = tokens // size
-        text: Text = self._text(standing.text, standing.request, pages)
+        text: Text = self._text(standing.text, request, pages)
         standing.text = text
         pages = self.tree.match(text, pages)
         standing.node = self.tree.end
@@ -146,9 +147,9 @@ class SglangTables(BlockManager):
         text.reach(pages, self.numbering)
         return text
 
-    def admit(self, standing: Standing) -> None:
+    def admit(self, request: Request) -> None:
         """Gives a request without a table the cached pages that were just found."""
-        request: Request = standing.request
+        standing: Standing = request.standing
         if self.needs_keys:
             self.tree.lock(standing.node)
             standing.lock = standing.node
@@ -159,10 +160,10 @@ class SglangTables(BlockManager):
         standing.pages = EMPTY
         request.filled = request.room = standing.cached * self.block_size
 
-    def extend(self, standing: Standing, upto: i64) -> None:
+    def extend(self, request: Request, upto: i64) -> None:
         """Gives a request slots for its first `upto` tokens. The pages must be free."""
-        request: Request = standing.request
         if upto > request.room:
+            standing: Standing = request.standing
             missing: i64 = self.pages_of(upto - request.room)
             standing.pages = self.gpu.take(standing.pages, missing)
             request.room += missing * self.block_size
@@ -170,12 +171,12 @@ class SglangTables(BlockManager):
         self.empty_slots -= upto - request.filled
         request.filled = upto
 
-    def checkpoint(self, standing: Standing, upto: i64) -> None:
+    def checkpoint(self, request: Request, upto: i64) -> None:
         """Puts the full pages of the first `upto` tokens of a request into the tree."""
         if not self.needs_keys or upto <= 0:
             return
         tree: RadixTree = self.tree
-        request: Request = standing.request
+        standing: Standing = request.standing
         number: i64 = upto // self.block_size
         text: Text = self._text(standing.text, request, number)
         pages: vec[i64] = standing.pages
@@ -191,12 +192,12 @@ class SglangTables(BlockManager):
         tree.lock(node)
         assert standing.lock is not None
         tree.unlock(standing.lock)
-        standing.hold(node)
+        standing.lock = node
         standing.cached = number
 
-    def release(self, standing: Standing) -> None:
+    def release(self, request: Request) -> None:
         """Takes all pages of a request."""
-        request: Request = standing.request
+        standing: Standing = request.standing
         hears = self.hears
         if hears is not None:
             hears.released(request, ())
@@ -206,17 +207,20 @@ class SglangTables(BlockManager):
         self.gpu.give_back(standing.pages, standing.cached - first, held - first)
         if standing.lock is not None:
             self.tree.unlock(standing.lock)
-        standing.hold(None)
-        standing.pages = EMPTY
+        standing.lock, standing.pages = None, EMPTY
         standing.cached = standing.first = request.filled = request.room = 0
 
-    def fits(self, members: list[Standing]) -> bool:
+    def fits(self, requests: list[Request]) -> bool:
         """Whether each of these requests can get a slot for one more token, evictions included."""
+        # Their step makes room for a page each, so it is only counted how many need one where
+        # there is no such room.
+        self.make_room(len(requests) * self.block_size)
+        if self.gpu.blank >= len(requests):
+            return True
         pages: i64 = 0
-        standing: Standing
-        for standing in members:
-            pages += standing.request.filled == standing.request.room
-        self.make_room(pages * self.block_size)
+        request: Request
+        for request in requests:
+            pages += request.filled == request.room
         return self.gpu.blank >= pages
 
     # -- audit -----------------------------------------------------------------------------------

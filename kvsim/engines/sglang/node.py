@@ -39,7 +39,9 @@ class Text:
 
     def reach(self, pages: i64, numbering: Numbering) -> None:
         """Sees to it that the first `pages` pages have numbers. Their tokens must be known."""
-        place: i64 = self.ends[len(self.ends) - 1] if len(self.ends) else 0
+        place: i64 = 0
+        if len(self.ends):
+            place = self.ends[len(self.ends) - 1]
         if place >= pages:
             return
         for key in self._stream.keys(place, pages, self.page_size):

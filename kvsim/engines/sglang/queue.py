@@ -64,6 +64,10 @@ class QueueOrder:
 
     policy: str
     _priorities: bool
+    _most: i64
+    """Number of waiting requests up to which the order depends on what they find in the tree."""
+    _sorts: bool
+    """Whether an unaware policy has another order than that of the queue."""
     _check: i64
     _late: i64
     _calls: i64
@@ -80,6 +84,9 @@ class QueueOrder:
                 f"enable_priority_scheduling: {policy} ignores priorities; use fcfs or lof"
             )
         self.policy, self._priorities = policy, priorities
+        aware = MANY if policy in ("lpm", "hrrn") else maxsize
+        self._most = -1 if policy in UNAWARE else aware
+        self._sorts = priorities or policy in ("lof", "routing-key")
         self._check = int(environment.in_batch_check_threshold)
         self._late = int(environment.in_batch_deprioritize_threshold)
         self._calls = 0
@@ -92,60 +99,57 @@ class QueueOrder:
         computed_tokens: i64,
     ) -> deque[Request]:
         """Returns the queue in its new order. `computed_tokens`: those of the engine so far."""
-        policy: str = self.policy
-        if policy in ("lpm", "hrrn") and len(waiting) > MANY:
-            policy = "fcfs"
-        if policy in UNAWARE:
-            if blocks.refreshes and waiting:
-                if self._calls % REFRESH_CALLS == 0:
-                    _refresh(waiting, blocks)
-                self._calls += 1
-            return self._sort_unaware(policy, waiting, running)
+        if len(waiting) <= self._most:
+            return self._sort_aware(waiting, blocks, computed_tokens)
+        if blocks.refreshes and waiting:
+            if self._calls % REFRESH_CALLS == 0:
+                _refresh(waiting, blocks)
+            self._calls += 1
+        return self._sort_unaware(waiting, running) if self._sorts else waiting
+
+    def _sort_aware(
+        self, waiting: deque[Request], blocks: SglangTables, computed_tokens: i64
+    ) -> deque[Request]:
         if not blocks.needs_keys:
             return waiting
-        standings: list[Standing] = self._look_up(waiting, blocks)
-        if policy == "dfs-weight":
-            standings = _depth_first(blocks.tree.root, standings)
-        elif policy == "lpm":
-            standings.sort(key=lambda each: (each.late, 0 if each.late else -each.matched))
-        elif policy == "hrrn":
-            standings.sort(key=lambda each: (_response(each, computed_tokens), each.request.id))
-        else:
-            standings.sort(key=lambda each: (each.late, each.work, each.entry))
-        return deque([each.request for each in standings])
+        self._look_up(waiting, blocks)
+        if self.policy == "dfs-weight":
+            return _depth_first(blocks.tree.root, waiting)
 
-    def _sort_unaware(self, policy: str, waiting: deque[Request], running: Group) -> deque[Request]:
-        if policy == "fcfs":
-            if not self._priorities:
-                return waiting
-            return deque(
-                sorted(waiting, key=lambda each: (each.standing.rank, each.standing.entry))
-            )
-        if policy == "lof":
-            if self._priorities:
-                return deque(
-                    sorted(waiting, key=lambda each: (each.standing.rank, -each.standing.limit))
-                )
-            return deque(sorted(waiting, key=lambda each: -each.standing.limit))
-        sessions = [each.request.session for each in running.members]
-        keys = Counter([session for session in sessions if session])
-        if not keys:
-            return waiting
-
-        def order(each: Request) -> Any:
-            key = each.session or ""
-            return (0, -keys[key], key) if keys[key] else (1, 0, key)
+        def order(each: Request) -> tuple[Any, ...]:
+            standing: Standing = each.standing
+            if self.policy == "lpm":
+                return standing.late, 0 if standing.late else -standing.matched
+            if self.policy == "hrrn":
+                return _response(each, computed_tokens), each.id
+            return standing.late, standing.work, standing.entry
 
         return deque(sorted(waiting, key=order))
 
-    def _look_up(self, waiting: Iterable[Request], blocks: SglangTables) -> list[Standing]:
+    def _sort_unaware(self, waiting: deque[Request], running: Group) -> deque[Request]:
+        keys: Counter[str] = Counter()
+        if self.policy == "routing-key":
+            keys.update([each.session for each in running.members if each.session])
+            if not keys:
+                return waiting
+
+        def order(each: Request) -> tuple[Any, ...]:
+            standing: Standing = each.standing
+            if self.policy == "routing-key":
+                key = each.session or ""
+                return (0, -keys[key], key) if keys[key] else (1, 0, key)
+            rank: i64 = standing.rank if self._priorities else 0
+            return rank, standing.entry if self.policy == "fcfs" else -standing.limit
+
+        return deque(sorted(waiting, key=order))
+
+    def _look_up(self, waiting: Iterable[Request], blocks: SglangTables) -> None:
         """Looks up all waiting requests."""
         beginnings: set[int] = set()
         """Keys of the first tokens of the requests that are not late."""
-        found: list[Standing] = []
         for request in waiting:
             standing: Standing = request.standing
-            cached: i64 = blocks.look_up(standing, request.length)
+            cached: i64 = blocks.look_up(request, request.length)
             standing.matched = min(cached, request.length - 1)
             standing.work = max(1, request.length - standing.matched)
             standing.late = False
@@ -155,39 +159,37 @@ class QueueOrder:
                     key = int(request._stream.keys(self._late - 1, self._late, 1)[0])
                     standing.late = key in beginnings
                     beginnings.add(key)
-            found.append(standing)
-        return found
 
 
 def _refresh(waiting: Iterable[Request], blocks: SglangTables) -> None:
     """Looks up the first waiting requests, the first one last. What they find counts as used."""
     for request in reversed(list(islice(waiting, MANY))):
-        standing: Standing = request.standing
-        blocks.look_up(standing, request.length)
+        blocks.look_up(request, request.length)
 
 
-def _response(standing: Standing, computed_tokens: i64) -> float:
+def _response(request: Request, computed_tokens: i64) -> float:
     """Highest ratio of waiting to work first. The wait is counted in tokens."""
+    standing: Standing = request.standing
     if standing.late:
         return math.inf
-    uncached: i64 = max(0, standing.request.input_length - standing.matched)
+    uncached: i64 = max(0, request.input_length - standing.matched)
     if uncached == 0:
         return -math.inf
     return -(int(max(0, computed_tokens - standing.since)) / int(uncached))
 
 
-def _depth_first(root: Node, standings: list[Standing]) -> list[Standing]:
+def _depth_first(root: Node, waiting: Iterable[Request]) -> deque[Request]:
     """`dfs-weight`: subtrees with more waiting requests first; the requests of a node come after
     them."""
-    own: dict[Node, list[Standing]] = {}
+    own: dict[Node, list[Request]] = {}
     weights: Counter[Node] = Counter()
-    for standing in standings:
-        own.setdefault(standing.node, []).append(standing)
-        node: Node | None = standing.node
+    for request in waiting:
+        node: Node | None = request.standing.node
+        own.setdefault(request.standing.node, []).append(request)
         while node is not None:
             weights[node] += 1
             node = node.parent
-    found: list[Standing] = []
+    found: deque[Request] = deque()
     stack: list[tuple[Node, bool]] = [(root, False)]
     while stack:
         each, below = stack.pop()

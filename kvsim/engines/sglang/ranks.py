@@ -16,13 +16,10 @@ class Rank:
     """Grades the leaves that no request holds. Of those with the smallest grade, the one used
     longest ago is evicted."""
 
-    oldest: bool
+    oldest: bool = False
     """Whether all grades are equal."""
-    own: Callable[[Any], Any] | None
+    own: Callable[[Any], Any] | None = None
     """An outsider's rank, whose values of any kind are compared instead."""
-
-    def __init__(self) -> None:
-        self.oldest, self.own = False, None
 
     def grade(self, node: Node) -> i64:
         """The grade of a leaf."""
@@ -33,7 +30,6 @@ class LeastRecent(Rank):
     """Evicts the least recently used node first."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.oldest = True
 
 
@@ -50,7 +46,6 @@ class Segmented(Rank):
     _threshold: i64
 
     def __init__(self, protected_threshold: int = 2) -> None:
-        super().__init__()
         self._threshold = protected_threshold
 
     def grade(self, node: Node) -> i64:
@@ -72,7 +67,6 @@ class TailFirst(Rank):
     _ahead: i64
 
     def __init__(self, threshold: int = 0, next_prompt_estimate: int = 0) -> None:
-        super().__init__()
         self._ahead = next_prompt_estimate - threshold
 
     def grade(self, node: Node) -> i64:

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from mypy_extensions import i64
+
 
 class Environment(NamedTuple):
     """Values that SGLang reads from environment variables. The variable is `SGLANG_` and the name
@@ -43,6 +45,8 @@ class NewTokenRatio:
 
     now: float
     """The share in this step."""
+    ppm: i64
+    """The same in parts per million."""
     lowest: float
     highest: float
     """Its bounds so far."""
@@ -66,65 +70,80 @@ class NewTokenRatio:
         self._first = first
         self._least = min(first * float(environment.min_new_token_ratio_factor), 1.0)
         self._decay = (first - self._least) / float(environment.new_token_ratio_decay_steps)
-        self.now = self.lowest = self.highest = first
-
-    @property
-    def ppm(self) -> int:
-        """The share in this step, in parts per million."""
-        return round(1e6 * self.now)
+        self.lowest = self.highest = first
+        self.reset()
 
     def decay(self) -> None:
         """Lowers the share in a decode step that has memory for all requests."""
         if self.now != self._least:
-            self.now = max(self.now - self._decay, self._least)
-            self.lowest = min(self.lowest, self.now)
+            self._set(max(self.now - self._decay, self._least))
 
     def estimate(self, generated_tokens: int, limit_tokens: int) -> None:
         """Sets the share after a retraction, from what the remaining requests have generated and
         may generate."""
-        self.now = min(1.0, generated_tokens / (limit_tokens + 1))
-        self.lowest, self.highest = min(self.lowest, self.now), max(self.highest, self.now)
+        self._set(min(1.0, generated_tokens / (limit_tokens + 1)))
 
     def reset(self) -> None:
         """Resets the share after the engine was idle."""
-        self.now = self._first
+        self._set(self._first)
+
+    def _set(self, share: float) -> None:
+        self.now = share
+        self.lowest, self.highest = min(self.lowest, share), max(self.highest, share)
+        self.ppm = round(1e6 * share)
 
 
-def remarks(happened: Mapping[str, int], ratio: NewTokenRatio) -> list[str]:
-    """Returns a line for each surprise. `happened`: event → how often it happened in a run."""
-    found = []
-    if happened["reserved"]:
-        found.append(
-            f"{happened['reserved']:,} times, the head of the queue was refused though memory was"
-            " free: SGLang keeps it for what running requests are expected to generate, and wants"
-            " room for all that the new one may generate; clients that announce max_new_tokens"
-            " need less"
-        )
-    if happened["retracted"]:
-        found.append(
-            f"{happened['retracted']:,} retractions; the new-token ratio was between"
-            f" {ratio.lowest:.3f} and {ratio.highest:.3f}. A higher schedule_conservativeness"
-            " admits less and retracts less"
-        )
-    if happened["aborted"]:
-        found.append(
-            f"{happened['aborted']:,} retracted requests were aborted, because max_queued_requests"
-            " counts them like new ones"
-        )
-    if 0 < happened["arrived"] == happened["ignore_eos"]:
-        found.append(
-            "every request ignores the end of sequence, so SGLang reserves all that each may"
-            " generate, and the new-token ratio has no effect; requests that may stop early are"
-            " admitted sooner, and may be retracted"
-        )
-    if happened["stuck"]:
-        found.append(
-            f"{happened['stuck']:,} prompts need nearly the whole pool: SGLang wants room for a"
-            " page more, so it never admits them, and they block the queue for ever"
-        )
-    if happened["forgotten"]:
-        found.append(
-            f"{happened['forgotten']:,} times, a prompt was cut while another was unfinished:"
-            " SGLang goes on with the later one, and the other decodes without the rest"
-        )
-    return found
+class Surprises:
+    """How often a run met what a user may not expect."""
+
+    arrived: i64 = 0
+    ignore_eos: i64 = 0
+    """Of those who arrived, those that ignore the end of sequence."""
+    stuck: i64 = 0
+    """Prompts that never fit."""
+    reserved: i64 = 0
+    """Refusals although memory was free."""
+    retracted: i64 = 0
+    aborted: i64 = 0
+    """Of the retracted requests, those that found the queue full."""
+    forgotten: i64 = 0
+    """Unfinished prompts that the engine lost sight of, because it cut another."""
+
+    def remarks(self, ratio: NewTokenRatio) -> list[str]:
+        """Returns a line for each surprise."""
+        found = []
+        if self.reserved:
+            found.append(
+                f"{self.reserved:,} times, the head of the queue was refused though memory was"
+                " free: SGLang keeps it for what running requests are expected to generate, and"
+                " wants room for all that the new one may generate; clients that announce"
+                " max_new_tokens need less"
+            )
+        if self.retracted:
+            found.append(
+                f"{self.retracted:,} retractions; the new-token ratio was between"
+                f" {ratio.lowest:.3f} and {ratio.highest:.3f}. A higher schedule_conservativeness"
+                " admits less and retracts less"
+            )
+        if self.aborted:
+            found.append(
+                f"{self.aborted:,} retracted requests were aborted, because max_queued_requests"
+                " counts them like new ones"
+            )
+        if 0 < self.arrived == self.ignore_eos:
+            found.append(
+                "every request ignores the end of sequence, so SGLang reserves all that each may"
+                " generate, and the new-token ratio has no effect; requests that may stop early are"
+                " admitted sooner, and may be retracted"
+            )
+        if self.stuck:
+            found.append(
+                f"{self.stuck:,} prompts need nearly the whole pool: SGLang wants room for a page"
+                " more, so it never admits them, and they block the queue for ever"
+            )
+        if self.forgotten:
+            found.append(
+                f"{self.forgotten:,} times, a prompt was cut while another was unfinished: SGLang"
+                " goes on with the later one, and the other decodes without the rest"
+            )
+        return found

@@ -14,7 +14,6 @@ memory runs out, requests are *retracted*: they lose their pages and go to the e
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
@@ -29,7 +28,7 @@ from kvsim.engines.deaths import died
 from kvsim.engines.sglang.adder import NO_TOKEN, OTHER, UNLIMITED, Adder
 from kvsim.engines.sglang.manager import SglangTables
 from kvsim.engines.sglang.queue import QueueOrder, StandIn
-from kvsim.engines.sglang.ratio import NewTokenRatio, read_environment, remarks
+from kvsim.engines.sglang.ratio import NewTokenRatio, Surprises, read_environment
 from kvsim.engines.sglang.server import DEFAULT_MAX_PREFILL_TOKENS, max_running_requests
 from kvsim.engines.sglang.standing import Group, Standing
 
@@ -79,7 +78,7 @@ class Sglang(Scheduler):
     were computed last, and one with an unfinished prompt."""
     last: Group | None
     """The step composed last, if it ran."""
-    unfinished: Standing | None
+    unfinished: Request | None
     """The request whose prompt is computed in chunks and is not complete."""
     full: bool
     """Whether the running batch was found to be full. If so, no admission is tried."""
@@ -96,13 +95,16 @@ class Sglang(Scheduler):
     _entries: i64
     _refusal: i64
     """Why the head of the queue was refused, as an index into `kvsim.core.schema.BLOCKED`."""
-    _happened: Counter[str]
-    """What a user may not expect → how often it happened."""
+    _surprises: Surprises
     _armed: i64
     """Number of decode steps left before the next prefill."""
     _counts: bool
     """Whether one was counted just now."""
     _computed_tokens: i64
+    _soonest: i64
+    """Before so many steps were sent, no running request has its last token in flight."""
+    _ended: bool
+    """Whether requests have ended since the running batch was looked through."""
     _pending: i64
     """Steps in flight."""
     _sent: i64
@@ -167,6 +169,7 @@ class Sglang(Scheduler):
         self.retract_decode_steps = int(env.retract_decode_steps)
         self._ratio = NewTokenRatio(env, schedule_conservativeness)
         self.order = QueueOrder(schedule_policy, env, enable_priority_scheduling)
+        self._surprises = Surprises()
         self.adder = Adder(
             block_size,
             max_num_batched_tokens if self.chunked else 0,
@@ -174,12 +177,13 @@ class Sglang(Scheduler):
             prefill_max_requests or UNLIMITED,
             int(env.clip_max_new_tokens),
             schedule_policy == "shortest-prefill-first",
+            self._surprises,
         )
-        self._idle = self._counts = self.full = False
+        self._idle = self._counts = self._ended = self.full = False
         self.running, self.last, self.unfinished = Group([]), None, None
-        self.turned_away, self._happened = [], Counter()
+        self.turned_away = []
         self._entries = self._refusal = self._armed = 0
-        self._computed_tokens = self._pending = self._sent = 0
+        self._computed_tokens = self._pending = self._sent = self._soonest = 0
 
     # -- what a run asks of a scheduler ----------------------------------------------------------
 
@@ -197,8 +201,7 @@ class Sglang(Scheduler):
 
     def remarks(self) -> list[str]:
         """Returns which of SGLang's surprises this run met."""
-        self._happened["forgotten"] = int(self.adder.forgotten)
-        return remarks(self._happened, self._ratio)
+        return self._surprises.remarks(self._ratio)
 
     @property
     def ratio(self) -> float:
@@ -236,13 +239,14 @@ class Sglang(Scheduler):
         announced: i64 = longest
         if request.max_new_tokens is not None:
             announced = min(request.max_new_tokens, 1 << 60)
-        limit: i64 = max(0, min(announced, longest - prompt - 1))
         paged: i64 = (prompt + size - 1) // size * size
-        limit = max(0, min(limit, self._pool_tokens - paged - size - 1))
+        room: i64 = min(longest - prompt, self._pool_tokens - paged - size)
+        limit: i64 = max(0, min(announced, room - 1))
         served: bool = prompt < longest - STOP_TOKENS
-        self._happened["arrived"] += 1
-        self._happened["ignore_eos"] += request.ignore_eos
-        self._happened["stuck"] += served and prompt + size >= self._pool_tokens
+        surprises: Surprises = self._surprises
+        surprises.arrived += 1
+        surprises.ignore_eos += request.ignore_eos
+        surprises.stuck += served and prompt + size >= self._pool_tokens
         if not served:
             batch.replace_prompt(request, self.stand_in(request), 1)
             batch.enter(request)
@@ -302,9 +306,6 @@ class Sglang(Scheduler):
             self._computed_tokens += group.computed_tokens
             self._pending += 1
             self._sent += 1
-            standing: Standing
-            for standing in group.members:
-                standing.flying = self._sent
         self.last = group
         plan.blocked = self._refusal if batch.waiting else 0
         plan.batched_tokens = plan.prefill_tokens + plan.decode_seqs
@@ -318,21 +319,24 @@ class Sglang(Scheduler):
     def _schedule(self, batch: Batch, plan: Plan) -> Group | None:
         """Returns what the event loop runs next (`get_next_batch_to_run`), or None."""
         last: Group | None = self.last
-        unfinished: Standing | None = self.unfinished
+        unfinished: Request | None = self.unfinished
         if unfinished is not None:
-            self._checkpoint(unfinished)
+            _checkpoint(self.blocks, unfinished)
         if last is not None and last.extends:
             if last.let_go(unfinished, last.chunked):
                 self.full = False
             if last.members:
+                self._soonest = 0
                 if self.running.members:
                     self.running.members = self.running.members + last.members
                     self.running.silent = self.running.silent and last.silent
                 else:
                     self.running = last
                     self.full = False
-        if self.running.let_go():
-            self.full = False
+        if self._ended:
+            self._ended = False
+            if self.running.let_go():
+                self.full = False
         group: Group | None = None
         self._counts = self._armed > 0 and len(self.running.members) >= self.interval_min_seqs
         if self._counts:
@@ -352,7 +356,7 @@ class Sglang(Scheduler):
     def _prefill(self, batch: Batch, plan: Plan) -> Group | None:
         """Returns a step that computes prompts (`get_new_batch_prefill`), or None."""
         running: Group = self.running
-        unfinished: Standing | None = self.unfinished
+        unfinished: Request | None = self.unfinished
         if self.preempts or not running.members:
             self.full = False
         if (self.full or not batch.waiting) and unfinished is None:
@@ -370,7 +374,7 @@ class Sglang(Scheduler):
         adder: Adder = self.adder
         riders: i64 = len(running.members) if self.mixes else 0
         adder.begin(batch, self.blocks, running, unfinished, self._ratio.now, riders)
-        preempted: list[Standing] = []
+        preempted: list[Request] = []
         if unfinished is not None:
             adder.go_on(unfinished)
         refusal: i64 = self._choose(batch, preempted)
@@ -378,54 +382,54 @@ class Sglang(Scheduler):
             self._refusal = refusal
         if batch.waiting and refusal:
             batch.waiting[0].blocked_steps += 1
-        for standing in preempted:
-            self._queue_again(batch, standing.request, retracted=False)
+        for request in preempted:
+            self._queue_again(batch, request, retracted=False)
         self.unfinished = adder.unfinished
         if not adder.chosen:
             return None
         if self.unfinished is not None:
             # Of two that were cut, the engine knows the later one alone: the other decodes next,
             # without the rest of its prompt.
-            self.unfinished.middle += 1
+            standing: Standing = self.unfinished.standing
+            standing.middle += 1
         return self._extend(batch, plan, adder.chosen)
 
-    def _choose(self, batch: Batch, preempted: list[Standing]) -> i64:
+    def _choose(self, batch: Batch, preempted: list[Request]) -> i64:
         """Takes on requests in the order of the queue; the first one refused blocks all behind it.
         Returns why the head of the queue was refused."""
         adder: Adder = self.adder
         running: Group = self.running
         refusal: i64 = 0
         while batch.waiting and adder.state() != OTHER:
-            standing: Standing = batch.waiting[0].standing
+            request: Request = batch.waiting[0]
             chosen: i64 = len(adder.chosen)
-            slots: i64 = self.free_slots(batch) + chosen
-            if chosen >= min(self._slots - len(running.members), slots):
+            if chosen >= min(self._slots - len(running.members), self.free_slots(batch) + chosen):
                 self.full, refusal = True, SLOTS
-            if self.full and not (self.preempts and self._make_way(batch, standing, preempted)):
+            if self.full and not (self.preempts and self._make_way(batch, request, preempted)):
                 return refusal
-            state: i64 = adder.add(standing)
+            state: i64 = adder.add(request)
             if state == OTHER:
                 return TOKENS
             if state == NO_TOKEN:
-                self._happened["reserved"] += adder.is_free(standing)
+                self._surprises.reserved += adder.is_free(request)
                 self.full = bool(adder.chosen or running.members)
                 return BLOCKS
         return TOKENS
 
-    def _make_way(self, batch: Batch, asking: Standing, preempted: list[Standing]) -> bool:
+    def _make_way(self, batch: Batch, asking: Request, preempted: list[Request]) -> bool:
         """Preempts running requests of worse priority, the worst and newest first. Returns whether
         that made enough room."""
         adder: Adder = self.adder
         running: Group = self.running
-        need: float = float(asking.considered - asking.prefix) - adder.left
-        need += float(min(asking.limit, adder.clip_tokens))
-        victims: list[Standing] = []
-        each: Standing
+        own: Standing = asking.standing
+        need: float = float(own.considered - own.prefix) - adder.left
+        need += float(min(own.limit, adder.clip_tokens))
+        victims: list[Request] = []
+        each: Request
         for each in sorted(
-            [each for each in running.members if not each.over],
-            key=lambda each: (-each.rank, -each.entry),
+            running.members, key=lambda each: (-each.standing.rank, -each.standing.entry)
         ):
-            if each.rank - asking.rank <= self.preemption_threshold:
+            if each.standing.rank - own.rank <= self.preemption_threshold:
                 break
             victims.append(each)
             need -= adder.expected(each)
@@ -433,40 +437,40 @@ class Sglang(Scheduler):
                 break
         if not victims or need > 0:
             return False
-        left: i64 = len(running.members)
-        for each in running.members:
+        for each in running.members[:]:
             if each in victims:
                 adder.reserved -= adder.expected(each)
-                left -= 1
-                self._give_up(batch, each, left)
-        running.members = [each for each in running.members if not (each.over or each in victims)]
+                running.members.remove(each)
+                self._give_up(batch, each, len(running.members))
         preempted += victims
         return True
 
-    def _extend(self, batch: Batch, plan: Plan, chosen: list[Standing]) -> Group:
+    def _extend(self, batch: Batch, plan: Plan, chosen: list[Request]) -> Group:
         """Gives the chosen requests pages for their chunks and adds them to the plan."""
         blocks: SglangTables = self.blocks
         group: Group = Group(chosen)
         group.extends, group.chunked = True, self.unfinished
         need: i64 = 0
+        request: Request
         standing: Standing
-        for standing in chosen:
+        for request in chosen:
+            standing = request.standing
             group.silent = group.silent and standing.limit == 0
             group.computed_tokens += standing.end - standing.prefix
             need += blocks.pages_of(standing.end) - blocks.pages_of(standing.prefix)
         spare: i64 = self._size * len(chosen) if self._size > 1 else 0
         blocks.make_room(group.computed_tokens + spare)
         if need > blocks.gpu.blank:
-            raise died("prefill-out-of-memory", chosen[0].request, need=need, free=blocks.gpu.blank)
-        for standing in chosen:
-            request: Request = standing.request
+            raise died("prefill-out-of-memory", chosen[0], need=need, free=blocks.gpu.blank)
+        for request in chosen:
+            standing = request.standing
             tokens: i64 = standing.end - standing.prefix
-            blocks.extend(standing, standing.end)
+            blocks.extend(request, standing.end)
             place: i64 = len(plan.requests)
             plan.add(request, tokens, 0)
             scheduled: i64 = standing.end - request.computed
             batch.chunk(plan, place, request, scheduled, scheduled - tokens)
-            request.computed = standing.end
+            request.computed, request.batch = standing.end, self._sent + 1
         if self.mixes and self.running.members:
             self._mix(batch, plan, group)
         return group
@@ -478,10 +482,11 @@ class Sglang(Scheduler):
         if not running.members or not self.blocks.fits(running.members):
             return
         self._one_more(batch, plan, running.members)
-        standing: Standing
-        for standing in running.members:
+        request: Request
+        for request in running.members:
             # The result of its prefill may be pending; it is cached as far as it is known now.
-            standing.end = min(standing.request.filled, standing.request.length)
+            standing: Standing = request.standing
+            standing.end = min(request.filled, request.length)
         group.members = group.members + running.members
         group.computed_tokens += len(running.members)
         group.silent = group.silent and running.silent
@@ -492,19 +497,15 @@ class Sglang(Scheduler):
     def _decode(self, batch: Batch, plan: Plan) -> Group | None:
         """Returns a step of the running batch (`update_running_batch`), or None."""
         running: Group = self.running
-        before: i64 = len(running.members)
         finishing: bool = self._drop_finishing()
         if not running.members:
-            self.full = False
             return None
         if self.blocks.fits(running.members):
             self._ratio.decay()
         elif finishing:
-            self.full = False
             return None
         else:
             self._retract(batch)
-        if len(running.members) < before:
             self.full = False
         if not running.members:
             return None
@@ -515,75 +516,94 @@ class Sglang(Scheduler):
     def _drop_finishing(self) -> bool:
         """Removes requests from the running batch whose last token is in flight. Returns whether
         there are any."""
-        if self._pending == 0:
+        sent: i64 = self._sent
+        if self._pending == 0 or sent < self._soonest:
             return False
-        standing: Standing
-        for standing in self.running.members:
-            if standing.flying == self._sent and standing.generated + 1 >= standing.limit:
-                standing.leaves = True
-        dropped: bool = self.running.let_go()
-        if dropped:
-            self.full = False
-        return dropped
+        members: list[Request] = self.running.members
+        before: i64 = len(members)
+        left: i64 = UNLIMITED
+        k: i64
+        for k in range(before - 1, -1, -1):
+            request: Request = members[k]
+            standing: Standing = request.standing
+            own: i64 = standing.longest - request.length - 1
+            if own <= 0 and request.batch == sent:
+                del members[k]
+            else:
+                left = min(left, own)
+        self._soonest = sent + left
+        if len(members) == before:
+            return False
+        self.full = False
+        return True
 
-    def _one_more(self, batch: Batch, plan: Plan, members: list[Standing]) -> None:
+    def _one_more(self, batch: Batch, plan: Plan, members: list[Request]) -> None:
         """Gives each of these requests a slot for one more token. With pages of several tokens,
         SGLang makes room for a page each, although few requests need one."""
         blocks: SglangTables = self.blocks
         blocks.make_room(len(members) * self._size)
+        scheduled, yields, lengths = plan.scheduled, plan.yields, plan.decode_lengths
         now_ns: i64 = batch.now_ns
+        sent: i64 = self._sent + 1
+        context_tokens: i64 = 0
+        slots: i64 = 0
+        seqs: i64 = 0
         place: i64 = len(plan.requests)
-        standing: Standing
-        for standing in members:
-            request: Request = standing.request
+        request: Request
+        for request in members:
             upto: i64 = request.filled + 1
             if upto > request.room:
-                blocks.extend(standing, upto)
+                blocks.extend(request, upto)
             else:
                 request.filled = upto
-                blocks.empty_slots -= 1
-            request.computed, request.access_ns = upto, now_ns
-            plan.add(request, 1, 0)
-            plan.add_decode(upto, 0)
-            plan.yields[place] = 1
+                slots += 1
+            request.computed, request.access_ns, request.batch = upto, now_ns, sent
+            scheduled[place] = yields[place] = 1
+            lengths[seqs] = upto
+            context_tokens += upto
+            seqs += 1
             place += 1
+        blocks.empty_slots -= slots
+        plan.requests += members
+        plan.decode_seqs, plan.samples = seqs, plan.samples + seqs
+        plan.context_tokens = context_tokens
 
     def _retract(self, batch: Batch) -> None:
         """Takes the pages of running requests until the others fit (`retract_decode`). Those that
         are worth least go first. The remaining ones stay in that order."""
-        kept: list[Standing] = sorted(
-            self.running.members, key=lambda each: self.worth(each.request), reverse=True
-        )
-        retracted: list[Standing] = []
-        standing: Standing
+        kept: list[Request] = sorted(self.running.members, key=self.worth, reverse=True)
+        retracted: list[Request] = []
+        request: Request
         while len(kept) > 1 and (not retracted or not self.blocks.fits(kept)):
-            standing = kept.pop()
-            self._give_up(batch, standing, len(kept))
-            retracted.append(standing)
+            request = kept.pop()
+            self._give_up(batch, request, len(kept))
+            retracted.append(request)
         if not self.blocks.fits(kept):
-            standing = kept.pop()
-            batch.running.remove(standing.request)
-            self.blocks.release(standing)
-            self._abort(batch, standing.request, "out-of-memory")
+            request = kept.pop()
+            batch.running.remove(request)
+            self.blocks.release(request)
+            self._abort(batch, request, "out-of-memory")
         self.running.members = kept
         generated: i64 = self.retract_decode_steps * len(kept)
         limits: i64 = 0
-        for standing in kept:
-            generated += standing.generated
+        for request in kept:
+            standing: Standing = request.standing
+            generated += request.length - request.input_length
             limits += standing.limit
         self._ratio.estimate(int(generated), int(limits))
-        for standing in retracted:
-            self._queue_again(batch, standing.request, retracted=True)
+        for request in retracted:
+            self._queue_again(batch, request, retracted=True)
 
     # -- giving up -------------------------------------------------------------------------------
 
-    def _give_up(self, batch: Batch, standing: Standing, left: i64) -> None:
+    def _give_up(self, batch: Batch, request: Request, left: i64) -> None:
         """Takes all pages of a request, and makes room for what the `left` remaining ones generate
         soon."""
-        batch.running.remove(standing.request)
-        self.blocks.release(standing)
-        batch.preempt(standing.request)
+        batch.running.remove(request)
+        self.blocks.release(request)
+        batch.preempt(request)
         self.blocks.make_room(left * self.retract_decode_steps)
+        standing: Standing = request.standing
         standing.prefix = standing.end = standing.middle = 0
         standing.retracted = True
 
@@ -592,70 +612,61 @@ class Sglang(Scheduler):
         retracted, or had to yield to one with better priority."""
         loser = self._enqueue(batch, request)
         if retracted:
-            self._happened["retracted"] += 1
+            self._surprises.retracted += 1
         if loser is not None:
-            self._happened["aborted"] += loser is request
+            self._surprises.aborted += loser is request
             self._abort(batch, loser, "queue-full")
 
     def _abort(self, batch: Batch, request: Request, reason: str) -> None:
         """Ends a request that is in no queue and holds no pages."""
-        self._leave(request)
-        batch.ignore(request, reason)
-
-    def _leave(self, request: Request) -> None:
-        """Forgets a request that is over."""
-        cast(Standing, request.standing).over = True
         request.standing = None
+        batch.ignore(request, reason)
 
     # -- after the step --------------------------------------------------------------------------
 
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
         """Settles a step once its time has passed (`batch_result_processor.py`)."""
         batch.now_ns = now_ns
-        if not plan.requests:
+        requests: list[Request] = plan.requests
+        if not requests:
             return  # Requests were given up, and nothing ran.
         self._pending -= 1
-        pool = self.blocks.gpu
-        pool.collect()
+        blocks: SglangTables = self.blocks
+        blocks.gpu.collect()
         before: i64 = len(batch.ended)
-        k: i64
-        for k in range(len(plan.requests)):
-            request: Request = plan.requests[k]
+        chunks: i64 = plan.num_chunks
+        request: Request
+        for request in requests:
+            chunks -= 1
             if request.finish_ns >= 0:
                 continue
             standing: Standing = request.standing
             if standing.retracted:
                 continue
-            if k < plan.num_chunks and standing.middle:
+            if chunks >= 0 and standing.middle:
                 standing.middle -= 1
-                continue
-            if batch.token(request) or not standing.served or standing.generated >= standing.limit:
-                self._complete(batch, standing)
-            elif k < plan.num_chunks:
-                self._checkpoint(standing)
-        pool.apply()
+            elif batch.token(request) or not standing.served or request.length >= standing.longest:
+                self._complete(batch, request)
+            elif chunks >= 0:
+                _checkpoint(blocks, request)
+        blocks.gpu.apply()
         if len(batch.ended) > before:
             batch.remove_ended()
+            self._ended = True
         self.after_step(batch, plan, now_ns)
 
-    def _complete(self, batch: Batch, standing: Standing) -> None:
+    def _complete(self, batch: Batch, request: Request) -> None:
         """Ends a request that has its last token, and caches what it computed."""
-        request: Request = standing.request
+        standing: Standing = request.standing
         upto: i64 = request.filled
         if standing.served:
             upto = min(upto, request.length)
         else:
             request.reason = "too-long"
-        self.blocks.checkpoint(standing, upto)
-        self.blocks.release(standing)
-        self._leave(request)
+        self.blocks.checkpoint(request, upto)
+        self.blocks.release(request)
+        request.standing = None
         batch.complete(request)
-
-    def _checkpoint(self, standing: Standing) -> None:
-        """Caches, once, what a request has computed of its prompt."""
-        if standing.end > standing.prefix:
-            self.blocks.checkpoint(standing, standing.end)
-            standing.prefix = standing.end
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -665,3 +676,11 @@ class SglangOverlap(Sglang):
 
     def overlaps(self) -> bool:
         return True
+
+
+def _checkpoint(blocks: SglangTables, request: Request) -> None:
+    """Caches, once, what a request has computed of its prompt."""
+    standing: Standing = request.standing
+    if standing.end > standing.prefix:
+        blocks.checkpoint(request, standing.end)
+        standing.prefix = standing.end

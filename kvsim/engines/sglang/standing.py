@@ -13,14 +13,14 @@ from kvsim.engines.sglang.node import NOWHERE, Node, Text
 class Standing:
     """A request in the engine's own books (`Request.standing`)."""
 
-    request: Request
     text: Text | None
     """What its pages hold, once anybody asked."""
     limit: i64
     """The most tokens it may generate: what its client announced, as far as there is room."""
+    longest: i64
+    """Its tokens when it has generated as many."""
     rank: i64
     """Its priority; smaller values go first."""
-    ignore_eos: bool
     served: bool
     """False if its prompt is too long. One token is then computed in its place."""
     entry: i64
@@ -35,13 +35,8 @@ class Standing:
     """Tokens up to which its last chunk goes."""
     middle: i64
     """Chunks in flight that are not the last one of its prompt."""
-    flying: i64
-    """Number of the newest step that computes it."""
     retracted: bool
     """Whether it lost its pages since its last prefill. Results in flight are then dropped."""
-    leaves: bool
-    """Whether its last token is in flight, so that it is not computed again."""
-    over: bool
 
     node: Node
     """The node where its last lookup ended."""
@@ -64,55 +59,40 @@ class Standing:
     first: i64
 
     def __init__(self, request: Request, limit: i64, rank: i64, served: bool) -> None:
-        self.request, self.limit, self.rank, self.served = request, limit, rank, served
-        self.ignore_eos = request.ignore_eos
+        self.limit, self.longest = limit, request.input_length + limit
+        self.rank, self.served = rank, served
         self.text = None
         self.entry = self.since = self.considered = self.prefix = self.end = self.middle = 0
-        self.flying = self.matched = self.work = self.cached = self.counted = self.first = 0
-        self.retracted = self.leaves = self.over = self.late = False
-        self.node, self.pages = NOWHERE, EMPTY
-        self.hold(None)
-
-    def hold(self, node: Node | None) -> None:
-        """From now on, its pages in the tree end at a node."""
-        self.lock = node
-
-    @property
-    def generated(self) -> i64:
-        """Its known output tokens."""
-        return self.request.length - self.request.input_length
+        self.matched = self.work = self.cached = self.counted = self.first = 0
+        self.retracted = self.late = False
+        self.node, self.lock, self.pages = NOWHERE, None, EMPTY
 
 
 class Group:
     """The requests of a step. The running batch is a group, too: it lives on while they decode."""
 
-    members: list[Standing]
+    members: list[Request]
     extends: bool
     """Whether it computed prompts in its last step."""
-    chunked: Standing | None
+    chunked: Request | None
     """The request whose prompt was unfinished when the group was made."""
     silent: bool
     """Whether no request in it may generate a token."""
     computed_tokens: i64
     """Tokens that it computed when it was made; later steps count them again."""
 
-    def __init__(self, members: list[Standing]) -> None:
+    def __init__(self, members: list[Request]) -> None:
         self.members, self.chunked = members, None
         self.extends, self.silent = False, True
         self.computed_tokens = 0
 
-    def let_go(self, one: Standing | None = None, other: Standing | None = None) -> bool:
-        """Removes requests that are over or leave, and the given ones. Returns whether there were
-        any."""
-        each: Standing
-        for each in self.members:
-            if each.over or each.leaves or each is one or each is other:
-                break
-        else:
-            return False
-        stay: list[Standing] = []
-        for each in self.members:
-            if not (each.over or each.leaves or each is one or each is other):
-                stay.append(each)
-        self.members = stay
-        return True
+    def let_go(self, one: Request | None = None, other: Request | None = None) -> bool:
+        """Removes requests that are over, and the given ones. Returns whether there were any."""
+        members: list[Request] = self.members
+        before: i64 = len(members)
+        k: i64
+        for k in range(before - 1, -1, -1):
+            each: Request = members[k]
+            if each.finish_ns >= 0 or each is one or each is other:
+                del members[k]
+        return len(members) < before

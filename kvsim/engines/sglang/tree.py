@@ -16,7 +16,7 @@ and `mem_cache/allocator/paged.py`.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from typing import Any
 
 from librt.vecs import append, extend, vec
@@ -33,9 +33,12 @@ class Span:
     pages: vec[i64]
     begin: i64
     end: i64
+    behind: Span | None
+    """The next one on the free list."""
 
     def __init__(self, pages: vec[i64], begin: i64, end: i64) -> None:
         self.pages, self.begin, self.end = pages, begin, end
+        self.behind = None
 
 
 class PagePool:
@@ -52,16 +55,18 @@ class PagePool:
     evictable: i64
     """Pages in the tree that no request holds."""
     tree: RadixTree
-    _spans: deque[Span]
-    _later: list[Span]
+    _head: Span | None
+    """The free list, but for pages that were never taken."""
+    _before: Span | None
+    """The span behind which returned pages go; None: to the head."""
     _collects: bool
 
     def __init__(self, size: int, page_size: int) -> None:
         self.size = self.blank = size
         self.page_size = page_size
         self.evictable, self.fresh = 0, 1
-        self._spans = deque()
-        self._later, self._collects = [], False
+        self._head = self._before = None
+        self._collects = False
 
     # -- for those who look on -------------------------------------------------------------------
 
@@ -94,7 +99,7 @@ class PagePool:
         """Page → number of tables that hold it, of the pages in use."""
         held = dict.fromkeys(range(1, self.fresh), 1)
         k: i64
-        for span in self._spans:
+        for span in self._spans():
             for k in range(span.begin, span.end):
                 del held[span.pages[k]]
         for node in self.tree.nodes():
@@ -112,12 +117,13 @@ class PagePool:
         self.blank -= count
         assert self.blank >= 0, "no free page left"
         while count:
-            if self.fresh <= self.size and (self.page_size == 1 or not self._spans):
+            head: Span | None = self._head
+            if self.fresh <= self.size and (self.page_size == 1 or head is None):
                 pages = append(pages, self.fresh)
                 self.fresh += 1
                 count -= 1
                 continue
-            head: Span = self._spans[0]
+            assert head is not None
             taken: i64 = min(count, head.end - head.begin)
             if taken == 1:
                 pages = append(pages, head.pages[head.begin])
@@ -126,7 +132,9 @@ class PagePool:
             head.begin += taken
             count -= taken
             if head.begin == head.end:
-                self._spans.popleft()
+                self._head = head.behind
+                if head is self._before:
+                    self._before = None
         return pages
 
     def give_back(self, pages: vec[i64], begin: i64, end: i64) -> None:
@@ -135,31 +143,33 @@ class PagePool:
             return
         if 4 * (end - begin) < len(pages):  # A short span does not keep a long vector.
             pages, begin, end = pages[begin:end], 0, end - begin
+        self.blank += end - begin
         span: Span = Span(pages, begin, end)
-        if self._collects:
-            self._later.append(span)
+        before: Span | None = self._before
+        if before is None:
+            span.behind, self._head = self._head, span
         else:
-            self._put([span])
+            span.behind, before.behind = before.behind, span
+        if self._collects or self.page_size == 1:
+            self._before = span
 
     def collect(self) -> None:
-        """From now on, collects returned pages until `apply`."""
+        """From now on until `apply`, returned pages stay in order."""
         self._collects = True
 
     def apply(self) -> None:
-        """Puts the collected pages on the free list, together."""
+        """The pages that are returned next go in front of those collected."""
         self._collects = False
-        if self._later:
-            self._put(self._later)
-            self._later = []
+        if self.page_size > 1:
+            self._before = None
 
-    def _put(self, spans: list[Span]) -> None:
-        span: Span
-        for span in spans:
-            self.blank += span.end - span.begin
-        if self.page_size == 1:
-            self._spans.extend(spans)
-        else:
-            self._spans.extendleft(reversed(spans))
+    def _spans(self) -> list[Span]:
+        spans: list[Span] = []
+        span: Span | None = self._head
+        while span is not None:
+            spans.append(span)
+            span = span.behind
+        return spans
 
     def audit(self, held: list[Span], ends: list[Node]) -> None:
         """Asserts that every page is in exactly one place, and that counts agree. `held`: pages of
@@ -167,7 +177,7 @@ class PagePool:
         places: vec[i64] = zeros(self.fresh)
         blank: i64 = self.size + 1 - self.fresh
         span: Span
-        for span in self._spans:
+        for span in self._spans():
             blank += span.end - span.begin
             _count(places, span.pages, span.begin, span.end)
         assert blank == self.blank, "free pages were miscounted"
@@ -209,10 +219,12 @@ class RadixTree:
 
     # -- lookups ---------------------------------------------------------------------------------
 
-    def match(self, text: Text, pages: i64) -> i64:
-        """Looks up the first `pages` pages of a text. Returns how many leading ones are cached;
-        `end` is the node where they end. A node that matches only in part is split. The node and
-        all above it count as used now."""
+    def match(self, text: Text, pages: i64, uses: bool = True) -> i64:
+        """Looks up the first `pages` pages of a text. Returns how many leading ones are cached.
+
+        If it uses them, `end` is the node where they end. A node that matches only in part is
+        split. The node and all above it count as used now.
+        """
         root: Node = self.root
         node: Node = root
         at: i64 = 0
@@ -223,9 +235,12 @@ class RadixTree:
             same: i64 = text.agrees(child.text, at, min(child.end, pages))
             at += same
             if same < child.end - child.begin:
-                node = self._split(child, same)
+                if uses:
+                    node = self._split(child, same)
                 break
             node = child
+        if not uses:
+            return at
         self.end = node
         newer: Node = root
         while node is not root:
@@ -233,21 +248,6 @@ class RadixTree:
             newer = node
             assert node.parent is not None
             node = node.parent
-        return at
-
-    def found(self, text: Text, pages: i64) -> i64:
-        """Returns the number of leading pages that are cached. Nothing counts as used."""
-        node: Node = self.root
-        at: i64 = 0
-        while at < pages:
-            child: Node | None = node.children.get(text.number(at))
-            if child is None:
-                break
-            same: i64 = text.agrees(child.text, at, min(child.end, pages))
-            at += same
-            if same < child.end - child.begin:
-                break
-            node = child
         return at
 
     def path(self, end: Node) -> list[int]:
@@ -287,7 +287,6 @@ class RadixTree:
         root: Node = self.root
         node: Node = root
         at: i64 = 0
-        twice: list[int] = []
         while at < number:
             child: Node | None = node.children.get(text.number(at))
             if child is None:
@@ -299,8 +298,7 @@ class RadixTree:
             if priority > child.priority:
                 child.priority = priority
             if own < at + same:
-                twice.append(max(own, at) - first)
-                twice.append(at + same - first)
+                self.pool.give_back(pages, max(own, at) - first, at + same - first)
             at += same
             if at > counted:
                 child.hits += 1
@@ -308,32 +306,23 @@ class RadixTree:
         if at < number:
             node = self._add_leaf(node, text, at, number, pages, at - first, priority)
             node.hits = 1 if number > counted else 0
-        k: i64
-        for k in range(0, len(twice), 2):
-            self.pool.give_back(pages, twice[k], twice[k + 1])
         return node
 
-    def lock(self, end: Node) -> None:
-        """Adds a request that holds a node and all nodes above it."""
+    def lock(self, end: Node, number: i64 = 1) -> None:
+        """Adds requests that hold a node and all nodes above it."""
         node: Node = end
         while node is not self.root:
-            if node.locks == 0:
-                self.locked_pages += node.end - node.begin
-                self.pool.evictable -= node.end - node.begin
-            node.locks += 1
+            node.locks += number
+            if node.locks == max(number, 0):  # It was free, or is now.
+                pages: i64 = number * (node.end - node.begin)
+                self.locked_pages += pages
+                self.pool.evictable -= pages
             assert node.parent is not None
             node = node.parent
 
     def unlock(self, end: Node) -> None:
         """Removes a request that held a node and all nodes above it."""
-        node: Node = end
-        while node is not self.root:
-            node.locks -= 1
-            if node.locks == 0:
-                self.locked_pages -= node.end - node.begin
-                self.pool.evictable += node.end - node.begin
-            assert node.parent is not None
-            node = node.parent
+        self.lock(end, -1)
 
     def make_room(self, pages: i64) -> None:
         """Evicts leaves that no request holds until `pages` pages are on the free list, or nothing

@@ -351,7 +351,8 @@ class VllmV1(Scheduler):
                 if request.passed_over:
                     request.passed_over = False
                     batch.note(request, logs.CONTINUED)
-                self.cadence.carries |= request.mid_prompt
+                if request.mid_prompt:
+                    self.cadence.carries = True
                 plan.add(request, tokens, drafts)
                 self._budget -= tokens
                 self._inputs -= tokens + slots
@@ -599,6 +600,7 @@ class VllmV1(Scheduler):
         scheduled, yields, drafts = plan.scheduled, plan.yields, plan.drafts
         now_ns: i64 = batch.now_ns
         sent: i64 = self._sent
+        asynchronous: bool = self.asynchronous
         resumes_at: i64 = self._call + self.pipeline_parallel_size
         k: i64
         for ghost, taken in plan.ghosts:
@@ -630,7 +632,7 @@ class VllmV1(Scheduler):
             if after >= known:
                 if connected and self._prefills:
                     self._prefills.pop(request, None)
-                if self.asynchronous:
+                if asynchronous:
                     request.placeholders += 1 + drafts[k]
                     request.drafts = self._num_spec_tokens
                     request.resumes_at = resumes_at
