@@ -16,7 +16,7 @@ from kvsim.core.vectors import EMPTY
 if TYPE_CHECKING:
     import numpy as np
 
-PIECE_ROWS: Final = 1 << 15
+PIECE_ROWS: Final = 1 << 13
 """Rows that are packed together."""
 
 
