@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 PIECE_ROWS: Final = 1 << 13
-"""Rows that are packed together."""
+"""Rows that are packed together: few enough to stay in the cache of a processor."""
 
 
 class Packing:
