@@ -238,16 +238,21 @@ class Plan:
         self.prefill_tokens += tokens
         self.cached_tokens += cached
 
-    def add_decode(self, length: i64, drafts: i64) -> None:
-        """The next sequence of the batch computes its newest token, and the drafts behind it."""
+    def add_decode(self, length: i64) -> None:
+        """The next sequence of the batch computes its newest token."""
         seqs: i64 = self.decode_seqs
         if seqs == len(self.decode_lengths):
             self.decode_lengths = append(self.decode_lengths, 0)
         self.decode_lengths[seqs] = length
-        self.decode_seqs = seqs + 1
-        self.context_tokens += length
+        self.add_decodes(1, length, 0)
+
+    def add_decodes(self, seqs: i64, context_tokens: i64, drafts: i64) -> None:
+        """So many sequences more, whose lengths are in `decode_lengths`, compute their newest
+        token, and the drafts behind it."""
+        self.decode_seqs += seqs
+        self.context_tokens += context_tokens
         self.draft_tokens += drafts
-        self.samples += 1 + drafts
+        self.samples += seqs + drafts
 
     def add_repair(self, tokens: i64) -> None:
         """The next request of the batch, which decodes, computes lost KV of a sample again."""
@@ -264,6 +269,7 @@ class Plan:
         self.chunk_tokens = extend(self.chunk_tokens, zeros(more))
         self.chunk_context = extend(self.chunk_context, zeros(more))
         self.chunk_cached = extend(self.chunk_cached, zeros(more))
+        self.decode_lengths = extend(self.decode_lengths, zeros(more))
 
     # -- for cost models and those who look on ---------------------------------------------------
 
@@ -366,5 +372,5 @@ guard.keep(
     Plan,
     "requests scheduled drafts yields chunk_places chunk_tokens chunk_context chunk_cached"
     " decode_lengths preempted ignored finished ghosts swapped_in copies swaps_out swaps_in",
-    "clear add remove add_chunk add_decode add_repair",
+    "clear add remove add_chunk add_decode add_decodes add_repair",
 )

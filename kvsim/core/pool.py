@@ -21,22 +21,24 @@ from kvsim.core import guard
 from kvsim.core.vectors import EMPTY, longer, zeros
 
 FIELDS: Final = 8
-"""Numbers kept of a block, side by side, as who reads one soon reads the others:"""
+"""How many numbers are kept of each block, side by side: who reads one soon reads the others."""
 REFS: Final = 0
-"""tables that hold it,"""
+"""Of a block: the tables that hold it."""
 CONTENT: Final = 1
-"""the number of what it holds, or 0 for nothing that the cache knows,"""
+"""The number of what it holds; 0: nothing that the cache knows."""
 END: Final = 2
-"""tokens up to the end of its content,"""
+"""Tokens up to the end of its content."""
 NEXT: Final = 3
+"""The block behind it in the list of free blocks with content, which block 0 heads, or the blank
+block returned before it."""
 PREV: Final = 4
-"""its neighbours in the list of the free blocks with content, headed by block 0,"""
+"""The block before it in the first of these lists."""
 TWIN: Final = 5
-"""of a content that several blocks hold: the block labelled after this one, or 0,"""
+"""Of a content that several blocks hold: the block labelled after this one; 0: none."""
 LAST: Final = 6
-"""the block labelled before this one; of the first one, the last,"""
+"""The block labelled before this one; of the first one, the last."""
 BEHIND: Final = 7
-"""and the block behind it in its chain of the table of contents, or 0."""
+"""The block behind it in its chain of the table of contents; 0: none."""
 
 SPREAD: Final = 0x9E3779B1
 """Spreads the bases of contents over the table."""

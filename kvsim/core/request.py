@@ -70,8 +70,6 @@ class Table:
     """Whether it has adopted hits or registered a block."""
     grown: bool
     """Of a group of states: whether blocks were added since the hits were adopted."""
-    last_state: i64
-    """Of a group of states: the entry of the state before the newest one; -1: there is none."""
     export_tokens: i64
     """Of a group of states: tokens of the state that the chunk saves on its way; 0: none."""
     export_place: i64
@@ -81,7 +79,6 @@ class Table:
         self.blocks = EMPTY
         self.registered = self.trimmed = 0
         self.known = self.grown = False
-        self.last_state = -1
         self.export_tokens = self.export_place = 0
 
 

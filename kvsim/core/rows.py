@@ -16,8 +16,8 @@ from kvsim.core.vectors import EMPTY
 if TYPE_CHECKING:
     import numpy as np
 
-PIECE_ROWS: Final = 1 << 15
-"""Rows that are packed together."""
+PIECE_ROWS: Final = 1 << 13
+"""Rows that are packed together: few enough to stay in the cache of a processor."""
 
 
 class Packing:

@@ -14,7 +14,7 @@ from kvsim.fleet.figures import in_flight, of_admitted, sent_to
 from kvsim.fleet.folder import FleetRun
 from kvsim.report import Explanation, wording
 from kvsim.report.explanation import explain_requests
-from kvsim.report.pages.compare import comparison_page
+from kvsim.report.pages.compare import COLOURS, comparison_page
 from kvsim.report.pages.diff import diff_page
 from kvsim.report.pages.figures import (
     Figure,
@@ -68,7 +68,6 @@ from kvsim.results.numerals import MISSING, count, milliseconds, number, plural,
 
 MOST_LANES = 16
 """Lanes that are drawn; of more replicas, those with the most prompt tokens."""
-MOST_CURVES = 8
 COSTLIEST = 12
 CAUSE_COLOURS = {
     "load": "waiting",
@@ -92,7 +91,7 @@ def build_fleet(run: FleetRun) -> str:
     axis, caching = time_axis(end_ns), summary["meta"]["prefix_caching"]
     lanes = one_axis(list(_lanes(run, views, axis)))
     over = [*_load(run, axis), *([_found(run, axis, end_ns)] if caching else [])] if end_ns else []
-    curves = [(f"replica {i}", f"run-{i}", v.durations) for i, v in enumerate(views[:MOST_CURVES])]
+    curves = [(f"replica {i}", f"run-{i}", v.durations) for i, v in enumerate(views[:COLOURS])]
     left, left_out = len(run.replicas) - MOST_LANES, None
     if left > 0:
         words = f"Drawn: the {MOST_LANES} with the most prompt tokens; {left} more have folders."

@@ -3,6 +3,8 @@
 The engine of `worlds.config`: a step takes 10 ms and 1 ms more for each prompt token.
 """
 
+import pytest
+from small_engines import engine
 from worlds import MS, config, hashed, trace
 
 import kvsim
@@ -105,11 +107,33 @@ def test_before_paging_two_requests_fill_the_pool() -> None:
     assert times(result, "first_scheduled_ns") == [0, 0, 28]
 
 
+def test_reservations_of_one_block_each() -> None:
+    """Two of them are all that fit, and each is free again for the next request."""
+    result = kvsim.simulate(
+        trace((0, 2, 2), (0, 2, 2), (0, 2, 2)),
+        config(num_gpu_blocks_override=2, max_model_len=4, block_manager="contiguous"),
+    )
+    assert list(result.steps["used_blocks"]) == [2, 2, 1, 1]
+    assert set(result.steps["stranded_blocks"]) == {0}
+
+
 def test_requests_the_engine_cannot_serve_are_counted() -> None:
     """A prompt above max_model_len is ignored when it reaches the head of the queue."""
     result = kvsim.simulate(trace((0, 65, 1), (0, 4, 1)), config())
     assert result.requests["status"] == ["rejected", "completed"]
     assert result.requests["reason"] == ["too-long", ""]
+
+
+@pytest.mark.parametrize("name", ["0.6.3 swap", "0.6.3 chunked swap", "0.3.3 swap"])
+def test_copies_take_their_time_where_steps_take_none(name: str) -> None:
+    nothing = dict.fromkeys(("step_us", "prefill_token_us", "decode_seq_us", "context_token_ns"), 0)
+    cost = {"model": "constant", **nothing, "link": {"block_us": 500}}
+    crowd = trace(*((0, 9 + place, 20) for place in range(6)))
+    steps = kvsim.simulate(crowd, engine(name, cost=cost)).steps
+    copied = steps["swap_out_blocks"] + steps["swap_in_blocks"]
+    assert copied.any() and list(steps["transfer_ns"]) == list(500_000 * copied)
+    assert list(steps["end_ns"] - steps["start_ns"]) == list(steps["transfer_ns"])
+    assert list(steps["start_ns"][1:]) == list(steps["end_ns"][:-1])
 
 
 def test_a_full_cpu_pool_ends_the_engine_and_the_run_says_so() -> None:

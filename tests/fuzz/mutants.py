@@ -80,10 +80,11 @@ def faults(path: Path) -> Iterator[Fault]:
 
 
 def unheard(node: ast.AST) -> Iterator[ast.AST]:
-    """What only matters when something else is wrong: decorators, and `strict` of `zip`."""
+    """What only matters when something else is wrong: decorators, `strict` of `zip`, and whether
+    values of a class are `frozen`."""
     for each in getattr(node, "decorator_list", ()):
         yield from ast.walk(each)
-    if isinstance(node, ast.keyword) and node.arg == "strict":
+    if isinstance(node, ast.keyword) and node.arg in ("strict", "frozen"):
         yield node.value
 
 
@@ -117,22 +118,32 @@ class Room(NamedTuple):
 
 EXACT = "exact/test_tiny.py exact/core exact/engines exact/conformance/test_runs.py"
 CASES = "exact/conformance"
-V1 = f"{CASES}/test_vllm_v1.py {CASES}/test_vllm_v1_features.py unit/results/blockmap"
-ENGINE = f"{EXACT} unit/run exact/test_groups_in_runs.py exact/test_audits.py"
+V1 = f"{CASES}/test_vllm_v1.py {CASES}/test_vllm_v1_features.py {CASES}/test_vllm_v1_groups.py"
+FREED = "unit/core/test_collector.py"
+ENGINE = (
+    f"{EXACT} unit/run exact/test_groups_in_runs.py exact/test_audits.py {FREED}"
+    " unit/policies/test_sharing.py"
+)
 ROOMS = {
     "kvsim/core": Room(
         "*",
-        f"{EXACT} exact/test_audits.py unit/core/test_tally.py unit/policies",
+        f"{EXACT} exact/test_audits.py unit/core/test_tally.py {FREED} unit/policies",
     ),
     "kvsim/engines": Room("*", ENGINE),
     "kvsim/engines/nano": Room("nano*", f"{ENGINE} {CASES}/test_nano.py"),
     "kvsim/engines/sglang": Room("sglang*", f"{ENGINE} {CASES}/test_sglang.py"),
     "kvsim/engines/vllm_033": Room("vllm-0.3.3*", f"{ENGINE} {CASES}/test_vllm033.py"),
     "kvsim/engines/vllm_063": Room("vllm-0.6.3*", f"{ENGINE} {CASES}/test_vllm063.py"),
-    "kvsim/engines/vllm_v1": Room("vllm-v1*", f"{ENGINE} {V1}"),
-    "kvsim/policies": Room("vllm*", "unit/policies exact/core exact/engines exact/cachelab"),
-    "kvsim/fleet": Room("router-*", "exact/routers"),
-    "kvsim/cost": Room("", "unit/cost"),
+    "kvsim/engines/vllm_v1": Room("vllm-v1*", f"{ENGINE} {V1} unit/results/blockmap"),
+    "kvsim/policies": Room(
+        "vllm*",
+        "unit/policies exact/core exact/engines exact/cachelab"
+        " unit/explain/cachelab/test_policies.py",
+    ),
+    "kvsim/fleet": Room(
+        "router-*", f"exact/routers {FREED} pages/test_fleet.py pages/test_colours.py"
+    ),
+    "kvsim/cost": Room("", "unit/cost unit/run/test_speculation.py"),
     "kvsim/results": Room("", "unit/results unit/report exact/test_audits.py"),
 }
 """Folder → who is asked about a fault in it; that of the longest name is."""

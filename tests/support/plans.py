@@ -30,7 +30,7 @@ def lengths_plan(chunks: Sequence[tuple[int, int]], lengths: Sequence[int]) -> P
     for place, (new, context) in enumerate(chunks):
         made.add_chunk(place, new, context, 0)
     for length in lengths:
-        made.add_decode(length, 0)
+        made.add_decode(length)
     made.samples += len(chunks)
     return made
 

@@ -153,7 +153,7 @@ class Nano(Scheduler):
                 self.blocks.append(request)
                 plan.add(request, 1, 0)
                 plan.yields[k] = 1
-                plan.add_decode(request.length, 0)
+                plan.add_decode(request.length)
                 request.access_ns = batch.now_ns
                 request.computed += 1
                 k += 1

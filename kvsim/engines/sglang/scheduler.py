@@ -635,8 +635,7 @@ def _one_more(scheduler: Sglang, batch: Batch, plan: Plan, members: list[Request
         place += 1
     blocks.empty_slots -= slots
     plan.requests += members
-    plan.decode_seqs, plan.samples = seqs, plan.samples + seqs
-    plan.context_tokens = context_tokens
+    plan.add_decodes(seqs, context_tokens, 0)
 
 
 def _retract(scheduler: Sglang, batch: Batch) -> None:

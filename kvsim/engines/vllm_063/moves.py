@@ -107,12 +107,12 @@ def decode(batch: Batch, blocks: Naive, plan: Plan, request: Request, tokens: i6
         batch.note(request, logs.RESUMED)
     if not request.forked:
         blocks.scheduled(request, batch.now_ns)
-        plan.add_decode(request.length, 0)
+        plan.add_decode(request.length)
         return
     for sequence in request.sequences:
         if sequence.state == RUNNING:
             blocks.scheduled(sequence, batch.now_ns)
-            plan.add_decode(sequence.length, 0)
+            plan.add_decode(sequence.length)
 
 
 # -- when its time has passed --------------------------------------------------------------------

@@ -607,10 +607,6 @@ class AlignedMamba(Mamba):
         table.grown = True
         if wanted <= held and not exports:
             return
-        if grown:
-            table.last_state = held - 1 - drafts
-        elif held:
-            table.last_state = held - 1
         gap: i64 = wanted - drafts - 1 - (1 if exports else 0)
         while len(blocks) < gap:
             blocks = append(blocks, 0)
@@ -633,11 +629,6 @@ class AlignedMamba(Mamba):
             for k in range(table.trimmed, behind):
                 blocks[k] = 0
             table.trimmed = behind
-        last: i64 = table.last_state
-        before: i64 = (processed + self.block_size - 1) // self.block_size - 1
-        if 0 <= last < before and blocks[last]:
-            pool.release(blocks, last, last + 1, -1)
-            blocks[last] = 0
 
     def keeps(self, first: int, last: int, mask: Mask) -> list[bool] | None:
         each = 1 if mask.interval < 0 else mask.interval // int(self.block_size)

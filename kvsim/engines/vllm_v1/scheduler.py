@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from kvsim.core.batch import Batch
@@ -136,12 +137,11 @@ class VllmV1(Scheduler):
                 f"max_num_active_seqs ({active}) is above max_num_seqs ({max_num_seqs}); lower it,"
                 " or raise --max-num-seqs"
             )
-        self.blocks = blocks
+        self.blocks, self.release = blocks, release
         self.max_model_len, self.max_num_seqs = max_model_len, max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_active_seqs = active
         self.max_num_scheduled_tokens = max_num_scheduled_tokens or max_num_batched_tokens
-        self.release = release
         self.chunked = enable_chunked_prefill or not release.cuts_on_request
         self.priority = scheduling_policy == "priority" and release.knows_priorities
         self.victim = victim
@@ -155,8 +155,7 @@ class VllmV1(Scheduler):
         self.long_prefill_token_threshold = long_prefill_token_threshold
         self.long_prefill_token_threshold_adaptive = bool(long_prefill_token_threshold_adaptive)
         self.connector, self.worker = connector, worker
-        self.speculation = speculation or Speculation()
-        self.draft_log = draft_log or DraftLog()
+        self.speculation, self.draft_log = speculation or Speculation(), draft_log or DraftLog()
         self.adapters = AdapterSlots(max_loras)
         self.cadence = Cadence(prefill_schedule_interval or 1)
         self.pipeline_parallel_size = pipeline_parallel_size
@@ -598,6 +597,10 @@ class VllmV1(Scheduler):
         connected: bool = self.connector is not None
         requests: list[Request] = plan.requests
         scheduled, yields, drafts = plan.scheduled, plan.yields, plan.drafts
+        lengths: vec[i64] = plan.decode_lengths
+        seqs: i64 = 0
+        context_tokens: i64 = 0
+        draft_tokens: i64 = 0
         now_ns: i64 = batch.now_ns
         sent: i64 = self._sent
         asynchronous: bool = self.asynchronous
@@ -624,7 +627,10 @@ class VllmV1(Scheduler):
             else:
                 request.access_ns = now_ns
                 yields[k] = 1
-                plan.add_decode(known, tokens - 1)
+                lengths[seqs] = known
+                seqs += 1
+                context_tokens += known
+                draft_tokens += tokens - 1
             request.computed = after
             request.in_flight += tokens
             request.batch = sent
@@ -636,6 +642,7 @@ class VllmV1(Scheduler):
                     request.placeholders += 1 + drafts[k]
                     request.drafts = self._num_spec_tokens
                     request.resumes_at = resumes_at
+        plan.add_decodes(seqs, context_tokens, draft_tokens)
 
     # -- after the step (update_from_output) -----------------------------------------------------
 

@@ -29,8 +29,6 @@ from kvsim.results.ledger.time import Slices, slices
 from kvsim.results.phases import Ints
 from kvsim.workload.streams import Streams
 
-_AT_ONCE = 1 << 13
-"""Steps whose time is split at once: few enough to stay in the cache of a processor."""
 _SWAPPED = ("swap_out_blocks", "swap_in_blocks")
 
 
@@ -126,9 +124,8 @@ class _Book:
     def pieces(self) -> Iterator[Ints]:
         """`KERNELS` of the steps, as arrays of some rows each."""
         number = self._rows.number
-        for begin in range(0, number, PIECE_ROWS):
-            firsts = range(begin, min(begin + PIECE_ROWS, number), _AT_ONCE)
-            yield np.concatenate([self._piece(at, min(at + _AT_ONCE, number)) for at in firsts])
+        for first in range(0, number, PIECE_ROWS):
+            yield self._piece(first, min(first + PIECE_ROWS, number))
         number = number if self._slices is None else len(self._slices.step)
         self._split.add(number, self._total[:, :0], self._total)
 

@@ -88,6 +88,20 @@ def test_more_random_cases_against_the_twin(family: str) -> None:
     check_random(ENGINE, partial(make_case, family), step_log, range(6, SEEDS))
 
 
+def of_windows(family: str, seed: int) -> tuple[Record, list[Record]]:
+    """Under two windows in blocks of two sizes, and no full attention."""
+    config, trace = make_case(family, seed)
+    size = config["block_size"]
+    narrow = {"type": "sliding", "block_size": size, "window": 2 * size}
+    wide = {"type": "sliding", "block_size": 2 * size, "window": 3 * size}
+    return config | {"kv_groups": [narrow, wide]}, trace
+
+
+@pytest.mark.parametrize("family", ["misc", "offload"])
+def test_windows_alone_against_the_twin(family: str) -> None:
+    check_random(ENGINE, partial(of_windows, family), step_log, range(12))
+
+
 def row(name: str, arrival: float, tokens: list[int], output: int, **wishes: Any) -> Record:
     return {
         "id": name,

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kvsim.core.plan import Plan
+from kvsim.core.plan import NOTHING_MOVED, Moved, Plan
 from kvsim.core.request import Request
 
 
@@ -14,7 +14,7 @@ def test_the_longest_lengths_are_the_first_of_the_sorted_ones(seed: int) -> None
     plan = Plan(60)
     lengths = [rng.randint(1, rng.choice((3, 50, 5000))) for _ in range(rng.randint(0, 60))]
     for length in lengths:
-        plan.add_decode(length, 0)
+        plan.add_decode(length)
     assert plan.lengths() == lengths
     for number in (0, 1, 2, rng.randint(0, 60), 100):
         assert plan.longest(number) == sorted(lengths, reverse=True)[:number], f"seed {seed}"
@@ -39,12 +39,41 @@ def test_a_batch_is_what_was_added_and_not_removed(seed: int) -> None:
         assert plan.computes == bool(kept)
 
 
+COUNTS = (
+    *("num_continued", "num_chunks", "num_repairs", "prefill_tokens", "cached_tokens"),
+    *("decode_seqs", "context_tokens", "draft_tokens", "samples", "batched_tokens", "blocked"),
+    *("drafter_ns", "waiting", "running", "swapped", "used_blocks", "cached_blocks", "free_blocks"),
+    *("empty_slots", "cpu_used_blocks", "stranded_blocks", "start_ns", "end_ns"),
+)
+LISTS = (
+    *("requests", "preempted", "ghosts", "ignored", "swapped_in", "copies"),
+    *("swaps_out", "swaps_in", "finished"),
+)
+
+
+def test_nothing_of_a_step_is_left_when_the_next_one_begins() -> None:
+    plan = Plan(2)
+    for name in COUNTS:
+        assert getattr(plan, name) == 0, name
+        setattr(plan, name, 7)
+    for name in LISTS:
+        getattr(plan, name).append((1, 2))
+    plan.rank_tokens, plan.transfers, plan.waits, plan.gauges = 1.5, "copies", True, (3,)
+    plan.moved = Moved(4)
+    plan.clear()
+    assert {name: getattr(plan, name) for name in COUNTS} == dict.fromkeys(COUNTS, 0)
+    assert {name: getattr(plan, name) for name in LISTS} == {name: [] for name in LISTS}
+    assert (plan.rank_tokens, plan.transfers, plan.waits, plan.gauges) == (None, None, False, ())
+    assert plan.moved == NOTHING_MOVED
+
+
 def test_a_plan_that_is_used_again_forgets_the_step_before() -> None:
     request = Request(0, "r0", 5)
     plan = Plan(2)
     plan.add(request, 5, 0)
     plan.add_chunk(0, 3, 2, 2)
-    plan.add_decode(7, 2)
+    plan.add_decode(7)
+    plan.add_decodes(0, 0, 2)
     plan.yields[0] = 1
     plan.preempted.append((request, "recompute"))
     plan.ignored.append(request)

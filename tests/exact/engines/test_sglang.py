@@ -6,6 +6,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fuzz.equal import columns_differ
 from hypothesis import given
@@ -310,6 +311,23 @@ def test_a_priority_preempts_if_it_is_higher_by_more_than_the_threshold(apart: i
     args = {"enable_priority_scheduling": True}
     result = simulate(crowd, settings | {"scheduler_args": args})
     assert list(result.requests["num_preemptions"]) == [int(apart > 10), 0]
+
+
+@pytest.mark.parametrize(("pool", "kept"), [(118, 60), (117, 50)])
+def test_a_preemption_makes_room_for_twenty_tokens_of_each_who_stays(pool: int, kept: int) -> None:
+    """Six prompts of 10 tokens are cached, and one of two running requests has to go, whose prompt
+    is idle, too, then. Its other pages make 20 free ones, or 19, so that a prompt is evicted."""
+    crowd = requests(*[(10, 1)] * 6, (10, 60), (10, 60), (5, 4))
+    for number, row in enumerate(crowd.rows):
+        row.arrival_ns, row.max_new_tokens = min(number, 6) * 10**8, row.output_length
+    crowd.rows[-1].arrival_ns, crowd.rows[-1].priority = 6 * 10**8 + 120_000_000, 20
+    settings = {"model": "tiny", "engine": "sglang", "max_model_len": 400, "max_num_seqs": 2}
+    settings |= {"num_gpu_blocks_override": pool, "cost": {"model": "constant"}}
+    args = {"enable_priority_scheduling": True, **EAGER}
+    settings |= {"async_scheduling": False, "scheduler_args": args}
+    steps = simulate(crowd, settings).steps
+    step = np.flatnonzero(steps["preempted_recompute"])[0]
+    assert list(steps["cached_blocks"][step - 1 : step + 1]) == [60, 10 + kept]
 
 
 def test_the_head_of_the_queue_counts_how_often_it_was_refused() -> None:

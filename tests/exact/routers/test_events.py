@@ -149,6 +149,12 @@ def test_what_was_measured_may_be_old_when_it_comes(delay_ms: int, sent: int) ->
     assert Measurer.seen[0] == (sent, (0, 1, pytest.approx(4 / 99)))
 
 
+def test_what_comes_at_one_instant_is_routed_by_the_same_measurement() -> None:
+    """Three requests come at 100 ms, which is a time to measure, too."""
+    simulate_fleet(every([0, 100, 100, 100]), [STEP], f"{__name__}:Measurer")
+    assert {sent for sent, _ in Measurer.seen} == {1, 4}
+
+
 @pytest.mark.parametrize("router", ["dynamo-kv", "llm-d-precise"])
 def test_a_prompt_follows_its_prefix_once_it_is_reported(router: str) -> None:
     # All replicas are idle whenever a request comes, so only the prefix decides.

@@ -25,7 +25,19 @@ from kvsim.core.plan import Plan
 from kvsim.cost import RooflineCost, TableCost, make_cost
 from kvsim.cost.calibrate.llmservingsim import import_profile
 from kvsim.cost.experts import Routing
-from kvsim.cost.layer import Peaks, experts_us, layer_us, layers_us, mlp_us
+from kvsim.cost.layer import (
+    EXPERT_KERNELS,
+    FLOOR_US,
+    SAMPLER_US,
+    SMALL_KERNEL_US,
+    SMALL_KERNELS,
+    Peaks,
+    experts_us,
+    head_us,
+    layer_us,
+    layers_us,
+    mlp_us,
+)
 from kvsim.cost.profile import ExpertGrid, to_json
 from kvsim.errors import ConfigError
 from kvsim.machine import load_hardware, load_model
@@ -183,6 +195,15 @@ def test_the_linear_layers_outside_experts_are_all_but_the_mlp() -> None:
     assert layers_us(sparse, 64, peaks) == pytest.approx(
         LAYERS * (layer_us(dense, 64, peaks) - mlp)
     )
+
+
+def test_on_a_gpu_without_limits_only_launches_take_time() -> None:
+    shard, peaks = MODEL.shard(1), Peaks(1e30, 1e30)
+    assert layer_us(shard, 64, peaks) == 4 * FLOOR_US + SMALL_KERNELS * SMALL_KERNEL_US
+    assert mlp_us(shard, 128, 64, peaks) == 2 * FLOOR_US + SMALL_KERNEL_US
+    router_and_experts = 3 * FLOOR_US + EXPERT_KERNELS * SMALL_KERNEL_US
+    assert experts_us(shard, 64, 64, 8, peaks) == pytest.approx(router_and_experts)
+    assert head_us(shard, 64, peaks) == FLOOR_US + SAMPLER_US
 
 
 @pytest.mark.parametrize("replicas", [1, 3])

@@ -22,24 +22,29 @@ def cost_of(hardware: str, seed: int = 0, **cost: Any) -> Cost:
     return make_cost(config, load_model(config.model_name), load_hardware(hardware))
 
 
+FACTORS = pytest.mark.parametrize("factor", [1.5, 2])
+
+
+@FACTORS
 @pytest.mark.parametrize("cost", [{"model": "roofline"}, {"profile": "h100-sxm-llama-3-8b-public"}])
-def test_only_steps_with_prompts_take_longer(cost: dict[str, Any]) -> None:
-    one, other = cost_of("h100-sxm", **cost), cost_of("h100-sxm", **cost, sustained=1.5)
-    assert other.step_ns(PROMPT) == round(1.5 * one.step_ns(PROMPT))
+def test_only_steps_with_prompts_take_longer(cost: dict[str, Any], factor: float) -> None:
+    one, other = cost_of("h100-sxm", **cost), cost_of("h100-sxm", **cost, sustained=factor)
+    assert other.step_ns(PROMPT) == round(factor * one.step_ns(PROMPT))
     assert other.step_ns(DECODES) == one.step_ns(DECODES)
-    assert "sustained factor: 1.5 on steps with prompts" in other.source
-    assert other.describe()["sustained"] == 1.5
+    assert f"sustained factor: {factor} on steps with prompts" in other.source
+    assert other.describe()["sustained"] == factor
     assert one.describe()["sustained"] == 1
 
 
-def test_its_parts_take_longer_too() -> None:
+@FACTORS
+def test_its_parts_take_longer_too(factor: float) -> None:
     """So the ledger does not put the factor down to attention of prompts."""
     work = Work(*(np.array([count, 0]) for count in (1900, 1)), *np.array([[96, 96]] * 4))
-    parts = [cost_of("h100-sxm", sustained=factor) for factor in (1, 1.5)]
+    parts = [cost_of("h100-sxm", sustained=each) for each in (1, factor)]
     assert all(isinstance(each, Explains) for each in parts)
     one, other = (each.explain(work) for each in parts if isinstance(each, Explains))
     for name in Terms._fields:
-        np.testing.assert_allclose(other[name], one[name] * [1.5, 1])
+        np.testing.assert_allclose(other[name], one[name] * [factor, 1])
     assert one["dense"][0] > one["dense"][1] > 0
 
 

@@ -6,6 +6,7 @@ Unless a test says otherwise, every step takes 1 ms, and a token of a prompt or 
 import json
 from dataclasses import replace
 from hashlib import blake2b
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -18,10 +19,13 @@ from marks import examples
 
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
-from kvsim.cost import ConstantCost
+from kvsim.cost import ConstantCost, RooflineCost
 from kvsim.cost.estimates import Passes
+from kvsim.cost.explain import Work
 from kvsim.engines.vllm_v1.drafts import Drafts, Rates, Recorded
 from kvsim.errors import ConfigError
+from kvsim.machine.hardware import load_hardware
+from kvsim.machine.models import load_model
 from kvsim.results.ledger import KERNELS, TIME_PARTS
 from kvsim.run.assembly import assemble
 from kvsim.run.result import Result
@@ -187,6 +191,18 @@ def test_a_draft_is_accepted_where_the_draw_is_at_most_its_rate(
             assert Rates(rates, seed).accepted(place, drafts) == expected
 
 
+def test_a_draft_is_accepted_at_exactly_its_rate_and_not_below_it() -> None:
+    """At a place whose draw is small enough to be a float without rounding."""
+    for length in count():
+        digest = blake2b(f"{length}/a request".encode(), digest_size=8, key=bytes(32)).digest()
+        drawn = int.from_bytes(digest, "little") + 1
+        if drawn < 1 << 53:
+            break
+    place = sequence("a request", length)
+    assert Rates([drawn / 2**64], seed=0).accepted(place, 1) == 1
+    assert Rates([(drawn - 1) / 2**64], seed=0).accepted(place, 1) == 0
+
+
 def test_rates_are_those_of_many_steps_and_belong_to_the_place_in_the_output() -> None:
     rates, number = Rates([0.8, 0.5, 0.1], seed=3), 4000
     places = [sequence("a", 11 + place) for place in range(number)]
@@ -275,6 +291,16 @@ def test_passes_of_a_drafter_are_priced_by_what_the_cost_model_explains() -> Non
     assert Passes(cost, 1.0, 1)(plan) == 100_100
     assert Passes(cost, 0.5, 3)(plan) == (100_100 + 2 * 40_100) / 2
     assert Passes(cost, 1.0, 3)(Plan(8)) == 0
+
+
+def test_every_pass_of_a_drafter_has_logits_whatever_its_share_of_the_layers() -> None:
+    cost = RooflineCost(load_model("tiny"), load_hardware("h100-sxm"), make_config({}))
+    plan = Plan(8)
+    plan.decode_seqs, plan.context_tokens = 2, 100
+    counts = [0, 0, 2, 100, 2, 0]
+    head_ns = cost.explain(Work(*(np.array([count]) for count in counts)))["head"][0]
+    assert head_ns > 0
+    assert Passes(cost, 0.0, 3)(plan) == round(3 * head_ns)
 
 
 def test_the_same_seed_gives_the_same_run_and_another_one_does_not() -> None:

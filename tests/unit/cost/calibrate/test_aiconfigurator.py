@@ -14,7 +14,7 @@ from unit.cost.calibrate.tables import write_csv
 from kvsim.cost import TableCost
 from kvsim.cost.calibrate.aiconfigurator import Attention, import_profile
 from kvsim.cost.calibrate.rows import numbers
-from kvsim.cost.calibrate.surface import Law
+from kvsim.cost.calibrate.surface import BEFORE, CHUNKS, CONTEXTS, SEQS, TOKENS, Law
 from kvsim.cost.profile import DecodeGrid, Profile, load_profile
 from kvsim.errors import ConfigError
 from kvsim.machine import load_hardware, load_model
@@ -164,6 +164,15 @@ def test_the_shipped_tables_have_no_odd_cells(gpu: str) -> None:
         assert all(b > 0.92 * a for a, b in pairwise(line)), line
         for a, b, c in zip(line, line[1:], line[2:], strict=False):
             assert b < 1.5 * max(a, c)
+
+
+def test_the_shipped_tables_stand_at_the_counts_of_the_import(gpu: str) -> None:
+    fit = shipped(gpu).fit
+    assert isinstance(fit.decode_v2, DecodeGrid)
+    assert fit.dense.x == TOKENS
+    assert fit.head.x == [tokens for tokens in TOKENS if tokens <= 1024]
+    assert (fit.prefill.x, fit.prefill.ctx) == (CHUNKS, BEFORE)
+    assert (fit.decode_v2.x, fit.decode_v2.ctx) == (SEQS, CONTEXTS)
 
 
 def test_no_shipped_time_is_below_reading_what_must_be_read(gpu: str) -> None:

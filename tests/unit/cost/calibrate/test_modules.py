@@ -1,6 +1,7 @@
 """Import of AIConfigurator's tables of experts and latent attention: made ones of known times."""
 
 import json
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from unit.cost.calibrate.tables import write_csv
 
 from kvsim.cost import TableCost, make_cost
 from kvsim.cost.calibrate.aiconfigurator import ROUTING, Latent, ProductKernels, import_profile
-from kvsim.cost.layer import Peaks, mlp_us, product_us
+from kvsim.cost.layer import Peaks, kernel_us, mlp_us, product_us
 from kvsim.cost.profile import DecodeGrid, ExpertGrid, Profile, load_profile, to_json
 from kvsim.cost.table import profile_for
 from kvsim.errors import ConfigError
@@ -32,7 +33,20 @@ def write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
-def write_tables(folder: Path) -> Path:
+def roofline_us(tokens: float, tp: float) -> float:
+    """Eight of 256 experts for each token, in fp8: the three matrices of those that are read, and
+    for each row what goes in and out of them."""
+    columns, rows, peaks = 2048 / tp, 8 * tokens, fp8_peaks()
+    read = 256 * (1 - (31 / 32) ** tokens) * 3 * columns * 7168
+    moved = read + rows * (2 * 7168 + 4 * columns)
+    return float(kernel_us(2 * rows * 3 * columns * 7168, moved, peaks)) + 20
+
+
+def fp8_peaks() -> Peaks:
+    return Peaks(H200.flop_s("fp8"), H200.memory_bandwidth_gb_s * 1e9)
+
+
+def write_tables(folder: Path, experts_us: Callable[[float, float], float] = experts_us) -> Path:
     """Tables of DeepSeek-R1's layers on a GPU that follows simple laws."""
     folder.mkdir(parents=True)
     sizes = (2048, 4096, 7168, 16384, 65536)
@@ -88,16 +102,24 @@ def made(folder: Path) -> Profile:
     return import_profile(folder, "deepseek-r1", "h200-sxm", 8)
 
 
-def test_experts_are_those_of_the_type_and_the_degree(made: Profile) -> None:
+def check_experts(made: Profile, law: Callable[[float, float], float], rel: float) -> None:
     grid = made.fit.experts
     assert isinstance(grid, ExpertGrid)
     assert grid.tp == 8
-    peaks = Peaks(H200.flop_s("fp8"), H200.memory_bandwidth_gb_s * 1e9)
     for tokens, (least, most) in zip(grid.x, grid.us, strict=True):
-        router_and_shared = product_us(tokens, 256, 7168, peaks)
-        router_and_shared += mlp_us(R1.shard(8), 256, tokens, peaks, 1)
-        law = experts_us(tokens, 8) + router_and_shared
-        assert least == most == pytest.approx(law, rel=0.1)
+        router_and_shared = product_us(tokens, 256, 7168, fp8_peaks())
+        router_and_shared += mlp_us(R1.shard(8), 256, tokens, fp8_peaks(), 1)
+        assert least == most == pytest.approx(law(tokens, 8) + router_and_shared, rel=rel)
+
+
+def test_experts_are_those_of_the_type_and_the_degree(made: Profile) -> None:
+    check_experts(made, experts_us, rel=0.1)
+
+
+def test_experts_that_follow_the_roofline_do_so_between_the_rows(tmp_path: Path) -> None:
+    folder = write_tables(tmp_path / "tables", roofline_us)
+    made = import_profile(folder, "deepseek-r1", "h200-sxm", 8)
+    check_experts(made, roofline_us, rel=2e-4)
 
 
 def test_latent_attention_holds_its_projections(made: Profile) -> None:

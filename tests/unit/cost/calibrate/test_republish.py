@@ -12,7 +12,7 @@ from unit.cost.calibrate.tables import META, write_tables
 
 from kvsim.cost.calibrate.compare import points, reader
 from kvsim.cost.calibrate.llmservingsim import import_profile, import_surface, read_bundle
-from kvsim.cost.calibrate.surface import table_error
+from kvsim.cost.calibrate.surface import MIXED, table_error
 from kvsim.cost.profile import DecodeGrid, MixedGrid, Profile, load_profile, to_json
 from kvsim.errors import ConfigError
 from kvsim.machine import load_hardware
@@ -56,6 +56,12 @@ def test_the_shipped_profile_says_how_it_was_made() -> None:
     for word in ("MIT", "CASYS Lab at KAIST", "no row is reproduced", "off the grid", "not judged"):
         assert word in text
     assert profile.device["name"] == load_hardware("rtx pro 6000").device_name
+
+
+def test_the_shipped_grid_of_mixed_steps_stands_at_the_counts_of_the_import() -> None:
+    mixed = load_profile(SHIPPED).fit.mixed
+    assert isinstance(mixed, MixedGrid)
+    assert {key: getattr(mixed, key) for key in MIXED} == MIXED
 
 
 BOUNDS = {

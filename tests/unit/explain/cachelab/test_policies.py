@@ -208,6 +208,53 @@ def test_lirs_is_that_of_the_paper(capacity: int, number: int) -> None:
     assert found(EVICTIONS["lirs"], capacity, keys) == lirs_from_the_paper(capacity, keys)
 
 
+def arc_from_the_paper(size: int, keys: list[int]) -> list[int]:
+    """1 for each access that hits: figure 4 of Megiddo and Modha (FAST 2003), on lists."""
+    once, twice, once_lost, twice_lost = (list[int]() for _ in range(4))
+    target, hits = 0.0, list[int]()
+
+    def replace(again: bool) -> None:
+        if once and (len(once) > target or (again and len(once) == target)):
+            once_lost.append(once.pop(0))
+        else:
+            twice_lost.append(twice.pop(0))
+
+    for key in keys:
+        hits.append(int(key in once or key in twice))
+        if hits[-1]:
+            (once if key in once else twice).remove(key)
+            twice.append(key)
+        elif key in once_lost:
+            target = min(target + max(len(twice_lost) / len(once_lost), 1), size)
+            replace(again=False)
+            once_lost.remove(key)
+            twice.append(key)
+        elif key in twice_lost:
+            target = max(target - max(len(once_lost) / len(twice_lost), 1), 0)
+            replace(again=True)
+            twice_lost.remove(key)
+            twice.append(key)
+        else:
+            known = len(once) + len(twice) + len(once_lost) + len(twice_lost)
+            if len(once) == size:
+                once.pop(0)
+            elif len(once) + len(once_lost) == size:
+                once_lost.pop(0)
+                replace(again=False)
+            elif known >= size:
+                if known == 2 * size:
+                    twice_lost.pop(0)
+                replace(again=False)
+            once.append(key)
+    return hits
+
+
+@pytest.mark.parametrize(("capacity", "number"), [(10, 60), (100, 1000), (200, 2000)])
+def test_arc_is_that_of_the_paper(capacity: int, number: int) -> None:
+    keys = accesses(capacity, number)[:4000]
+    assert found(EVICTIONS["arc"], capacity, keys) == arc_from_the_paper(capacity, keys)
+
+
 class PlainSieve(Replacement):
     """SIEVE as its paper has it: the hand goes through the queue block by block."""
 

@@ -29,6 +29,7 @@ CONFIGS = {
     "0.6.3 sync swap": engine("0.6.3 swap", disable_async_output_proc=True),
     "0.6.3 sync prefixes": engine("0.6.3 prefixes", disable_async_output_proc=True),
     "contiguous": engine("0.6.3", block_manager="contiguous", max_model_len=40),
+    "reserved samples": engine("0.6.3", block_manager="contiguous", max_model_len=40, n=2),
 }
 SYNCHRONOUS = [name for name in CONFIGS if CONFIGS[name].get("disable_async_output_proc")]
 SYNCHRONOUS += ["0.3.3", "0.3.3 swap", "0.6.3 samples", "nano", "nano 2025", "v1"]
@@ -157,9 +158,9 @@ def test_the_totals_are_those_of_the_steps(name):
 def test_all_states_occur_somewhere():
     """So that the comparisons above compare something."""
     found = np.zeros(len(STATES), dtype=bool)
-    for name in ("0.6.3 swap", "0.6.3 prefixes", "v1", "0.3.3", "nano"):
+    for name in ("0.6.3 swap", "0.6.3 prefixes", "v1", "0.3.3", "nano", "reserved samples"):
         found |= watched(name, CROWD)[0].counts.any(axis=(0, 1))
-    assert found[:KEPT].all()
+    assert found[: KEPT + 1].all()
     assert watched("0.6.3 swap", CROWD)[0].totals(CPU)[:, OWNED].any()
 
 

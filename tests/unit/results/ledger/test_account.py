@@ -32,8 +32,7 @@ def test_pieces_make_no_difference(name: str, most: int, monkeypatch: pytest.Mon
     """In memory, and with most of the rows in a file."""
     table = engine(name)
     result = kvsim.simulate(make_trace(DRAWN), table)
-    monkeypatch.setattr(account, "PIECE_ROWS", 14)
-    monkeypatch.setattr(account, "_AT_ONCE", 7)
+    monkeypatch.setattr(account, "PIECE_ROWS", 7)
     assert account.Rows(result.steps).number > 35
     cost = assemble(make_config(table)).cost
     in_flight = result.meta["steps_in_flight"]

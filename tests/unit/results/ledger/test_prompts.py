@@ -344,5 +344,6 @@ def test_pieces_find_the_same_prefixes_as_tokens_one_by_one(data: st.DataObject)
         assert [p.first for p in pieces] == [0, *(p.last for p in pieces[:-1])]
         dull = next((i for i, key in enumerate(keys) if key not in seen), 32)
         assert known.prefix(0, pieces) == dull
+        assert known.prefix(0, stream.pieces(0)) == 0
         known.add(0, pieces)
         seen.update(keys)
