@@ -605,14 +605,12 @@ class VllmV1(Scheduler):
         sent: i64 = self._sent
         asynchronous: bool = self.asynchronous
         resumes_at: i64 = self._call + self.pipeline_parallel_size
-        k: i64
         for ghost, taken in plan.ghosts:
             ghost.computed = ghost.seen = taken
         entries: i64 = len(requests) + len(plan.ghosts)
         if self.release.dies_of_victims_in_the_batch and entries > len(batch.running):
             raise died("batch-too-large", plan.ghosts[0][0])
-        for k in range(len(requests)):
-            request: Request = requests[k]
+        for k, request in enumerate(requests):
             tokens: i64 = scheduled[k]
             before: i64 = request.computed
             after: i64 = before + tokens
@@ -660,9 +658,7 @@ class VllmV1(Scheduler):
         met: i64 = 0
         requests: list[Request] = plan.requests
         scheduled, yields, all_drafts = plan.scheduled, plan.yields, plan.drafts
-        k: i64
-        for k in range(len(requests)):
-            request: Request = requests[k]
+        for k, request in enumerate(requests):
             if request.state >= FINISHED:
                 continue
             tokens: i64 = scheduled[k]
