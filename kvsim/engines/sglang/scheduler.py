@@ -298,9 +298,9 @@ class Sglang(Scheduler):
             for request in self.turned_away:
                 self._abort(batch, request, "queue-full")
             self.turned_away = []
-        group: Group | None = self._schedule(batch, plan)
+        group: Group | None = _schedule(self, batch, plan)
         while group is None and self._spins(batch):
-            group = self._schedule(batch, plan)
+            group = _schedule(self, batch, plan)
         self._idle = group is None and len(batch) == 0 and self._pending == 0
         if group is not None:
             self._computed_tokens += group.computed_tokens
@@ -316,295 +316,7 @@ class Sglang(Scheduler):
         there was nothing to decode."""
         return self._counts and self._pending == 0 and len(batch) > 0
 
-    def _schedule(self, batch: Batch, plan: Plan) -> Group | None:
-        """Returns what the event loop runs next (`get_next_batch_to_run`), or None."""
-        last: Group | None = self.last
-        unfinished: Request | None = self.unfinished
-        if unfinished is not None:
-            _checkpoint(self.blocks, unfinished)
-        if last is not None and last.extends:
-            if last.let_go(unfinished, last.chunked):
-                self.full = False
-            if last.members:
-                self._soonest = 0
-                if self.running.members:
-                    self.running.members = self.running.members + last.members
-                    self.running.silent = self.running.silent and last.silent
-                else:
-                    self.running = last
-                    self.full = False
-        if self._ended:
-            self._ended = False
-            if self.running.let_go():
-                self.full = False
-        group: Group | None = None
-        self._counts = self._armed > 0 and len(self.running.members) >= self.interval_min_seqs
-        if self._counts:
-            self._armed -= 1
-        else:
-            self._armed = 0
-            group = self._prefill(batch, plan)
-            if group is not None:
-                self._armed = self.interval
-                return group
-        if self.running.members and not self.running.silent:
-            group = self._decode(batch, plan)
-        return group
-
-    # -- prefill ---------------------------------------------------------------------------------
-
-    def _prefill(self, batch: Batch, plan: Plan) -> Group | None:
-        """Returns a step that computes prompts (`get_new_batch_prefill`), or None."""
-        running: Group = self.running
-        unfinished: Request | None = self.unfinished
-        if self.preempts or not running.members:
-            self.full = False
-        if (self.full or not batch.waiting) and unfinished is None:
-            return None
-        slots: i64 = min(self._slots - len(running.members), self.free_slots(batch))
-        if unfinished is None:
-            if self._delay > 1 and slots < self._delay and running.members:
-                self._refusal = SLOTS
-                return None
-            if slots <= 0 and not self.preempts:
-                self.full, self._refusal = True, SLOTS
-                return None
-        batch.waiting = self.order.sort(batch.waiting, self.blocks, running, self._computed_tokens)
-        self.before_admissions(batch, batch.now_ns)
-        adder: Adder = self.adder
-        riders: i64 = len(running.members) if self.mixes else 0
-        adder.begin(batch, self.blocks, running, unfinished, self._ratio.now, riders)
-        preempted: list[Request] = []
-        if unfinished is not None:
-            adder.go_on(unfinished)
-        refusal: i64 = self._choose(batch, preempted)
-        if refusal or not self.full:
-            self._refusal = refusal
-        if batch.waiting and refusal:
-            batch.waiting[0].blocked_steps += 1
-        for request in preempted:
-            self._queue_again(batch, request, retracted=False)
-        self.unfinished = adder.unfinished
-        if not adder.chosen:
-            return None
-        if self.unfinished is not None:
-            # Of two that were cut, the engine knows the later one alone: the other decodes next,
-            # without the rest of its prompt.
-            standing: Standing = self.unfinished.standing
-            standing.middle += 1
-        return self._extend(batch, plan, adder.chosen)
-
-    def _choose(self, batch: Batch, preempted: list[Request]) -> i64:
-        """Takes on requests in the order of the queue; the first one refused blocks all behind it.
-        Returns why the head of the queue was refused."""
-        adder: Adder = self.adder
-        running: Group = self.running
-        refusal: i64 = 0
-        while batch.waiting and adder.state() != OTHER:
-            request: Request = batch.waiting[0]
-            chosen: i64 = len(adder.chosen)
-            if chosen >= min(self._slots - len(running.members), self.free_slots(batch) + chosen):
-                self.full, refusal = True, SLOTS
-            if self.full and not (self.preempts and self._make_way(batch, request, preempted)):
-                return refusal
-            state: i64 = adder.add(request)
-            if state == OTHER:
-                return TOKENS
-            if state == NO_TOKEN:
-                self._surprises.reserved += adder.is_free(request)
-                self.full = bool(adder.chosen or running.members)
-                return BLOCKS
-        return TOKENS
-
-    def _make_way(self, batch: Batch, asking: Request, preempted: list[Request]) -> bool:
-        """Preempts running requests of worse priority, the worst and newest first. Returns whether
-        that made enough room."""
-        adder: Adder = self.adder
-        running: Group = self.running
-        own: Standing = asking.standing
-        need: float = float(own.considered - own.prefix) - adder.left
-        need += float(min(own.limit, adder.clip_tokens))
-        victims: list[Request] = []
-        each: Request
-        for each in sorted(
-            running.members, key=lambda each: (-each.standing.rank, -each.standing.entry)
-        ):
-            if each.standing.rank - own.rank <= self.preemption_threshold:
-                break
-            victims.append(each)
-            need -= adder.expected(each)
-            if need <= 0:
-                break
-        if not victims or need > 0:
-            return False
-        for each in running.members[:]:
-            if each in victims:
-                adder.reserved -= adder.expected(each)
-                running.members.remove(each)
-                self._give_up(batch, each, len(running.members))
-        preempted += victims
-        return True
-
-    def _extend(self, batch: Batch, plan: Plan, chosen: list[Request]) -> Group:
-        """Gives the chosen requests pages for their chunks and adds them to the plan."""
-        blocks: SglangTables = self.blocks
-        group: Group = Group(chosen)
-        group.extends, group.chunked = True, self.unfinished
-        need: i64 = 0
-        request: Request
-        standing: Standing
-        for request in chosen:
-            standing = request.standing
-            group.silent = group.silent and standing.limit == 0
-            group.computed_tokens += standing.end - standing.prefix
-            need += blocks.pages_of(standing.end) - blocks.pages_of(standing.prefix)
-        spare: i64 = self._size * len(chosen) if self._size > 1 else 0
-        blocks.make_room(group.computed_tokens + spare)
-        if need > blocks.gpu.blank:
-            raise died("prefill-out-of-memory", chosen[0], need=need, free=blocks.gpu.blank)
-        for request in chosen:
-            standing = request.standing
-            tokens: i64 = standing.end - standing.prefix
-            blocks.extend(request, standing.end)
-            place: i64 = len(plan.requests)
-            plan.add(request, tokens, 0)
-            scheduled: i64 = standing.end - request.computed
-            batch.chunk(plan, place, request, scheduled, scheduled - tokens)
-            request.computed, request.batch = standing.end, self._sent + 1
-        if self.mixes and self.running.members:
-            self._mix(batch, plan, group)
-        return group
-
-    def _mix(self, batch: Batch, plan: Plan, group: Group) -> None:
-        """Adds the running requests' decodes to the step, if memory suffices for all of them."""
-        running: Group = self.running
-        self._drop_finishing()
-        if not running.members or not self.blocks.fits(running.members):
-            return
-        self._one_more(batch, plan, running.members)
-        request: Request
-        for request in running.members:
-            # The result of its prefill may be pending; it is cached as far as it is known now.
-            standing: Standing = request.standing
-            standing.end = min(request.filled, request.length)
-        group.members = group.members + running.members
-        group.computed_tokens += len(running.members)
-        group.silent = group.silent and running.silent
-        self.running = Group([])
-
-    # -- decode ----------------------------------------------------------------------------------
-
-    def _decode(self, batch: Batch, plan: Plan) -> Group | None:
-        """Returns a step of the running batch (`update_running_batch`), or None."""
-        running: Group = self.running
-        finishing: bool = self._drop_finishing()
-        if not running.members:
-            return None
-        if self.blocks.fits(running.members):
-            self._ratio.decay()
-        elif finishing:
-            return None
-        else:
-            self._retract(batch)
-            self.full = False
-        if not running.members:
-            return None
-        self._one_more(batch, plan, running.members)
-        running.extends = False
-        return running
-
-    def _drop_finishing(self) -> bool:
-        """Removes requests from the running batch whose last token is in flight. Returns whether
-        there are any."""
-        sent: i64 = self._sent
-        if self._pending == 0 or sent < self._soonest:
-            return False
-        members: list[Request] = self.running.members
-        before: i64 = len(members)
-        left: i64 = UNLIMITED
-        k: i64
-        for k in range(before - 1, -1, -1):
-            request: Request = members[k]
-            standing: Standing = request.standing
-            own: i64 = standing.longest - request.length - 1
-            if own <= 0 and request.batch == sent:
-                del members[k]
-            else:
-                left = min(left, own)
-        self._soonest = sent + left
-        if len(members) == before:
-            return False
-        self.full = False
-        return True
-
-    def _one_more(self, batch: Batch, plan: Plan, members: list[Request]) -> None:
-        """Gives each of these requests a slot for one more token. With pages of several tokens,
-        SGLang makes room for a page each, although few requests need one."""
-        blocks: SglangTables = self.blocks
-        blocks.make_room(len(members) * self._size)
-        scheduled, yields, lengths = plan.scheduled, plan.yields, plan.decode_lengths
-        now_ns: i64 = batch.now_ns
-        sent: i64 = self._sent + 1
-        context_tokens: i64 = 0
-        slots: i64 = 0
-        seqs: i64 = 0
-        place: i64 = len(plan.requests)
-        request: Request
-        for request in members:
-            upto: i64 = request.filled + 1
-            if upto > request.room:
-                blocks.extend(request, upto)
-            else:
-                request.filled = upto
-                slots += 1
-            request.computed, request.access_ns, request.batch = upto, now_ns, sent
-            scheduled[place] = yields[place] = 1
-            lengths[seqs] = upto
-            context_tokens += upto
-            seqs += 1
-            place += 1
-        blocks.empty_slots -= slots
-        plan.requests += members
-        plan.add_decodes(seqs, context_tokens, 0)
-
-    def _retract(self, batch: Batch) -> None:
-        """Takes the pages of running requests until the others fit (`retract_decode`). Those that
-        are worth least go first. The remaining ones stay in that order."""
-        kept: list[Request] = sorted(self.running.members, key=self.worth, reverse=True)
-        retracted: list[Request] = []
-        request: Request
-        while len(kept) > 1 and (not retracted or not self.blocks.fits(kept)):
-            request = kept.pop()
-            self._give_up(batch, request, len(kept))
-            retracted.append(request)
-        if not self.blocks.fits(kept):
-            request = kept.pop()
-            batch.running.remove(request)
-            self.blocks.release(request)
-            self._abort(batch, request, "out-of-memory")
-        self.running.members = kept
-        generated: i64 = self.retract_decode_steps * len(kept)
-        limits: i64 = 0
-        for request in kept:
-            standing: Standing = request.standing
-            generated += request.length - request.input_length
-            limits += standing.limit
-        self._ratio.estimate(int(generated), int(limits))
-        for request in retracted:
-            self._queue_again(batch, request, retracted=True)
-
     # -- giving up -------------------------------------------------------------------------------
-
-    def _give_up(self, batch: Batch, request: Request, left: i64) -> None:
-        """Takes all pages of a request, and makes room for what the `left` remaining ones generate
-        soon."""
-        batch.running.remove(request)
-        self.blocks.release(request)
-        batch.preempt(request)
-        self.blocks.make_room(left * self.retract_decode_steps)
-        standing: Standing = request.standing
-        standing.prefix = standing.end = standing.middle = 0
-        standing.retracted = True
 
     def _queue_again(self, batch: Batch, request: Request, retracted: bool) -> None:
         """Puts a request that lost its pages at the end of the queue, if there is a place. It was
@@ -634,7 +346,6 @@ class Sglang(Scheduler):
         blocks.gpu.collect()
         before: i64 = len(batch.ended)
         chunks: i64 = plan.num_chunks
-        request: Request
         for request in requests:
             chunks -= 1
             if request.finish_ns >= 0:
@@ -675,6 +386,293 @@ class SglangOverlap(Sglang):
 
     def overlaps(self) -> bool:
         return True
+
+
+# No methods: those of a scheduler of your own are looked up at each call, that is at each step.
+def _schedule(scheduler: Sglang, batch: Batch, plan: Plan) -> Group | None:
+    """Returns what the event loop runs next (`get_next_batch_to_run`), or None."""
+    last: Group | None = scheduler.last
+    running: Group = scheduler.running
+    unfinished: Request | None = scheduler.unfinished
+    if unfinished is not None:
+        _checkpoint(scheduler.blocks, unfinished)
+    if last is not None and last.extends:
+        if last.let_go(unfinished, last.chunked):
+            scheduler.full = False
+        if last.members:
+            scheduler._soonest = 0
+            if running.members:
+                running.members = running.members + last.members
+                running.silent = running.silent and last.silent
+            else:
+                scheduler.running = running = last
+                scheduler.full = False
+    if scheduler._ended and running.let_go():
+        scheduler.full = False
+    scheduler._ended = False
+    scheduler._counts = scheduler._armed > 0 and len(running.members) >= scheduler.interval_min_seqs
+    if scheduler._counts:
+        scheduler._armed -= 1
+    else:
+        scheduler._armed = 0
+        group: Group | None = _prefill(scheduler, batch, plan)
+        if group is not None:
+            scheduler._armed = scheduler.interval
+            return group
+    return None if running.silent else _decode(scheduler, batch, plan)
+
+
+def _prefill(scheduler: Sglang, batch: Batch, plan: Plan) -> Group | None:
+    """Returns a step that computes prompts (`get_new_batch_prefill`), or None."""
+    blocks: SglangTables = scheduler.blocks
+    running: Group = scheduler.running
+    unfinished: Request | None = scheduler.unfinished
+    if scheduler.preempts or not running.members:
+        scheduler.full = False
+    if (scheduler.full or not batch.waiting) and unfinished is None:
+        return None
+    slots: i64 = min(scheduler._slots - len(running.members), scheduler.free_slots(batch))
+    if unfinished is None:
+        if scheduler._delay > 1 and slots < scheduler._delay and running.members:
+            scheduler._refusal = SLOTS
+            return None
+        if slots <= 0 and not scheduler.preempts:
+            scheduler.full, scheduler._refusal = True, SLOTS
+            return None
+    batch.waiting = scheduler.order.sort(batch.waiting, blocks, running, scheduler._computed_tokens)
+    scheduler.before_admissions(batch, batch.now_ns)
+    adder: Adder = scheduler.adder
+    riders: i64 = len(running.members) if scheduler.mixes else 0
+    adder.begin(batch, blocks, running, unfinished, scheduler._ratio.now, riders)
+    preempted: list[Request] = []
+    if unfinished is not None:
+        adder.go_on(unfinished)
+    refusal: i64 = _choose(scheduler, batch, preempted)
+    if refusal or not scheduler.full:
+        scheduler._refusal = refusal
+    if batch.waiting and refusal:
+        batch.waiting[0].blocked_steps += 1
+    for request in preempted:
+        scheduler._queue_again(batch, request, retracted=False)
+    scheduler.unfinished = adder.unfinished
+    if not adder.chosen:
+        return None
+    if scheduler.unfinished is not None:
+        # Of two that were cut, the engine knows the later one alone: the other decodes next,
+        # without the rest of its prompt.
+        standing: Standing = scheduler.unfinished.standing
+        standing.middle += 1
+    return _extend(scheduler, batch, plan, adder.chosen)
+
+
+def _choose(scheduler: Sglang, batch: Batch, preempted: list[Request]) -> i64:
+    """Takes on requests in the order of the queue; the first one refused blocks all behind it.
+    Returns why the head of the queue was refused."""
+    adder: Adder = scheduler.adder
+    running: Group = scheduler.running
+    refusal: i64 = 0
+    while batch.waiting and adder.state() != OTHER:
+        request: Request = batch.waiting[0]
+        taken: i64 = len(adder.chosen) + len(running.members)
+        if scheduler.free_slots(batch) <= 0 or taken >= scheduler._slots:
+            scheduler.full, refusal = True, SLOTS
+        if scheduler.full and not (
+            scheduler.preempts and _make_way(scheduler, batch, request, preempted)
+        ):
+            return refusal
+        state: i64 = adder.add(request)
+        if state == OTHER:
+            return TOKENS
+        if state == NO_TOKEN:
+            scheduler._surprises.reserved += adder.is_free(request)
+            scheduler.full = bool(adder.chosen or running.members)
+            return BLOCKS
+    return TOKENS
+
+
+def _make_way(scheduler: Sglang, batch: Batch, asking: Request, preempted: list[Request]) -> bool:
+    """Preempts running requests of worse priority, the worst and newest first. Returns whether
+    that made enough room."""
+    adder: Adder = scheduler.adder
+    running: Group = scheduler.running
+    own: Standing = asking.standing
+    need: float = float(own.considered - own.prefix) - adder.left
+    need += float(min(own.limit, adder.clip_tokens))
+    victims: list[Request] = []
+    for each in sorted(running.members, key=lambda one: (-one.standing.rank, -one.standing.entry)):
+        if each.standing.rank - own.rank <= scheduler.preemption_threshold:
+            break
+        victims.append(each)
+        need -= adder.expected(each)
+        if need <= 0:
+            break
+    if not victims or need > 0:
+        return False
+    for each in running.members[:]:
+        if each in victims:
+            adder.reserved -= adder.expected(each)
+            running.members.remove(each)
+            _give_up(scheduler, batch, each, len(running.members))
+    preempted += victims
+    return True
+
+
+def _extend(scheduler: Sglang, batch: Batch, plan: Plan, chosen: list[Request]) -> Group:
+    """Gives the chosen requests pages for their chunks and adds them to the plan."""
+    blocks: SglangTables = scheduler.blocks
+    group: Group = Group(chosen)
+    group.extends, group.chunked = True, scheduler.unfinished
+    need: i64 = 0
+    standing: Standing
+    for request in chosen:
+        standing = request.standing
+        group.silent = group.silent and standing.limit == 0
+        group.computed_tokens += standing.end - standing.prefix
+        need += blocks.pages_of(standing.end) - blocks.pages_of(standing.prefix)
+    spare: i64 = scheduler._size * len(chosen) if scheduler._size > 1 else 0
+    blocks.make_room(group.computed_tokens + spare)
+    if need > blocks.gpu.blank:
+        raise died("prefill-out-of-memory", chosen[0], need=need, free=blocks.gpu.blank)
+    for request in chosen:
+        standing = request.standing
+        tokens: i64 = standing.end - standing.prefix
+        blocks.extend(request, standing.end)
+        place: i64 = len(plan.requests)
+        plan.add(request, tokens, 0)
+        scheduled: i64 = standing.end - request.computed
+        batch.chunk(plan, place, request, scheduled, scheduled - tokens)
+        request.computed, request.batch = standing.end, scheduler._sent + 1
+    if scheduler.mixes and scheduler.running.members:
+        _mix(scheduler, batch, plan, group)
+    return group
+
+
+def _mix(scheduler: Sglang, batch: Batch, plan: Plan, group: Group) -> None:
+    """Adds the running requests' decodes to the step, if memory suffices for all of them."""
+    running: Group = scheduler.running
+    _drop_finishing(scheduler)
+    if not running.members or not scheduler.blocks.fits(running.members):
+        return
+    _one_more(scheduler, batch, plan, running.members)
+    for request in running.members:
+        # The result of its prefill may be pending; it is cached as far as it is known now.
+        standing: Standing = request.standing
+        standing.end = min(request.filled, request.length)
+    group.members = group.members + running.members
+    group.computed_tokens += len(running.members)
+    group.silent = group.silent and running.silent
+    scheduler.running = Group([])
+
+
+def _decode(scheduler: Sglang, batch: Batch, plan: Plan) -> Group | None:
+    """Returns a step of the running batch (`update_running_batch`), or None."""
+    running: Group = scheduler.running
+    finishing: bool = _drop_finishing(scheduler)
+    if not running.members:
+        return None
+    if scheduler.blocks.fits(running.members):
+        scheduler._ratio.decay()
+    elif finishing:
+        return None
+    else:
+        _retract(scheduler, batch)
+        scheduler.full = False
+    if not running.members:
+        return None
+    _one_more(scheduler, batch, plan, running.members)
+    running.extends = False
+    return running
+
+
+def _drop_finishing(scheduler: Sglang) -> bool:
+    """Removes running requests whose last token is in flight. Returns whether there are any."""
+    sent: i64 = scheduler._sent
+    if scheduler._pending == 0 or sent < scheduler._soonest:
+        return False
+    members: list[Request] = scheduler.running.members
+    before: i64 = len(members)
+    left: i64 = UNLIMITED
+    k: i64
+    for k in range(before - 1, -1, -1):
+        request: Request = members[k]
+        standing: Standing = request.standing
+        own: i64 = standing.longest - request.length - 1
+        if own <= 0 and request.batch == sent:
+            del members[k]
+        else:
+            left = min(left, own)
+    scheduler._soonest = sent + left
+    if len(members) == before:
+        return False
+    scheduler.full = False
+    return True
+
+
+def _one_more(scheduler: Sglang, batch: Batch, plan: Plan, members: list[Request]) -> None:
+    """Gives each of these requests a slot for one more token. With pages of several tokens,
+    SGLang makes room for a page each, although few requests need one."""
+    blocks: SglangTables = scheduler.blocks
+    blocks.make_room(len(members) * scheduler._size)
+    scheduled, yields, lengths = plan.scheduled, plan.yields, plan.decode_lengths
+    now_ns: i64 = batch.now_ns
+    sent: i64 = scheduler._sent + 1
+    context_tokens: i64 = 0
+    slots: i64 = 0
+    seqs: i64 = 0
+    place: i64 = len(plan.requests)
+    for request in members:
+        upto: i64 = request.filled + 1
+        if upto > request.room:
+            blocks.extend(request, upto)
+        else:
+            request.filled = upto
+            slots += 1
+        request.computed, request.access_ns, request.batch = upto, now_ns, sent
+        scheduled[place] = yields[place] = 1
+        lengths[seqs] = upto
+        context_tokens += upto
+        seqs += 1
+        place += 1
+    blocks.empty_slots -= slots
+    plan.requests += members
+    plan.add_decodes(seqs, context_tokens, 0)
+
+
+def _retract(scheduler: Sglang, batch: Batch) -> None:
+    """Takes the pages of running requests until the others fit (`retract_decode`). Those that
+    are worth least go first. The remaining ones stay in that order."""
+    kept: list[Request] = sorted(scheduler.running.members, key=scheduler.worth, reverse=True)
+    retracted: list[Request] = []
+    while len(kept) > 1 and (not retracted or not scheduler.blocks.fits(kept)):
+        request = kept.pop()
+        _give_up(scheduler, batch, request, len(kept))
+        retracted.append(request)
+    if not scheduler.blocks.fits(kept):
+        request = kept.pop()
+        batch.running.remove(request)
+        scheduler.blocks.release(request)
+        scheduler._abort(batch, request, "out-of-memory")
+    scheduler.running.members = kept
+    generated: i64 = scheduler.retract_decode_steps * len(kept)
+    limits: i64 = 0
+    for request in kept:
+        standing: Standing = request.standing
+        generated += request.length - request.input_length
+        limits += standing.limit
+    scheduler._ratio.estimate(int(generated), int(limits))
+    for request in retracted:
+        scheduler._queue_again(batch, request, retracted=True)
+
+
+def _give_up(scheduler: Sglang, batch: Batch, request: Request, left: i64) -> None:
+    """Takes all pages of a request, and makes room for what the `left` others generate soon."""
+    batch.running.remove(request)
+    scheduler.blocks.release(request)
+    batch.preempt(request)
+    scheduler.blocks.make_room(left * scheduler.retract_decode_steps)
+    standing: Standing = request.standing
+    standing.prefix = standing.end = standing.middle = 0
+    standing.retracted = True
 
 
 def _checkpoint(blocks: SglangTables, request: Request) -> None:
