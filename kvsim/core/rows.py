@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from librt.vecs import append, extend, vec
+from librt.vecs import append, vec
 from mypy_extensions import i64
 
 from kvsim.core.plan import RECOMPUTE, Plan
 from kvsim.core.request import Request
 from kvsim.core.schema import REQUEST_COLUMNS, STEP_COLUMNS
-from kvsim.core.vectors import EMPTY
+from kvsim.core.vectors import longer, zeros
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,6 +27,9 @@ class Packing:
     packed: Any
     """Their columns (`kvsim.core.records.packed.PackedColumns`), once they are sealed."""
     _cells: vec[i64]
+    """The rows that are not packed yet, one after another; it is used again."""
+    _used: i64
+    """Numbers of them in it."""
     _full: i64
 
     def __init__(self, names: tuple[str, ...]) -> None:
@@ -34,7 +37,7 @@ class Packing:
 
         self.num_rows = 0
         self.packed = PackedColumns(names)
-        self._cells = EMPTY
+        self._cells, self._used = zeros(64 * len(names)), 0
         self._full = PIECE_ROWS
 
     def __len__(self) -> int:
@@ -42,7 +45,14 @@ class Packing:
 
     def keep(self, row: vec[i64]) -> None:
         """Adds a row."""
-        self._cells = extend(self._cells, row)
+        cells: vec[i64] = self._cells
+        at: i64 = self._used
+        self._used += len(row)
+        if self._used > len(cells):
+            cells = self._cells = longer(cells, len(cells))
+        k: i64
+        for k in range(len(row)):
+            cells[at + k] = row[k]
         self.num_rows += 1
         if self.num_rows >= self._full:
             self.seal()
@@ -51,10 +61,10 @@ class Packing:
         """Packs all rows so far."""
         import numpy as np
 
-        if len(self._cells):
-            cells = np.frombuffer(self._cells, np.int64)  # type: ignore[call-overload]
+        if self._used:
+            cells = np.frombuffer(self._cells, np.int64, self._used)  # type: ignore[call-overload]
             self.packed.add(cells.reshape(-1, len(self.packed)))
-        self._cells = EMPTY
+        self._used = 0
         self._full = self.num_rows + PIECE_ROWS
 
 
