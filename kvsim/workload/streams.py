@@ -158,6 +158,9 @@ class Streams(Sequence["SpannedStream"]):
         self._rows, self._lengths, self._spans = rows, lengths, spans
         self._made: dict[int, SpannedStream] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _streams_of, (self._rows, self._lengths, self._spans, self._made)
+
     def put(self, index: int, stream: SpannedStream) -> None:
         """Set the stream of a row that something else identifies."""
         self._made[index] = stream
@@ -166,9 +169,7 @@ class Streams(Sequence["SpannedStream"]):
         """The streams of some rows, numbered anew."""
         made = {place: self[index] for place, index in enumerate(indexes)}
         lengths = array("q", [stream.input_length for stream in made.values()])
-        some = Streams(self._rows, lengths, HashSpans(EMPTY, EMPTY, EMPTY, EMPTY))
-        some._made = made
-        return some
+        return _streams_of(self._rows, lengths, HashSpans(EMPTY, EMPTY, EMPTY, EMPTY), made)
 
     def inherited(self, index: int, tokens: int) -> SpannedStream:
         """A stream, to begin another one with so many of its tokens."""
@@ -218,6 +219,14 @@ class Streams(Sequence["SpannedStream"]):
         if not salt:
             stream.shared_tokens = spans.shared[index]
         return stream
+
+
+def _streams_of(
+    rows: int, lengths: array[int], spans: HashSpans, made: dict[int, SpannedStream]
+) -> Streams:
+    streams = Streams(rows, lengths, spans)
+    streams._made = made
+    return streams
 
 
 class SpanStream:

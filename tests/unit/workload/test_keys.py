@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -81,6 +82,18 @@ def test_keys_do_not_depend_on_how_they_are_asked_for(
         assert list(other.keys(first, last, block_size)) == list(
             one.keys(0, blocks, block_size)[first:last]
         )
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(traces(), st.integers(1, 9))
+def test_streams_are_the_same_in_another_process(trace: Trace, block_size: int) -> None:
+    made = streams(trace)
+    sent = pickle.loads(pickle.dumps(made))
+    for row, stream, other in zip(trace.rows, made, sent, strict=True):
+        blocks = (row.input_length + 40) // block_size
+        assert stream.keys(0, blocks, block_size) == other.keys(0, blocks, block_size)
+        assert stream.spans(block_size) == other.spans(block_size)
+        assert (stream.shared_tokens, stream.salt) == (other.shared_tokens, other.salt)
 
 
 @settings(max_examples=examples(60), deadline=None)
