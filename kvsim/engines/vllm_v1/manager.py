@@ -19,7 +19,7 @@ from kvsim.core.contents import Numbering
 from kvsim.core.plan import Plan
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request, Table
-from kvsim.core.vectors import EMPTY, zeros
+from kvsim.core.vectors import EMPTY, longer, zeros
 from kvsim.engines.vllm_v1.groups import (
     NEVER,
     STEADY,
@@ -149,7 +149,6 @@ class KVCacheManager(BlockManager):
         kinds: dict[Any, list[Group]] = {}
         for number, group in enumerate(self.groups):
             group.number = number
-            group.hits = zeros(layout.max_model_len // group.block_size + 2)
             kinds.setdefault(group.rules(), []).append(group)
         for alike in kinds.values():
             drop = layout.drops_last and any(group.eagle or not eagle for group in alike)
@@ -276,6 +275,12 @@ class KVCacheManager(BlockManager):
         self._junction = 0
         alike: list[Group]
         rules: Group
+        group: Group
+        for group in self.groups:
+            lacking: i64 = max(longest, units * layout.key_tokens) // group.block_size + 2
+            lacking -= len(group.hits)
+            if lacking > 0:
+                group.hits = longer(group.hits, lacking)
         if len(self.groups) == 1:
             alike = self.kinds[0]
             rules = alike[0]

@@ -3,7 +3,7 @@
 from worlds import manager
 
 from kvsim.core.request import Request
-from kvsim.engines.vllm_v1.manager import KVCacheManager
+from kvsim.engines.vllm_v1.manager import KVCacheManager, full_attention
 
 
 class Chain:
@@ -119,3 +119,14 @@ def test_the_copy_that_was_labelled_first_is_hit_until_it_is_evicted() -> None:
     admit(blocks, third)
     assert third.table[:2] == [1, 2]
     blocks.audit([longer, third])
+
+
+def test_the_longest_sequence_costs_no_memory_before_it_comes() -> None:
+    blocks = full_attention(
+        16,
+        100,
+        enable_prefix_caching=True,
+        max_model_len=10**15,
+        max_num_batched_tokens=8192,
+    )
+    assert blocks.gpu.free == 99
