@@ -17,6 +17,7 @@ NEVER_NS: Final = 1 << 62
 """When something happens that never does. Every step ends before, so that sums of a few times fit
 into 64 bits."""
 _LAST_NS: Final = NEVER_NS - 1
+"""When a step ends at the latest. Compiled code compares with it at once, as it has 62 bits."""
 
 Waiting = Generator[Any, Any, Any]
 """What a host yields while time passes. Only the driver of the loop interprets it."""

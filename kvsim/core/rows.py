@@ -30,7 +30,8 @@ class Packing:
     """The rows that are not packed yet, one after another; it is used again."""
     _used: i64
     """Numbers of them in it."""
-    _full: i64
+    _most: i64
+    """Numbers of a piece."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         from kvsim.core.records.packed import PackedColumns
@@ -38,7 +39,7 @@ class Packing:
         self.num_rows = 0
         self.packed = PackedColumns(names)
         self._cells, self._used = zeros(64 * len(names)), 0
-        self._full = PIECE_ROWS
+        self._most = PIECE_ROWS * len(names)
 
     def __len__(self) -> int:
         return self.num_rows
@@ -54,7 +55,7 @@ class Packing:
         for k in range(len(row)):
             cells[at + k] = row[k]
         self.num_rows += 1
-        if self.num_rows >= self._full:
+        if self._used >= self._most:
             self.seal()
 
     def seal(self) -> None:
@@ -65,7 +66,6 @@ class Packing:
             cells = np.frombuffer(self._cells, np.int64, self._used)  # type: ignore[call-overload]
             self.packed.add(cells.reshape(-1, len(self.packed)))
         self._used = 0
-        self._full = self.num_rows + PIECE_ROWS
 
 
 class StepRows(Packing):

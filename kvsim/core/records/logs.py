@@ -43,7 +43,7 @@ def transitions(noted: Any) -> dict[str, np.ndarray]:
     as an int64 array, from the vector of their values, entry by entry."""
     import numpy as np
 
-    rows = np.array(noted, np.int64).reshape(-1, len(TRANSITION_COLUMNS))
+    rows = np.frombuffer(noted, np.int64).reshape(-1, len(TRANSITION_COLUMNS))
     return {name: rows[:, i].copy() for i, name in enumerate(TRANSITION_COLUMNS)}
 
 
