@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from kvsim.against.serve.server import Server, listen
 from kvsim.against.serve.session import Options, Session
 from kvsim.run.simulation import read_config
+
+T = TypeVar("T")
 
 SMALL: dict[str, Any] = {
     "num_gpu_blocks_override": 120,
@@ -18,6 +21,12 @@ SMALL: dict[str, Any] = {
     "max_num_seqs": 32,
     "max_num_batched_tokens": 256,
 }
+
+
+def run_apart(coroutine: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns, in a thread of its own: in this one, a browser's loop may run."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
 
 
 @contextmanager

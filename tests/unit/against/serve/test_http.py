@@ -32,7 +32,7 @@ from kvsim.run.simulation import read_config, simulate
 from kvsim.settings.server.command import arguments
 from kvsim.workload import TokenContent, Trace
 from tests.support.places import ROOT
-from tests.support.serving import SMALL, serving
+from tests.support.serving import SMALL, run_apart, serving
 from tests.unit.against.serve.test_session import made_trace, row_of
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -348,7 +348,7 @@ def test_a_whole_answer_is_sent_once_to_a_slow_reader() -> None:
             await asyncio.sleep(0)
         return kinds
 
-    assert asyncio.run(sent()) == ["http.response.start", "http.response.body"]
+    assert run_apart(sent()) == ["http.response.start", "http.response.body"]
 
 
 class Behind:
@@ -373,7 +373,7 @@ def test_others_are_heard_however_far_behind_a_session_is(speed: float) -> None:
         clock.closing = True
         await playing
 
-    asyncio.run(heard())
+    run_apart(heard())
 
 
 def test_an_engine_that_stops_ends_everything_with_an_error() -> None:
