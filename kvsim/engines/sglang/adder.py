@@ -84,19 +84,18 @@ class Adder:
         self._lives = None
         self.left_prefill = self.max_prefill_tokens - riders
         self.left_chunk = self.chunk_tokens - riders if self.chunk_tokens else UNLIMITED
-        expected: float = 0.0
-        request: Request
-        for request in running.members:
-            expected += self.expected(request)
-        self.reserved, self.used = float(riders) + expected, riders
+        self.reserved, self.used = float(riders) + self.expected(running.members), riders
 
-    def expected(self, request: Request) -> float:
-        """The tokens that a running request is still expected to generate."""
-        standing: Standing = request.standing
-        rest: i64 = standing.longest - request.length
-        if rest > self.clip_tokens:
-            rest = self.clip_tokens
-        return float(rest) if request.ignore_eos else float(rest) * self.ratio
+    def expected(self, requests: list[Request]) -> float:
+        """The tokens that running requests are still expected to generate."""
+        expected: float = 0.0
+        ratio: float = self.ratio
+        most: i64 = self.clip_tokens
+        for request in requests:
+            standing: Standing = request.standing
+            rest: i64 = min(standing.longest - request.length, most)
+            expected += float(rest) if request.ignore_eos else float(rest) * ratio
+        return expected
 
     @property
     def left(self) -> float:

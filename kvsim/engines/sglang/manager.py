@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from kvsim.core.blocks import BlockManager
@@ -29,7 +28,6 @@ from kvsim.engines.sglang.node import Node, Text
 from kvsim.engines.sglang.ranks import LeastRecent, Rank, make_rank
 from kvsim.engines.sglang.standing import Standing
 from kvsim.engines.sglang.tree import PagePool, RadixTree, Span
-from kvsim.policies.order import Order
 from kvsim.policies.tables import FULL_HITS, FullHit
 
 
@@ -63,8 +61,7 @@ class SglangTables(BlockManager):
 
     @property
     def hears(self) -> Any:
-        own: Any = self.tree.rank.own
-        return own.hears if isinstance(own, Order) else None
+        return self.tree.rank.hears
 
     @property
     def lookups(self) -> tuple[int, int]:
@@ -143,7 +140,8 @@ class SglangTables(BlockManager):
         """What the first `pages` pages of a request hold, and maybe more."""
         if text is None:
             stream = request._stream
-            text = Text(self.block_size, self.numbering.runs_of(stream), stream, request)
+            owner = None if self.tree.rank.own is None else request
+            text = Text(self.block_size, self.numbering.runs_of(stream), stream, owner)
         text.reach(pages, self.numbering)
         return text
 
@@ -179,19 +177,19 @@ class SglangTables(BlockManager):
         standing: Standing = request.standing
         number: i64 = upto // self.block_size
         text: Text = self._text(standing.text, request, number)
-        pages: vec[i64] = standing.pages
-        first: i64 = standing.first
+        own: Node | None = standing.lock
+        assert own is not None
+        priority: i64 = request.priority
         node: Node = tree.insert(
-            text, number, pages, first, standing.cached, standing.counted, request.priority
+            own, text, number, standing.pages, standing.first, standing.counted, priority
         )
         standing.counted = max(standing.counted, number)
         prompt: i64 = request.input_length // self.block_size
         if 0 < prompt < number:
             # The leaf is cut between prompt and output, so that the output can be evicted alone.
-            tree.insert(text, prompt, pages, first, prompt, prompt, request.priority + 1)
+            tree.insert_again(node, prompt, priority + 1)
         tree.lock(node)
-        assert standing.lock is not None
-        tree.unlock(standing.lock)
+        tree.unlock(own)
         standing.lock = node
         standing.cached = number
 

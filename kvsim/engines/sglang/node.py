@@ -3,67 +3,68 @@ after equal tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Final
 
 from librt.vecs import append, vec
 from mypy_extensions import i64
 
 from kvsim.core.contents import Numbering
-from kvsim.core.vectors import EMPTY
+from kvsim.core.vectors import EMPTY, zeros
 
 
 class Text:
-    """The pages of a stream. Those before page `ends[k]`, and not before `ends[k - 1]`, have the
-    number `bases[k]` plus their own place."""
+    """The pages of a stream in runs of consecutive numbers."""
 
     page_size: i64
-    bases: vec[i64]
-    ends: vec[i64]
+    runs: vec[i64]
+    """Of each run, the number of a page less its place, and where the run ends."""
     request: Any
-    """Of which it is; None: of nobody."""
+    """Of which it is, for an outsider's rank of nodes; None: of nobody."""
     _stream: Any
 
     def __init__(
         self,
         page_size: i64,
-        runs: Iterable[tuple[int, int]],
+        runs: list[tuple[int, int]],
         stream: Any = None,
         request: Any = None,
     ) -> None:
-        """`runs`: base and end of each run."""
+        """`runs`: pairs as in the attribute of this name."""
         self.page_size, self._stream, self.request = page_size, stream, request
-        self.bases, self.ends = EMPTY, EMPTY
+        pairs: vec[i64] = zeros(2 * len(runs))
+        at: i64 = 0
         for base, end in runs:
-            self.bases, self.ends = append(self.bases, base), append(self.ends, end)
+            pairs[at], pairs[at + 1] = base, end
+            at += 2
+        self.runs = pairs
 
     def reach(self, pages: i64, numbering: Numbering) -> None:
         """Sees to it that the first `pages` pages have numbers. Their tokens must be known."""
         place: i64 = 0
-        if len(self.ends):
-            place = self.ends[len(self.ends) - 1]
+        if len(self.runs):
+            place = self.runs[len(self.runs) - 1]
         if place >= pages:
             return
         for key in self._stream.keys(place, pages, self.page_size):
-            self.bases = append(self.bases, numbering.number(key) - place)
+            self.runs = append(append(self.runs, numbering.number(key) - place), place + 1)
             place += 1
-            self.ends = append(self.ends, place)
 
     def run_at(self, page: i64) -> i64:
-        """The run that holds a page."""
+        """Where the run that holds a page is in `runs`."""
+        runs: vec[i64] = self.runs
         low: i64 = 0
-        high: i64 = len(self.ends) - 1
+        high: i64 = len(runs) // 2 - 1
         while low < high:
             middle: i64 = (low + high) >> 1
-            if self.ends[middle] > page:
+            if runs[2 * middle + 1] > page:
                 high = middle
             else:
                 low = middle + 1
-        return low
+        return 2 * low
 
     def number(self, page: i64) -> i64:
         """The number of a page."""
-        return self.bases[self.run_at(page)] + page
+        return self.runs[self.run_at(page)] + page
 
     def agrees(self, other: Text, first: i64, last: i64) -> i64:
         """Of the pages `first .. last - 1`, how many leading ones are the same in another text."""
@@ -72,10 +73,10 @@ class Text:
         page: i64 = first
         own: i64 = self.run_at(first)
         its: i64 = other.run_at(first)
-        while page < last and self.bases[own] == other.bases[its]:
-            page = min(self.ends[own], other.ends[its])
-            own += self.ends[own] == page
-            its += other.ends[its] == page
+        while page < last and self.runs[own] == other.runs[its]:
+            page = min(self.runs[own + 1], other.runs[its + 1])
+            own += 2 if self.runs[own + 1] == page else 0
+            its += 2 if other.runs[its + 1] == page else 0
         return min(page, last) - first
 
     def keys(self, first: i64, last: i64) -> list[int]:
@@ -93,11 +94,13 @@ class Node:
     text: Text
     begin: i64
     end: i64
+    key: object
+    """The number of its first page, which tells it from all others."""
     pages: vec[i64]
     at: i64
-    children: dict[int, Node]
-    """Children by the number of their first page."""
     parent: Node | None
+    branches: i64
+    """Number of its children."""
     locks: i64
     """Number of requests that hold this node or one below it."""
     hits: i64
@@ -123,8 +126,9 @@ class Node:
         priority: i64,
     ) -> None:
         self.text, self.begin, self.end, self.pages, self.at = text, begin, end, pages, at
-        self.children, self.parent, self.priority = {}, parent, priority
-        self.locks = self.hits = self.history = self.time = 0
+        self.key = None
+        self.parent, self.priority = parent, priority
+        self.branches = self.locks = self.hits = self.history = self.time = 0
         self.older = self.newer = self
 
     @property

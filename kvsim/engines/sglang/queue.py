@@ -21,6 +21,7 @@ from kvsim.engines.sglang.manager import SglangTables
 from kvsim.engines.sglang.node import Node
 from kvsim.engines.sglang.ratio import Environment
 from kvsim.engines.sglang.standing import Group, Standing
+from kvsim.engines.sglang.tree import RadixTree
 from kvsim.workload.streams import Span
 
 MANY: Final = 128
@@ -114,7 +115,7 @@ class QueueOrder:
             return waiting
         self._look_up(waiting, blocks)
         if self.policy == "dfs-weight":
-            return _depth_first(blocks.tree.root, waiting)
+            return _depth_first(blocks.tree, waiting)
 
         def order(each: Request) -> tuple[Any, ...]:
             standing: Standing = each.standing
@@ -178,7 +179,7 @@ def _response(request: Request, computed_tokens: i64) -> float:
     return -(int(max(0, computed_tokens - standing.since)) / int(uncached))
 
 
-def _depth_first(root: Node, waiting: Iterable[Request]) -> deque[Request]:
+def _depth_first(tree: RadixTree, waiting: Iterable[Request]) -> deque[Request]:
     """`dfs-weight`: subtrees with more waiting requests first; the requests of a node come after
     them."""
     own: dict[Node, list[Request]] = {}
@@ -189,15 +190,18 @@ def _depth_first(root: Node, waiting: Iterable[Request]) -> deque[Request]:
         while node is not None:
             weights[node] += 1
             node = node.parent
+    children: dict[Node | None, list[Node]] = {}
+    for each in tree.nodes.values():
+        if weights[each]:
+            children.setdefault(each.parent, []).append(each)
     found: deque[Request] = deque()
-    stack: list[tuple[Node, bool]] = [(root, False)]
+    stack: list[tuple[Node, bool]] = [(tree.root, False)]
     while stack:
         each, below = stack.pop()
         if below:
             found += own.get(each, [])
             continue
         stack.append((each, True))
-        children = [child for child in each.children.values() if weights[child]]
-        children.sort(key=lambda child: -weights[child])
-        stack += [(child, False) for child in reversed(children)]
+        branches = sorted(children.get(each, []), key=lambda child: -weights[child])
+        stack += [(child, False) for child in reversed(branches)]
     return found

@@ -10,6 +10,7 @@ from mypy_extensions import i64
 from kvsim.engines.sglang.node import Node
 from kvsim.errors import ConfigError
 from kvsim.policies.named import callable_with, find_rule
+from kvsim.policies.order import Order
 
 
 class Rank:
@@ -20,6 +21,8 @@ class Rank:
     """Whether all grades are equal."""
     own: Callable[[Any], Any] | None = None
     """An outsider's rank, whose values of any kind are compared instead."""
+    hears: Any = None
+    """The policy that is told which request gives pages back; None: nobody."""
 
     def grade(self, node: Node) -> i64:
         """The grade of a leaf."""
@@ -100,5 +103,5 @@ def make_rank(name: Any, config: Mapping[str, Any]) -> Rank:
     if isinstance(found, Rank):
         return found
     rank = Rank()
-    rank.own = found
+    rank.own, rank.hears = found, found.hears if isinstance(found, Order) else None
     return rank

@@ -104,7 +104,7 @@ class Sglang(Scheduler):
     _soonest: i64
     """Before so many steps were sent, no running request has its last token in flight."""
     _ended: bool
-    """Whether requests have ended since the running batch was looked through."""
+    """Whether requests may have ended in the running batch since it was looked through."""
     _pending: i64
     """Steps in flight."""
     _sent: i64
@@ -273,9 +273,7 @@ class Sglang(Scheduler):
         if most is not None and len(batch.waiting) >= most:
             loser = request
             if self.has_priorities and batch.waiting:
-                worst: Request = max(
-                    batch.waiting, key=lambda each: (each.standing.rank, each.standing.entry)
-                )
+                worst: Request = max(batch.waiting, key=_precedence)
                 if standing.rank < cast(Standing, worst.standing).rank:
                     loser = worst
                     batch.waiting.remove(worst)
@@ -344,7 +342,7 @@ class Sglang(Scheduler):
         self._pending -= 1
         blocks: SglangTables = self.blocks
         blocks.gpu.collect()
-        before: i64 = len(batch.ended)
+        ended: i64 = len(batch.ended)
         chunks: i64 = plan.num_chunks
         for request in requests:
             chunks -= 1
@@ -360,9 +358,8 @@ class Sglang(Scheduler):
             elif chunks >= 0:
                 _checkpoint(blocks, request)
         blocks.gpu.apply()
-        if len(batch.ended) > before:
+        if len(batch.ended) > ended:
             batch.remove_ended()
-            self._ended = True
         self.after_step(batch, plan, now_ns)
 
     def _complete(self, batch: Batch, request: Request) -> None:
@@ -373,6 +370,7 @@ class Sglang(Scheduler):
             upto = min(upto, request.length)
         else:
             request.reason = "too-long"
+        self._ended |= not standing.leaves
         self.blocks.checkpoint(request, upto)
         self.blocks.release(request)
         request.standing = None
@@ -400,9 +398,11 @@ def _schedule(scheduler: Sglang, batch: Batch, plan: Plan) -> Group | None:
         if last.let_go(unfinished, last.chunked):
             scheduler.full = False
         if last.members:
-            scheduler._soonest = 0
+            scheduler._soonest = min(
+                scheduler._soonest, scheduler._sent + _steps_left(last.members)
+            )
             if running.members:
-                running.members = running.members + last.members
+                running.members += last.members
                 running.silent = running.silent and last.silent
             else:
                 scheduler.running = running = last
@@ -490,6 +490,12 @@ def _choose(scheduler: Sglang, batch: Batch, preempted: list[Request]) -> i64:
     return TOKENS
 
 
+def _precedence(request: Request) -> tuple[int, int]:
+    """Smaller values go first."""
+    standing: Standing = request.standing
+    return standing.rank, standing.entry
+
+
 def _make_way(scheduler: Sglang, batch: Batch, asking: Request, preempted: list[Request]) -> bool:
     """Preempts running requests of worse priority, the worst and newest first. Returns whether
     that made enough room."""
@@ -499,18 +505,18 @@ def _make_way(scheduler: Sglang, batch: Batch, asking: Request, preempted: list[
     need: float = float(own.considered - own.prefix) - adder.left
     need += float(min(own.limit, adder.clip_tokens))
     victims: list[Request] = []
-    for each in sorted(running.members, key=lambda one: (-one.standing.rank, -one.standing.entry)):
+    for each in sorted(running.members, key=_precedence, reverse=True):
         if each.standing.rank - own.rank <= scheduler.preemption_threshold:
             break
         victims.append(each)
-        need -= adder.expected(each)
+        need -= adder.expected([each])
         if need <= 0:
             break
     if not victims or need > 0:
         return False
     for each in running.members[:]:
         if each in victims:
-            adder.reserved -= adder.expected(each)
+            adder.reserved -= adder.expected([each])
             running.members.remove(each)
             _give_up(scheduler, batch, each, len(running.members))
     preempted += victims
@@ -584,25 +590,35 @@ def _decode(scheduler: Sglang, batch: Batch, plan: Plan) -> Group | None:
     return running
 
 
+def _steps_left(requests: list[Request]) -> i64:
+    """The steps in which each of these requests may generate a token that is not its last."""
+    left: i64 = UNLIMITED
+    for request in requests:
+        standing: Standing = request.standing
+        left = min(left, standing.longest - request.length - 1)
+    return left
+
+
 def _drop_finishing(scheduler: Sglang) -> bool:
     """Removes running requests whose last token is in flight. Returns whether there are any."""
     sent: i64 = scheduler._sent
     if scheduler._pending == 0 or sent < scheduler._soonest:
         return False
     members: list[Request] = scheduler.running.members
-    before: i64 = len(members)
+    places: list[int] = []
     left: i64 = UNLIMITED
-    k: i64
-    for k in range(before - 1, -1, -1):
-        request: Request = members[k]
+    for place, request in enumerate(members):
         standing: Standing = request.standing
         own: i64 = standing.longest - request.length - 1
         if own <= 0 and request.batch == sent:
-            del members[k]
+            standing.leaves = True
+            places.append(place)
         else:
             left = min(left, own)
+    for place in reversed(places):
+        del members[place]
     scheduler._soonest = sent + left
-    if len(members) == before:
+    if not places:
         return False
     scheduler.full = False
     return True
@@ -617,23 +633,20 @@ def _one_more(scheduler: Sglang, batch: Batch, plan: Plan, members: list[Request
     now_ns: i64 = batch.now_ns
     sent: i64 = scheduler._sent + 1
     context_tokens: i64 = 0
-    slots: i64 = 0
+    extended: i64 = 0
     seqs: i64 = 0
-    place: i64 = len(plan.requests)
+    before: i64 = len(plan.requests)
     for request in members:
         upto: i64 = request.filled + 1
         if upto > request.room:
             blocks.extend(request, upto)
-        else:
-            request.filled = upto
-            slots += 1
-        request.computed, request.access_ns, request.batch = upto, now_ns, sent
-        scheduled[place] = yields[place] = 1
-        lengths[seqs] = upto
+            extended += 1
+        request.filled = request.computed = lengths[seqs] = upto
+        request.access_ns, request.batch = now_ns, sent
+        scheduled[before + seqs] = yields[before + seqs] = 1
         context_tokens += upto
         seqs += 1
-        place += 1
-    blocks.empty_slots -= slots
+    blocks.empty_slots -= seqs - extended
     plan.requests += members
     plan.add_decodes(seqs, context_tokens, 0)
 

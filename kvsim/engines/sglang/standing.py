@@ -35,6 +35,8 @@ class Standing:
     """Tokens up to which its last chunk goes."""
     middle: i64
     """Chunks in flight that are not the last one of its prompt."""
+    leaves: bool
+    """Whether it has left the running batch, as its last token is in flight."""
     retracted: bool
     """Whether it lost its pages since its last prefill. Results in flight are then dropped."""
 
@@ -64,7 +66,7 @@ class Standing:
         self.text = None
         self.entry = self.since = self.considered = self.prefix = self.end = self.middle = 0
         self.matched = self.work = self.cached = self.counted = self.first = 0
-        self.retracted = self.late = False
+        self.leaves = self.retracted = self.late = False
         self.node, self.lock, self.pages = NOWHERE, None, EMPTY
 
 
@@ -89,10 +91,10 @@ class Group:
     def let_go(self, one: Request | None = None, other: Request | None = None) -> bool:
         """Removes requests that are over, and the given ones. Returns whether there were any."""
         members: list[Request] = self.members
-        before: i64 = len(members)
-        k: i64
-        for k in range(before - 1, -1, -1):
-            each: Request = members[k]
+        places: list[int] = []
+        for place, each in enumerate(members):
             if each.finish_ns >= 0 or each is one or each is other:
-                del members[k]
-        return len(members) < before
+                places.append(place)
+        for place in reversed(places):
+            del members[place]
+        return len(places) > 0

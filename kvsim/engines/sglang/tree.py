@@ -92,7 +92,8 @@ class PagePool:
 
     def cached_blocks(self) -> list[int]:
         """The pages in the tree that no request holds."""
-        return [page for node in self.tree.nodes() if not node.locks for page in node.list_pages()]
+        nodes = self.tree.nodes.values()
+        return [page for node in nodes if not node.locks for page in node.list_pages()]
 
     @property
     def references(self) -> dict[int, int]:
@@ -102,7 +103,7 @@ class PagePool:
         for span in self._spans():
             for k in range(span.begin, span.end):
                 del held[span.pages[k]]
-        for node in self.tree.nodes():
+        for node in self.tree.nodes.values():
             for page in node.list_pages():
                 if node.locks:
                     held[page] = node.locks
@@ -202,6 +203,8 @@ class RadixTree:
     pool: PagePool
     rank: Rank
     root: Node
+    nodes: dict[object, Node]
+    """All others by their key: the number of a page stands for all pages before it, too."""
     end: Node
     """Where the pages end that were looked up last."""
     locked_pages: i64
@@ -213,6 +216,7 @@ class RadixTree:
     def __init__(self, pool: PagePool, rank: Rank) -> None:
         self.pool, self.rank = pool, rank
         self.root = self.end = Node(NO_TEXT, 0, 0, EMPTY, 0, None, 0)
+        self.nodes = {}
         self.locked_pages = 0
         self.events = None
         pool.tree = self
@@ -225,11 +229,10 @@ class RadixTree:
         If it uses them, `end` is the node where they end. A node that matches only in part is
         split. The node and all above it count as used now.
         """
-        root: Node = self.root
-        node: Node = root
+        node: Node = self.root
         at: i64 = 0
         while at < pages:
-            child: Node | None = node.children.get(text.number(at))
+            child: Node | None = self.nodes.get(text.number(at))
             if child is None:
                 break
             same: i64 = text.agrees(child.text, at, min(child.end, pages))
@@ -239,15 +242,9 @@ class RadixTree:
                     node = self._split(child, same)
                 break
             node = child
-        if not uses:
-            return at
-        self.end = node
-        newer: Node = root
-        while node is not root:
-            self._use(node, newer)
-            newer = node
-            assert node.parent is not None
-            node = node.parent
+        if uses:
+            self.end = node
+            self._use_path(node)
         return at
 
     def path(self, end: Node) -> list[int]:
@@ -259,54 +256,66 @@ class RadixTree:
             node = node.parent
         return [page for part in reversed(parts) for page in part]
 
-    def nodes(self) -> list[Node]:
-        """All nodes but the root."""
-        found: list[Node] = [self.root]
-        for node in found:
-            found += node.children.values()
-        return found[1:]
-
     # -- changes ---------------------------------------------------------------------------------
 
     def insert(
         self,
+        own: Node,
         text: Text,
         number: i64,
         pages: vec[i64],
         first: i64,
-        own: i64,
         counted: i64,
         priority: i64,
     ) -> Node:
         """Puts the first `number` pages of a text into the tree, and returns the node where they
-        end. The first `own` of them are in it already; `pages` are those from `first` on.
+        end. Those up to the end of `own` are in it already; `pages` are those from `first` on.
 
         A node that ends behind page `counted` was used once more. Pages whose content is in the
         tree already are given back.
         """
-        root: Node = self.root
-        node: Node = root
-        at: i64 = 0
+        self._use_path(own)
+        self._pass(own, counted, priority)
+        node: Node = own
+        at: i64 = own.end
         while at < number:
-            child: Node | None = node.children.get(text.number(at))
+            key: object = text.number(at)
+            child: Node | None = self.nodes.get(key)
             if child is None:
+                node = Node(text, at, number, pages, at - first, node, priority)
+                self._add_leaf(node, key)
+                node.hits = 1 if number > counted else 0
                 break
-            self._use(child, root)
+            self._use(child, self.root)
             same: i64 = text.agrees(child.text, at, min(child.end, number))
-            if same < child.end - child.begin:
-                child = self._split(child, same)
-            if priority > child.priority:
-                child.priority = priority
-            if own < at + same:
-                self.pool.give_back(pages, max(own, at) - first, at + same - first)
+            node = self._split(child, same) if same < child.end - child.begin else child
+            self.pool.give_back(pages, at - first, at + same - first)
             at += same
-            if at > counted:
-                child.hits += 1
-            node = child
-        if at < number:
-            node = self._add_leaf(node, text, at, number, pages, at - first, priority)
-            node.hits = 1 if number > counted else 0
+            node.hits += at > counted
+            node.priority = max(node.priority, priority)
         return node
+
+    def insert_again(self, end: Node, number: i64, priority: i64) -> None:
+        """Inserts the first `number` pages up to the end of a node once more, so that one ends
+        there. Nobody counts that."""
+        node: Node = end
+        while node.begin >= number:
+            assert node.parent is not None
+            node = node.parent
+        self._use_path(node)
+        if number < node.end:
+            node = self._split(node, number - node.begin)
+        self._pass(node, number, priority)
+
+    def _pass(self, end: Node, counted: i64, priority: i64) -> None:
+        """A request of some priority holds a node and all above it. Those that end behind page
+        `counted` were used once more."""
+        node: Node = end
+        while node is not self.root:
+            node.hits += node.end > counted
+            node.priority = max(node.priority, priority)
+            assert node.parent is not None
+            node = node.parent
 
     def lock(self, end: Node, number: i64 = 1) -> None:
         """Adds requests that hold a node and all nodes above it."""
@@ -337,7 +346,8 @@ class RadixTree:
             pool.give_back(leaf.pages, leaf.at, leaf.at + leaf.end - leaf.begin)
             pool.evictable -= leaf.end - leaf.begin
             assert leaf.parent is not None
-            del leaf.parent.children[leaf.text.number(leaf.begin)]
+            leaf.parent.branches -= 1
+            del self.nodes[leaf.key]
             leaf.older.newer, leaf.newer.older = leaf.newer, leaf.older
             leaf.older = leaf.newer = self.root
 
@@ -353,7 +363,7 @@ class RadixTree:
         least: i64 = 0
         node = root.newer
         while node is not root:
-            if node.locks == 0 and not node.children:
+            if node.locks == 0 and node.branches == 0:
                 if rank.oldest:
                     return node
                 grade: i64 = rank.grade(node)
@@ -370,11 +380,21 @@ class RadixTree:
         while node is not self.root:
             time += 1
             node.time = time
-            if node.locks == 0 and not node.children:
+            if node.locks == 0 and node.branches == 0:
                 leaves.append(node)
             node = node.newer
         best: Node = min(leaves, key=rank, default=self.root)
         return best
+
+    def _use_path(self, end: Node) -> None:
+        """Makes a node and those above it the ones that were used last."""
+        node: Node = end
+        newer: Node = self.root
+        while node is not self.root:
+            self._use(node, newer)
+            newer = node
+            assert node.parent is not None
+            node = node.parent
 
     def _use(self, node: Node, newer: Node) -> None:
         """Makes a node the one that was used last before `newer`; before the root: of all."""
@@ -383,27 +403,22 @@ class RadixTree:
             node.older, node.newer = newer.older, newer
             newer.older.newer = newer.older = node
 
-    def _add_leaf(
-        self,
-        parent: Node,
-        text: Text,
-        begin: i64,
-        end: i64,
-        pages: vec[i64],
-        at: i64,
-        priority: i64,
-    ) -> Node:
-        leaf: Node = Node(text, begin, end, pages, at, parent, priority)
+    def _add_leaf(self, leaf: Node, key: object) -> None:
         self._use(leaf, self.root)
-        parent.children[text.number(begin)] = leaf
-        self.pool.evictable += end - begin
+        self._name(leaf, key)
+        assert leaf.parent is not None
+        leaf.parent.branches += 1
+        self.pool.evictable += leaf.end - leaf.begin
         above: Node | None = leaf
-        while above is not None and above.history < end:
-            above.history = end
+        while above is not None and above.history < leaf.end:
+            above.history = leaf.end
             above = above.parent
         if self.events is not None:
-            self.events.labelled(text.keys(0, end), begin)
-        return leaf
+            self.events.labelled(leaf.text.keys(0, leaf.end), leaf.begin)
+
+    def _name(self, node: Node, key: object) -> None:
+        node.key = key
+        self.nodes[key] = node
 
     def _split(self, child: Node, number: i64) -> Node:
         """Splits a node after its first `number` pages. These become a new node above it."""
@@ -413,10 +428,11 @@ class RadixTree:
         middle: i64 = child.begin + number
         upper: Node = Node(text, child.begin, middle, child.pages, child.at, parent, child.priority)
         upper.hits, upper.locks, upper.history = child.hits, child.locks, child.history
-        parent.children[text.number(child.begin)] = upper
+        upper.branches = 1
+        self._name(upper, child.key)
         child.at += number
         child.begin, child.parent = middle, upper
-        upper.children[text.number(middle)] = child
+        self._name(child, text.number(middle))
         self._use(upper, self.root)
         self._use(child, self.root)
         return upper
@@ -424,7 +440,6 @@ class RadixTree:
     def audit(self, places: vec[i64], ends: list[Node]) -> None:
         """Asserts that counts, locks and the order of use agree with the nodes, and adds its pages
         to `places`. `ends`: where the pages end that each request has in the tree."""
-        nodes: list[Node] = self.nodes()
         holders: Counter[Node] = Counter()
         for end in ends:
             above: Node | None = end
@@ -433,19 +448,23 @@ class RadixTree:
                 above = above.parent
         locked: i64 = 0
         evictable: i64 = 0
+        branches: i64 = self.root.branches
         node: Node
-        for node in nodes:
+        for node in self.nodes.values():
+            branches += node.branches
             _count(places, node.pages, node.at, node.at + node.end - node.begin)
-            assert node.locks == holders[node], "locks and tables disagree"
+            assert node.locks == holders.get(node, 0), "locks and tables disagree"
             if node.locks:
                 locked += node.end - node.begin
             else:
                 evictable += node.end - node.begin
         assert locked == self.locked_pages, "pages were miscounted"
         assert evictable == self.pool.evictable, "pages were miscounted"
-        used: set[Node] = set()
+        used: i64 = 0
         node = self.root.newer
         while node is not self.root:
-            used.add(node)
+            assert self.nodes.get(node.key) is node, "a node is not in the tree any more"
+            used += 1
             node = node.newer
-        assert used == set(nodes), "a node is missing in the order of use"
+        assert used == len(self.nodes), "a node is missing in the order of use"
+        assert branches == used, "children were miscounted"

@@ -173,7 +173,7 @@ def replay_radix(asked: Iterable[Prompt], rank: Rank, capacity: int, block_size:
         tree.lock(node)
         tree.make_room(number - here)
         pages = pool.take(EMPTY, number - here)
-        tree.insert(text, number, pages, here, here, 0, 0)
+        tree.insert(node, text, number, pages, here, 0, 0)
         tree.unlock(node)
     return found
 
