@@ -90,11 +90,13 @@ class Adder:
         """The tokens that running requests are still expected to generate."""
         expected: float = 0.0
         ratio: float = self.ratio
-        most: i64 = self.clip_tokens
+        clip: i64 = self.clip_tokens
+        most: float = float(clip)
         for request in requests:
             standing: Standing = request.standing
-            rest: i64 = min(standing.longest - request.length, most)
-            expected += float(rest) if request.ignore_eos else float(rest) * ratio
+            rest: i64 = standing.longest - request.length
+            share: float = 1.0 if request.ignore_eos else ratio
+            expected += (most if rest >= clip else float(rest)) * share
         return expected
 
     @property

@@ -6,12 +6,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64
+from mypy_extensions import i64, mypyc_attr
 
 from kvsim.core.contents import Numbering
 from kvsim.core.vectors import EMPTY, zeros
 
 
+@mypyc_attr(free_list_len=1)
 class Text:
     """The pages of a stream in runs of consecutive numbers."""
 
@@ -88,6 +89,7 @@ class Text:
 NO_TEXT: Final = Text(1, [])
 
 
+@mypyc_attr(free_list_len=1)
 class Node:
     """The pages `begin .. end - 1` of a text, which are `pages[at]` and those behind it."""
 

@@ -102,7 +102,10 @@ class Sglang(Scheduler):
     """Whether one was counted just now."""
     _computed_tokens: i64
     _soonest: i64
-    """Before so many steps were sent, no running request has its last token in flight."""
+    """The first step in which a running request may reach its limit."""
+    _gone: i64
+    """The last step that may hold a request whose result is dropped, or that is at its limit and
+    does not run any more."""
     _ended: bool
     """Whether requests may have ended in the running batch since it was looked through."""
     _pending: i64
@@ -183,7 +186,7 @@ class Sglang(Scheduler):
         self.running, self.last, self.unfinished = Group([]), None, None
         self.turned_away = []
         self._entries = self._refusal = self._armed = 0
-        self._computed_tokens = self._pending = self._sent = self._soonest = 0
+        self._computed_tokens = self._pending = self._sent = self._soonest = self._gone = 0
 
     # -- what a run asks of a scheduler ----------------------------------------------------------
 
@@ -343,20 +346,13 @@ class Sglang(Scheduler):
         blocks: SglangTables = self.blocks
         blocks.gpu.collect()
         ended: i64 = len(batch.ended)
-        chunks: i64 = plan.num_chunks
-        for request in requests:
-            chunks -= 1
-            if request.finish_ns >= 0:
-                continue
-            standing: Standing = request.standing
-            if standing.retracted:
-                continue
-            if chunks >= 0 and standing.middle:
-                standing.middle -= 1
-            elif batch.token(request) or not standing.served or request.length >= standing.longest:
-                self._complete(batch, request)
-            elif chunks >= 0:
-                _checkpoint(blocks, request)
+        step: i64 = self._sent - self._pending
+        if plan.num_chunks == 0 and self._gone < step < self._soonest:
+            for request in requests:
+                if batch.token(request):
+                    self._complete(batch, request)
+        else:
+            _settle_each(self, batch, plan)
         blocks.gpu.apply()
         if len(batch.ended) > ended:
             batch.remove_ended()
@@ -371,6 +367,7 @@ class Sglang(Scheduler):
         else:
             request.reason = "too-long"
         self._ended |= not standing.leaves
+        self._gone = self._sent
         self.blocks.checkpoint(request, upto)
         self.blocks.release(request)
         request.standing = None
@@ -553,6 +550,24 @@ def _extend(scheduler: Sglang, batch: Batch, plan: Plan, chosen: list[Request]) 
     return group
 
 
+def _settle_each(scheduler: Sglang, batch: Batch, plan: Plan) -> None:
+    """Books the results of a step, request by request."""
+    chunks: i64 = plan.num_chunks
+    for request in plan.requests:
+        chunks -= 1
+        if request.finish_ns >= 0:
+            continue
+        standing: Standing = request.standing
+        if standing.retracted:
+            continue
+        if chunks >= 0 and standing.middle:
+            standing.middle -= 1
+        elif batch.token(request) or not standing.served or request.length >= standing.longest:
+            scheduler._complete(batch, request)
+        elif chunks >= 0:
+            _checkpoint(scheduler.blocks, request)
+
+
 def _mix(scheduler: Sglang, batch: Batch, plan: Plan, group: Group) -> None:
     """Adds the running requests' decodes to the step, if memory suffices for all of them."""
     running: Group = scheduler.running
@@ -620,6 +635,7 @@ def _drop_finishing(scheduler: Sglang) -> bool:
     scheduler._soonest = sent + left
     if not places:
         return False
+    scheduler._gone = sent
     scheduler.full = False
     return True
 
@@ -662,6 +678,7 @@ def _retract(scheduler: Sglang, batch: Batch) -> None:
         retracted.append(request)
     if not scheduler.blocks.fits(kept):
         request = kept.pop()
+        scheduler._gone = scheduler._sent
         batch.running.remove(request)
         scheduler.blocks.release(request)
         scheduler._abort(batch, request, "out-of-memory")
@@ -679,6 +696,7 @@ def _retract(scheduler: Sglang, batch: Batch) -> None:
 
 def _give_up(scheduler: Sglang, batch: Batch, request: Request, left: i64) -> None:
     """Takes all pages of a request, and makes room for what the `left` others generate soon."""
+    scheduler._gone = scheduler._sent
     batch.running.remove(request)
     scheduler.blocks.release(request)
     batch.preempt(request)

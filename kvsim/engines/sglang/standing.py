@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from librt.vecs import vec
-from mypy_extensions import i64
+from mypy_extensions import i64, mypyc_attr
 
 from kvsim.core.request import Request
 from kvsim.core.vectors import EMPTY
 from kvsim.engines.sglang.node import NOWHERE, Node, Text
 
 
+@mypyc_attr(free_list_len=1)
 class Standing:
     """A request in the engine's own books (`Request.standing`)."""
 
@@ -70,6 +71,7 @@ class Standing:
         self.node, self.lock, self.pages = NOWHERE, None, EMPTY
 
 
+@mypyc_attr(free_list_len=1)
 class Group:
     """The requests of a step. The running batch is a group, too: it lives on while they decode."""
 

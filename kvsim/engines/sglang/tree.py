@@ -20,13 +20,14 @@ from collections import Counter
 from typing import Any
 
 from librt.vecs import append, extend, vec
-from mypy_extensions import i64
+from mypy_extensions import i64, mypyc_attr
 
 from kvsim.core.vectors import EMPTY, zeros
 from kvsim.engines.sglang.node import NO_TEXT, Node, Text
 from kvsim.engines.sglang.ranks import Rank
 
 
+@mypyc_attr(acyclic=True, free_list_len=1)
 class Span:
     """Some pages of a vector."""
 
