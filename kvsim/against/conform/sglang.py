@@ -19,8 +19,8 @@ from kvsim.core.host import Waiting
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
 from kvsim.engines.sglang.manager import SglangRadixTables, SglangTables
-from kvsim.engines.sglang.ratio import Environment
 from kvsim.engines.sglang.scheduler import Sglang, SglangOverlap
+from kvsim.engines.sglang.server import Environment
 
 NEVER = 1 << 40
 """Tokens of an output that no end of sequence ends."""

@@ -17,11 +17,9 @@ from typing import Any, Final
 from mypy_extensions import i64
 
 from kvsim.core.request import Request
-from kvsim.engines.sglang.manager import SglangTables
-from kvsim.engines.sglang.node import Node
-from kvsim.engines.sglang.ratio import Environment
-from kvsim.engines.sglang.standing import Group, Standing
-from kvsim.engines.sglang.tree import RadixTree
+from kvsim.engines.sglang.manager import Group, SglangTables, Standing
+from kvsim.engines.sglang.server import Environment
+from kvsim.engines.sglang.tree import Node, RadixTree
 from kvsim.workload.streams import Span
 
 MANY: Final = 128

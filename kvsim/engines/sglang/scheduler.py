@@ -25,12 +25,21 @@ from kvsim.core.request import Request
 from kvsim.core.scheduler import Scheduler
 from kvsim.core.schema import SGLANG_COLUMNS
 from kvsim.engines.deaths import died
-from kvsim.engines.sglang.adder import NO_TOKEN, OTHER, UNLIMITED, Adder
-from kvsim.engines.sglang.manager import SglangTables
+from kvsim.engines.sglang.adder import (
+    NO_TOKEN,
+    OTHER,
+    UNLIMITED,
+    Adder,
+    NewTokenRatio,
+    Surprises,
+)
+from kvsim.engines.sglang.manager import Group, SglangTables, Standing
 from kvsim.engines.sglang.queue import QueueOrder, StandIn
-from kvsim.engines.sglang.ratio import NewTokenRatio, Surprises, read_environment
-from kvsim.engines.sglang.server import DEFAULT_MAX_PREFILL_TOKENS, max_running_requests
-from kvsim.engines.sglang.standing import Group, Standing
+from kvsim.engines.sglang.server import (
+    DEFAULT_MAX_PREFILL_TOKENS,
+    max_running_requests,
+    read_environment,
+)
 
 SLOTS: Final = 1
 TOKENS: Final = 2
@@ -621,18 +630,14 @@ def _drop_finishing(scheduler: Sglang) -> bool:
         return False
     members: list[Request] = scheduler.running.members
     places: list[int] = []
-    left: i64 = UNLIMITED
     for place, request in enumerate(members):
         standing: Standing = request.standing
-        own: i64 = standing.longest - request.length - 1
-        if own <= 0 and request.batch == sent:
+        if request.length + 1 >= standing.longest and request.batch == sent:
             standing.leaves = True
             places.append(place)
-        else:
-            left = min(left, own)
     for place in reversed(places):
         del members[place]
-    scheduler._soonest = sent + left
+    scheduler._soonest = sent + _steps_left(members)
     if not places:
         return False
     scheduler._gone = sent

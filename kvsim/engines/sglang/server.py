@@ -1,16 +1,49 @@
-"""Settings that an SGLang 0.5.23 server chooses by its GPU unless they are given.
+"""What an SGLang 0.5.23 server reads from its environment, and what it chooses by its GPU unless it
+is given.
 
 `arg_groups/memory_hook.py`, `_handle_gpu_memory_settings`, and `arg_groups/cuda_graph_hook.py`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from kvsim.machine.hardware import GIB, Hardware
 from kvsim.machine.memory import MIB, Stage, Taken
 from kvsim.machine.models import Model
 from kvsim.settings.config import RunConfig
+
+
+class Environment(NamedTuple):
+    """Values that SGLang reads from environment variables. The variable is `SGLANG_` and the name
+    in capitals, with `_ESTIMATION` appended for the clip and `IN_BATCH_PREFIX_CACHING_` for
+    `IN_BATCH_`."""
+
+    init_new_token_ratio: float = 0.7
+    """The initial share of the announced output tokens that requests are expected to generate."""
+    min_new_token_ratio_factor: float = 0.14
+    """The smallest value of the share, relative to the initial one."""
+    new_token_ratio_decay_steps: float = 600
+    """Number of decode steps in which the share falls to its smallest value."""
+    retract_decode_steps: float = 20
+    """Number of steps for which the requests that remain after a retraction are expected to have
+    memory."""
+    clip_max_new_tokens: float = 4096
+    """Most tokens that any request is expected to generate."""
+    in_batch_check_threshold: float = 32
+    """Number of cached tokens up to which a waiting request is compared with earlier ones."""
+    in_batch_deprioritize_threshold: float = 32
+    """Number of tokens that it must share with an earlier one to be put after all others."""
+
+
+def read_environment(values: Mapping[str, float]) -> Environment:
+    """The values of these names. Raises `ValueError` for an unknown one."""
+    if unknown := sorted(values.keys() - set(Environment._fields)):
+        known = ", ".join(Environment._fields)
+        raise ValueError(f"environment: unknown {', '.join(unknown)}; known: {known}")
+    return Environment(**values)
+
 
 _BY_MEMORY = (
     (20 * 1024, 2048, 8, 8),

@@ -17,17 +17,260 @@ and `mem_cache/allocator/paged.py`.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from librt.vecs import append, extend, vec
 from mypy_extensions import i64, mypyc_attr
 
+from kvsim.core.contents import Numbering
 from kvsim.core.vectors import EMPTY, zeros
-from kvsim.engines.sglang.node import NO_TEXT, Node, Text
-from kvsim.engines.sglang.ranks import Rank
+from kvsim.errors import ConfigError
+from kvsim.policies.named import callable_with, find_rule
+from kvsim.policies.order import Order
 
 
-@mypyc_attr(acyclic=True, free_list_len=1)
+@mypyc_attr(free_list_len=1)
+class Text:
+    """The pages of a stream in runs of consecutive numbers, equal for equal tokens after equal
+    tokens."""
+
+    page_size: i64
+    runs: vec[i64]
+    """Of each run, the number of a page less its place, and where the run ends."""
+    request: Any
+    """Of which it is, for an outsider's rank of nodes; None: of nobody."""
+    _stream: Any
+
+    def __init__(
+        self,
+        page_size: i64,
+        runs: list[tuple[int, int]],
+        stream: Any = None,
+        request: Any = None,
+    ) -> None:
+        """`runs`: pairs as in the attribute of this name."""
+        self.page_size, self._stream, self.request = page_size, stream, request
+        pairs: vec[i64] = zeros(2 * len(runs))
+        at: i64 = 0
+        for base, end in runs:
+            pairs[at], pairs[at + 1] = base, end
+            at += 2
+        self.runs = pairs
+
+    def reach(self, pages: i64, numbering: Numbering) -> None:
+        """Sees to it that the first `pages` pages have numbers. Their tokens must be known."""
+        place: i64 = 0
+        if len(self.runs):
+            place = self.runs[len(self.runs) - 1]
+        if place >= pages:
+            return
+        for key in self._stream.keys(place, pages, self.page_size):
+            self.runs = append(append(self.runs, numbering.number(key) - place), place + 1)
+            place += 1
+
+    def run_at(self, page: i64) -> i64:
+        """Where the run that holds a page is in `runs`."""
+        runs: vec[i64] = self.runs
+        low: i64 = 0
+        high: i64 = len(runs) // 2 - 1
+        while low < high:
+            middle: i64 = (low + high) >> 1
+            if runs[2 * middle + 1] > page:
+                high = middle
+            else:
+                low = middle + 1
+        return 2 * low
+
+    def number(self, page: i64) -> i64:
+        """The number of a page."""
+        return self.runs[self.run_at(page)] + page
+
+    def agrees(self, other: Text, first: i64, last: i64) -> i64:
+        """Of the pages `first .. last - 1`, how many leading ones are the same in another text."""
+        if self is other:
+            return last - first
+        page: i64 = first
+        own: i64 = self.run_at(first)
+        its: i64 = other.run_at(first)
+        while page < last and self.runs[own] == other.runs[its]:
+            page = min(self.runs[own + 1], other.runs[its + 1])
+            own += 2 if self.runs[own + 1] == page else 0
+            its += 2 if other.runs[its + 1] == page else 0
+        return min(page, last) - first
+
+    def keys(self, first: i64, last: i64) -> list[int]:
+        """The keys of the pages `first .. last - 1`, for those who look on."""
+        keys: list[int] = list(self._stream.keys(first, last, self.page_size))
+        return keys
+
+
+NO_TEXT: Final = Text(1, [])
+
+
+@mypyc_attr(free_list_len=1)
+class Node:
+    """The pages `begin .. end - 1` of a text, which are `pages[at]` and those behind it."""
+
+    key: object
+    """The number of its first page, which tells it from all others."""
+    text: Text
+    begin: i64
+    end: i64
+    pages: vec[i64]
+    at: i64
+    parent: Node | None
+    branches: i64
+    """Number of its children."""
+    locks: i64
+    """Number of requests that hold this node or one below it."""
+    hits: i64
+    """Number of requests that passed through it."""
+    priority: i64
+    """The best priority among the requests that inserted it."""
+    history: i64
+    """Pages from the root to the deepest end that was ever at or below it."""
+    time: i64
+    """Its place in the order of last use, where an outsider's rank asks for it."""
+    older: Node
+    newer: Node
+    """Its neighbours in the ring; the root is between the newest and the oldest."""
+
+    def __init__(
+        self,
+        key: object,
+        text: Text,
+        begin: i64,
+        end: i64,
+        pages: vec[i64],
+        at: i64,
+        parent: Node | None,
+        priority: i64,
+    ) -> None:
+        self.key, self.text, self.begin, self.end = key, text, begin, end
+        self.pages, self.at = pages, at
+        self.parent, self.priority = parent, priority
+        self.branches = self.locks = self.hits = self.history = self.time = 0
+        self.older = self.newer = self
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of its pages."""
+        return (self.end - self.begin) * self.text.page_size
+
+    @property
+    def history_tokens(self) -> int:
+        """Tokens from the root to the deepest end that was ever at or below it."""
+        return self.history * self.text.page_size
+
+    def list_pages(self) -> list[int]:
+        """Its pages."""
+        return [self.pages[k] for k in range(self.at, self.at + self.end - self.begin)]
+
+    def list_keys(self) -> list[int]:
+        """The keys of its pages, for those who look on."""
+        return self.text.keys(self.begin, self.end)
+
+
+NOWHERE: Final = Node(None, NO_TEXT, 0, 0, EMPTY, 0, None, 0)
+"""The node of a request that was never looked up."""
+
+
+class Rank:
+    """Grades the leaves that no request holds. Of those with the smallest grade, the one used
+    longest ago is evicted (`mem_cache/evict_policy.py`)."""
+
+    oldest: bool = False
+    """Whether all grades are equal."""
+    own: Callable[[Any], Any] | None = None
+    """An outsider's rank, whose values of any kind are compared instead."""
+    hears: Any = None
+    """The policy that is told which request gives pages back; None: nobody."""
+
+    def grade(self, node: Node) -> i64:
+        """The grade of a leaf."""
+        return 0
+
+
+class LeastRecent(Rank):
+    """Evicts the least recently used node first."""
+
+    def __init__(self) -> None:
+        self.oldest = True
+
+
+class LeastFrequent(Rank):
+    """Evicts the least frequently used node first."""
+
+    def grade(self, node: Node) -> i64:
+        return node.hits
+
+
+class Segmented(Rank):
+    """Evicts nodes used fewer than `protected_threshold` times first."""
+
+    _threshold: i64
+
+    def __init__(self, protected_threshold: int = 2) -> None:
+        self._threshold = protected_threshold
+
+    def grade(self, node: Node) -> i64:
+        return 1 if node.hits >= self._threshold else 0
+
+
+class ByPriority(Rank):
+    """Evicts the node of the worst priority first."""
+
+    def grade(self, node: Node) -> i64:
+        return node.priority
+
+
+class TailFirst(Rank):
+    """Evicts nodes far from the expected end of the next prompt first: those more than `threshold`
+    tokens away. That prompt is expected to be `next_prompt_estimate` tokens longer than the longest
+    so far."""
+
+    _ahead: i64
+
+    def __init__(self, threshold: int = 0, next_prompt_estimate: int = 0) -> None:
+        self._ahead = next_prompt_estimate - threshold
+
+    def grade(self, node: Node) -> i64:
+        bound: i64 = max(node.history_tokens + self._ahead, 0)
+        return 1 if node.begin * node.text.page_size < bound else 0
+
+
+RADIX_EVICTION: dict[str, Any] = {
+    "lru": LeastRecent,
+    "lfu": LeastFrequent,
+    "slru": Segmented,
+    "priority": ByPriority,
+    "tlru": TailFirst,
+}
+"""Values of `radix_eviction_policy`."""
+
+
+def make_rank(name: Any, config: Mapping[str, Any]) -> Rank:
+    """Returns the rank called `name`: a key of the table, or `package.module:name` of a function of
+    a node. Raises `ConfigError`."""
+    if isinstance(name, Rank):
+        return name
+
+    def guard(label: str, found: Any) -> Any:
+        callable_with(label, found, "node")
+        return found
+
+    if name in ("lru", "lfu", "priority") and config:
+        raise ConfigError(f"radix_eviction_policy_config: {name} takes no settings; leave it out")
+    found = find_rule("radix_eviction_policy", RADIX_EVICTION, name, guard, **config)
+    if isinstance(found, Rank):
+        return found
+    rank = Rank()
+    rank.own, rank.hears = found, found.hears if isinstance(found, Order) else None
+    return rank
+
+
+@mypyc_attr(free_list_len=1)
 class Span:
     """Some pages of a vector."""
 
@@ -56,17 +299,17 @@ class PagePool:
     evictable: i64
     """Pages in the tree that no request holds."""
     tree: RadixTree
-    _head: Span | None
-    """The free list, but for pages that were never taken."""
-    _before: Span | None
-    """The span behind which returned pages go; None: to the head."""
+    _start: Span
+    """What stands before the free list, where pages that were never taken are left out."""
+    _before: Span
+    """The span behind which returned pages go."""
     _collects: bool
 
     def __init__(self, size: int, page_size: int) -> None:
         self.size = self.blank = size
         self.page_size = page_size
         self.evictable, self.fresh = 0, 1
-        self._head = self._before = None
+        self._start = self._before = Span(EMPTY, 0, 0)
         self._collects = False
 
     # -- for those who look on -------------------------------------------------------------------
@@ -119,13 +362,12 @@ class PagePool:
         self.blank -= count
         assert self.blank >= 0, "no free page left"
         while count:
-            head: Span | None = self._head
-            if self.fresh <= self.size and (self.page_size == 1 or head is None):
+            head: Span | None = self._start.behind
+            if head is None or (self.page_size == 1 and self.fresh <= self.size):
                 pages = append(pages, self.fresh)
                 self.fresh += 1
                 count -= 1
                 continue
-            assert head is not None
             taken: i64 = min(count, head.end - head.begin)
             if taken == 1:
                 pages = append(pages, head.pages[head.begin])
@@ -134,9 +376,9 @@ class PagePool:
             head.begin += taken
             count -= taken
             if head.begin == head.end:
-                self._head = head.behind
+                self._start.behind = head.behind
                 if head is self._before:
-                    self._before = None
+                    self._before = self._start
         return pages
 
     def give_back(self, pages: vec[i64], begin: i64, end: i64) -> None:
@@ -147,11 +389,8 @@ class PagePool:
             pages, begin, end = pages[begin:end], 0, end - begin
         self.blank += end - begin
         span: Span = Span(pages, begin, end)
-        before: Span | None = self._before
-        if before is None:
-            span.behind, self._head = self._head, span
-        else:
-            span.behind, before.behind = before.behind, span
+        before: Span = self._before
+        span.behind, before.behind = before.behind, span
         if self._collects or self.page_size == 1:
             self._before = span
 
@@ -163,11 +402,11 @@ class PagePool:
         """The pages that are returned next go in front of those collected."""
         self._collects = False
         if self.page_size > 1:
-            self._before = None
+            self._before = self._start
 
     def _spans(self) -> list[Span]:
         spans: list[Span] = []
-        span: Span | None = self._head
+        span: Span | None = self._start.behind
         while span is not None:
             spans.append(span)
             span = span.behind
@@ -216,7 +455,7 @@ class RadixTree:
 
     def __init__(self, pool: PagePool, rank: Rank) -> None:
         self.pool, self.rank = pool, rank
-        self.root = self.end = Node(NO_TEXT, 0, 0, EMPTY, 0, None, 0)
+        self.root = self.end = Node(None, NO_TEXT, 0, 0, EMPTY, 0, None, 0)
         self.nodes = {}
         self.locked_pages = 0
         self.events = None
@@ -283,9 +522,9 @@ class RadixTree:
             key: object = text.number(at)
             child: Node | None = self.nodes.get(key)
             if child is None:
-                node = Node(text, at, number, pages, at - first, node, priority)
-                self._add_leaf(node, key)
-                node.hits = 1 if number > counted else 0
+                node = Node(key, text, at, number, pages, at - first, node, priority)
+                node.hits += number > counted
+                self._add_leaf(node)
                 break
             self._use(child, self.root)
             same: i64 = text.agrees(child.text, at, min(child.end, number))
@@ -311,23 +550,21 @@ class RadixTree:
     def _pass(self, end: Node, counted: i64, priority: i64) -> None:
         """A request of some priority holds a node and all above it. Those that end behind page
         `counted` were used once more."""
-        node: Node = end
-        while node is not self.root:
+        node: Node | None = end
+        while node is not None:
             node.hits += node.end > counted
             node.priority = max(node.priority, priority)
-            assert node.parent is not None
             node = node.parent
 
     def lock(self, end: Node, number: i64 = 1) -> None:
         """Adds requests that hold a node and all nodes above it."""
-        node: Node = end
-        while node is not self.root:
+        node: Node | None = end
+        while node is not None:
             node.locks += number
             if node.locks == max(number, 0):  # It was free, or is now.
                 pages: i64 = number * (node.end - node.begin)
                 self.locked_pages += pages
                 self.pool.evictable -= pages
-            assert node.parent is not None
             node = node.parent
 
     def unlock(self, end: Node) -> None:
@@ -404,9 +641,9 @@ class RadixTree:
             node.older, node.newer = newer.older, newer
             newer.older.newer = newer.older = node
 
-    def _add_leaf(self, leaf: Node, key: object) -> None:
+    def _add_leaf(self, leaf: Node) -> None:
         self._use(leaf, self.root)
-        self._name(leaf, key)
+        self.nodes[leaf.key] = leaf
         assert leaf.parent is not None
         leaf.parent.branches += 1
         self.pool.evictable += leaf.end - leaf.begin
@@ -417,23 +654,16 @@ class RadixTree:
         if self.events is not None:
             self.events.labelled(leaf.text.keys(0, leaf.end), leaf.begin)
 
-    def _name(self, node: Node, key: object) -> None:
-        node.key = key
-        self.nodes[key] = node
-
     def _split(self, child: Node, number: i64) -> Node:
         """Splits a node after its first `number` pages. These become a new node above it."""
-        parent: Node | None = child.parent
-        assert parent is not None
-        text: Text = child.text
-        middle: i64 = child.begin + number
-        upper: Node = Node(text, child.begin, middle, child.pages, child.at, parent, child.priority)
+        text, begin, middle = child.text, child.begin, child.begin + number
+        above, priority = child.parent, child.priority
+        upper: Node = Node(child.key, text, begin, middle, child.pages, child.at, above, priority)
         upper.hits, upper.locks, upper.history = child.hits, child.locks, child.history
         upper.branches = 1
-        self._name(upper, child.key)
+        child.key, child.begin, child.parent = text.number(middle), middle, upper
         child.at += number
-        child.begin, child.parent = middle, upper
-        self._name(child, text.number(middle))
+        self.nodes[upper.key], self.nodes[child.key] = upper, child
         self._use(upper, self.root)
         self._use(child, self.root)
         return upper

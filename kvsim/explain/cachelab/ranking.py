@@ -11,9 +11,14 @@ import numpy as np
 
 from kvsim.core.contents import Numbering
 from kvsim.core.vectors import EMPTY
-from kvsim.engines.sglang.node import Text
-from kvsim.engines.sglang.ranks import RADIX_EVICTION, Rank, make_rank
-from kvsim.engines.sglang.tree import PagePool, RadixTree
+from kvsim.engines.sglang.tree import (
+    RADIX_EVICTION,
+    PagePool,
+    RadixTree,
+    Rank,
+    Text,
+    make_rank,
+)
 from kvsim.errors import ConfigError
 from kvsim.explain.cachelab.curve import optimum_tokens
 from kvsim.explain.certainty import LEVEL, Estimate, Figure, together

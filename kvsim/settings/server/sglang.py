@@ -305,7 +305,7 @@ _SPELLED = {
     "NEW_TOKEN_RATIO_DECAY_STEPS": "new_token_ratio_decay_steps",
     "RETRACT_DECODE_STEPS": "retract_decode_steps",
 }
-"""Environment variable without `SGLANG_` → field of `kvsim.engines.sglang.ratio.Environment`."""
+"""Environment variable without `SGLANG_` → field of `kvsim.engines.sglang.server.Environment`."""
 
 _MEASURED = "ENABLE_POST_CAPTURE_KV_SIZING"
 """The variable with which the pool is sized after CUDA graphs are captured."""

@@ -16,9 +16,9 @@ from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
 from kvsim.core.records.logs import PREEMPTED
 from kvsim.core.request import Request
-from kvsim.engines.sglang.node import Node, Text
 from kvsim.engines.sglang.scheduler import Sglang, SglangOverlap
 from kvsim.engines.sglang.server import MIB, max_running_requests, mem_fraction_static
+from kvsim.engines.sglang.tree import Node, Text
 from kvsim.machine import load_model
 from kvsim.report import read_results, write_results
 from kvsim.report.pages.over_time import time_figures

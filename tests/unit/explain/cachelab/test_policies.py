@@ -10,7 +10,7 @@ import pytest
 from marks import mostly_long
 from trees import BLOCK, Case, random_case
 
-from kvsim.engines.sglang.ranks import make_rank
+from kvsim.engines.sglang.tree import make_rank
 from kvsim.errors import ConfigError
 from kvsim.explain.cachelab.curve import lru_tokens, optimum_tokens
 from kvsim.explain.cachelab.ranking import (
