@@ -348,8 +348,8 @@ class Sglang(Scheduler):
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
         """Settles a step once its time has passed (`batch_result_processor.py`)."""
         batch.now_ns = now_ns
-        requests: list[Request] = plan.requests
-        if not requests:
+        seqs: i64 = plan.num_requests
+        if seqs == 0:
             return  # Requests were given up, and nothing ran.
         self._pending -= 1
         blocks: SglangTables = self.blocks
@@ -357,7 +357,9 @@ class Sglang(Scheduler):
         ended: i64 = len(batch.ended)
         step: i64 = self._sent - self._pending
         if plan.num_chunks == 0 and self._gone < step < self._soonest:
-            for request in requests:
+            for place, request in enumerate(plan.places):
+                if place == seqs:
+                    break
                 if batch.token(request):
                     self._complete(batch, request)
         else:
@@ -549,7 +551,7 @@ def _extend(scheduler: Sglang, batch: Batch, plan: Plan, chosen: list[Request]) 
         standing = request.standing
         tokens: i64 = standing.end - standing.prefix
         blocks.extend(request, standing.end)
-        place: i64 = len(plan.requests)
+        place: i64 = plan.num_requests
         plan.add(request, tokens, 0)
         scheduled: i64 = standing.end - request.computed
         batch.chunk(plan, place, request, scheduled, scheduled - tokens)
@@ -656,7 +658,7 @@ def _one_more(scheduler: Sglang, batch: Batch, plan: Plan, members: list[Request
     context_tokens: i64 = 0
     extended: i64 = 0
     seqs: i64 = 0
-    before: i64 = len(plan.requests)
+    before: i64 = plan.num_requests
     for request in members:
         upto: i64 = request.filled + 1
         if upto > request.room:
@@ -668,7 +670,7 @@ def _one_more(scheduler: Sglang, batch: Batch, plan: Plan, members: list[Request
         context_tokens += upto
         seqs += 1
     blocks.empty_slots -= seqs - extended
-    plan.requests += members
+    plan.add_all(members)
     plan.add_decodes(seqs, context_tokens, 0)
 
 
