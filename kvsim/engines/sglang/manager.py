@@ -106,6 +106,7 @@ class Group:
     """The requests of a step. The running batch is a group, too: it lives on while they decode."""
 
     members: list[Request]
+    """A list that never changes, as steps in flight keep it; another one takes its place."""
     extends: bool
     """Whether it computed prompts in its last step."""
     chunked: Request | None
@@ -122,14 +123,20 @@ class Group:
 
     def let_go(self, one: Request | None = None, other: Request | None = None) -> bool:
         """Removes requests that are over, and the given ones. Returns whether there were any."""
-        members: list[Request] = self.members
         places: list[int] = []
-        for place, each in enumerate(members):
+        for place, each in enumerate(self.members):
             if each.finish_ns >= 0 or each is one or each is other:
                 places.append(place)
+        return self.drop(places)
+
+    def drop(self, places: list[int]) -> bool:
+        """Removes the requests at these places. Returns whether there are any."""
+        if not places:
+            return False
+        self.members = self.members[:]
         for place in reversed(places):
-            del members[place]
-        return len(places) > 0
+            del self.members[place]
+        return True
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

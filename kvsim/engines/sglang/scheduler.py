@@ -348,8 +348,7 @@ class Sglang(Scheduler):
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
         """Settles a step once its time has passed (`batch_result_processor.py`)."""
         batch.now_ns = now_ns
-        seqs: i64 = plan.num_requests
-        if seqs == 0:
+        if plan.num_requests == 0:
             return  # Requests were given up, and nothing ran.
         self._pending -= 1
         blocks: SglangTables = self.blocks
@@ -357,9 +356,7 @@ class Sglang(Scheduler):
         ended: i64 = len(batch.ended)
         step: i64 = self._sent - self._pending
         if plan.num_chunks == 0 and self._gone < step < self._soonest:
-            for place, request in enumerate(plan.places):
-                if place == seqs:
-                    break
+            for request in plan.places:
                 if batch.token(request):
                     self._complete(batch, request)
         else:
@@ -410,7 +407,7 @@ def _schedule(scheduler: Sglang, batch: Batch, plan: Plan) -> Group | None:
                 scheduler._soonest, scheduler._sent + _steps_left(last.members)
             )
             if running.members:
-                running.members += last.members
+                running.members = running.members + last.members
                 running.silent = running.silent and last.silent
             else:
                 scheduler.running = running = last
@@ -522,7 +519,9 @@ def _make_way(scheduler: Sglang, batch: Batch, asking: Request, preempted: list[
             break
     if not victims or need > 0:
         return False
-    for each in running.members[:]:
+    before: list[Request] = running.members
+    running.members = before[:]
+    for each in before:
         if each in victims:
             adder.reserved -= adder.expected([each])
             running.members.remove(each)
@@ -547,6 +546,7 @@ def _extend(scheduler: Sglang, batch: Batch, plan: Plan, chosen: list[Request]) 
     blocks.make_room(group.computed_tokens + spare)
     if need > blocks.gpu.blank:
         raise died("prefill-out-of-memory", chosen[0], need=need, free=blocks.gpu.blank)
+    plan.places = []  # Those of its step before may be `Group.members`.
     for request in chosen:
         standing = request.standing
         tokens: i64 = standing.end - standing.prefix
@@ -630,17 +630,16 @@ def _drop_finishing(scheduler: Sglang) -> bool:
     sent: i64 = scheduler._sent
     if scheduler._pending == 0 or sent < scheduler._soonest:
         return False
-    members: list[Request] = scheduler.running.members
+    running: Group = scheduler.running
     places: list[int] = []
-    for place, request in enumerate(members):
+    for place, request in enumerate(running.members):
         standing: Standing = request.standing
         if request.length + 1 >= standing.longest and request.batch == sent:
             standing.leaves = True
             places.append(place)
-    for place in reversed(places):
-        del members[place]
-    scheduler._soonest = sent + _steps_left(members)
-    if not places:
+    found: bool = running.drop(places)
+    scheduler._soonest = sent + _steps_left(running.members)
+    if not found:
         return False
     scheduler._gone = sent
     scheduler.full = False
@@ -670,7 +669,10 @@ def _one_more(scheduler: Sglang, batch: Batch, plan: Plan, members: list[Request
         context_tokens += upto
         seqs += 1
     blocks.empty_slots -= seqs - extended
-    plan.add_all(members)
+    if before:
+        plan.add_all(members)
+    else:
+        plan.places, plan.num_requests = members, seqs
     plan.add_decodes(seqs, context_tokens, 0)
 
 
