@@ -31,7 +31,7 @@ def held(blocks: Any) -> Counter[int]:
     """What a cache holds: how often each key."""
     pool = blocks.gpu
     if not isinstance(pool, Pool):
-        return Counter(key for node in pool.tree.nodes() for key in node.list_keys())
+        return Counter(key for node in pool.tree.nodes.values() for key in node.list_keys())
     contents = map(pool.content, range(1, pool.fresh))
     return Counter(pool.keys[content] for content in contents if content)
 
