@@ -250,7 +250,7 @@ class Sglang(Scheduler):
         longest: i64 = min(self.max_model_len - 1, self._pool_tokens - 1)
         announced: i64 = longest
         if request.max_new_tokens is not None:
-            announced = min(request.max_new_tokens, 1 << 60)
+            announced = min(request.max_new_tokens, UNLIMITED)
         paged: i64 = (prompt + size - 1) // size * size
         room: i64 = min(longest - prompt, self._pool_tokens - paged - size)
         limit: i64 = max(0, min(announced, room - 1))
@@ -546,7 +546,7 @@ def _extend(scheduler: Sglang, batch: Batch, plan: Plan, chosen: list[Request]) 
     blocks.make_room(group.computed_tokens + spare)
     if need > blocks.gpu.blank:
         raise died("prefill-out-of-memory", chosen[0], need=need, free=blocks.gpu.blank)
-    plan.places = []  # Those of its step before may be `Group.members`.
+    plan.places = []  # Those of its step before may be `Group.members`, which it is not to change.
     for request in chosen:
         standing = request.standing
         tokens: i64 = standing.end - standing.prefix
@@ -564,7 +564,7 @@ def _extend(scheduler: Sglang, batch: Batch, plan: Plan, chosen: list[Request]) 
 def _settle_each(scheduler: Sglang, batch: Batch, plan: Plan) -> None:
     """Books the results of a step, request by request."""
     chunks: i64 = plan.num_chunks
-    for request in plan.requests:
+    for request in plan.places:
         chunks -= 1
         if request.finish_ns >= 0:
             continue
@@ -687,9 +687,7 @@ def _retract(scheduler: Sglang, batch: Batch) -> None:
         retracted.append(request)
     if not scheduler.blocks.fits(kept):
         request = kept.pop()
-        scheduler._gone = scheduler._sent
-        batch.running.remove(request)
-        scheduler.blocks.release(request)
+        _take_pages(scheduler, batch, request)
         scheduler._abort(batch, request, "out-of-memory")
     scheduler.running.members = kept
     generated: i64 = scheduler.retract_decode_steps * len(kept)
@@ -705,14 +703,19 @@ def _retract(scheduler: Sglang, batch: Batch) -> None:
 
 def _give_up(scheduler: Sglang, batch: Batch, request: Request, left: i64) -> None:
     """Takes all pages of a request, and makes room for what the `left` others generate soon."""
-    scheduler._gone = scheduler._sent
-    batch.running.remove(request)
-    scheduler.blocks.release(request)
+    _take_pages(scheduler, batch, request)
     batch.preempt(request)
     scheduler.blocks.make_room(left * scheduler.retract_decode_steps)
     standing: Standing = request.standing
     standing.prefix = standing.end = standing.middle = 0
     standing.retracted = True
+
+
+def _take_pages(scheduler: Sglang, batch: Batch, request: Request) -> None:
+    """Takes all pages of a running request, whose results in flight are dropped."""
+    scheduler._gone = scheduler._sent
+    batch.running.remove(request)
+    scheduler.blocks.release(request)
 
 
 def _checkpoint(blocks: SglangTables, request: Request) -> None:
