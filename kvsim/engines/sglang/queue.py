@@ -20,7 +20,6 @@ from kvsim.core.request import Request
 from kvsim.engines.sglang.manager import Group, SglangTables, Standing
 from kvsim.engines.sglang.server import Environment
 from kvsim.engines.sglang.tree import Node, RadixTree
-from kvsim.workload.streams import Span
 
 MANY: Final = 128
 """Number of waiting requests above which `lpm` and `hrrn` fall back to `fcfs`, and of which `fcfs`
@@ -30,32 +29,6 @@ REFRESH_CALLS: Final = 32
 UNAWARE: Final = ("fcfs", "lof", "routing-key")
 ORDERS: Final = (*UNAWARE, "dfs-weight", "lpm", "hrrn", "shortest-prefill-first")
 """Values of `schedule_policy`."""
-
-_ZEROS: Final = -(1 << 72)
-"""Keys of prompts that replace a too long one are near this; those of a trace are not."""
-
-
-class StandIn:
-    """The prompt that replaces a too long one: token 0, and outputs that nobody shares."""
-
-    shared_tokens: i64
-
-    def __init__(self, index: int) -> None:
-        self._index = index
-        self.shared_tokens = 1
-
-    def keys(self, first: int, last: int, block_size: int) -> list[int]:
-        """Keys of the pages `first .. last - 1`."""
-        return [
-            offset + place * block_size
-            for start, end, offset in self.spans(block_size)
-            for place in range(max(first, start), min(last, end))
-        ]
-
-    def spans(self, block_size: int) -> list[Span]:
-        """Its pages by the arithmetic of their keys."""
-        own = _ZEROS - (self._index + 1 << 30)
-        return [(0, 1, _ZEROS), (1, maxsize, own)] if block_size == 1 else [(0, maxsize, own)]
 
 
 class QueueOrder:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from kvsim.core.batch import Batch
@@ -34,12 +35,13 @@ from kvsim.engines.sglang.adder import (
     Surprises,
 )
 from kvsim.engines.sglang.manager import Group, SglangTables, Standing
-from kvsim.engines.sglang.queue import QueueOrder, StandIn
+from kvsim.engines.sglang.queue import QueueOrder
 from kvsim.engines.sglang.server import (
     DEFAULT_MAX_PREFILL_TOKENS,
     max_running_requests,
     read_environment,
 )
+from kvsim.workload.streams import ENDLESS, SpanStream
 
 SLOTS: Final = 1
 TOKENS: Final = 2
@@ -52,6 +54,10 @@ STOP_TOKENS: Final = 5
 LONGEST_INTERVAL: Final = 1 << 16
 """Decode steps between prompts. Where there is nothing to decode, the engine counts them down all
 the same."""
+
+
+ZERO: Final = -(1 << 62)
+"""The key of token 0 in place of a too long prompt. Those of a trace are far above it."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -275,7 +281,9 @@ class Sglang(Scheduler):
     def stand_in(self, request: Request) -> Any:
         """Returns the prompt that replaces a too long one: token 0, and a continuation that no
         other request has."""
-        return StandIn(request.index)
+        own: i64 = ZERO - (request.index + 1 << 30)
+        stops: vec[i64] = vec[i64]([1, ENDLESS])
+        return SpanStream(request.index, 0, 1, stops, vec[i64]([ZERO, own]))
 
     def _enqueue(self, batch: Batch, request: Request) -> Request | None:
         """Adds a request to the queue. Returns the request that lost its place in it, if any."""
