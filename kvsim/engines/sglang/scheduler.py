@@ -55,7 +55,6 @@ LONGEST_INTERVAL: Final = 1 << 16
 """Decode steps between prompts. Where there is nothing to decode, the engine counts them down all
 the same."""
 
-
 ZERO: Final = -(1 << 62)
 """The key of token 0 in place of a too long prompt. Those of a trace are far above it."""
 
@@ -411,9 +410,8 @@ def _schedule(scheduler: Sglang, batch: Batch, plan: Plan) -> Group | None:
         if last.let_go(unfinished, last.chunked):
             scheduler.full = False
         if last.members:
-            scheduler._soonest = min(
-                scheduler._soonest, scheduler._sent + _steps_left(last.members)
-            )
+            soonest: i64 = scheduler._sent + _steps_left(last.members)
+            scheduler._soonest = min(scheduler._soonest, soonest)
             if running.members:
                 running.members = running.members + last.members
                 running.silent = running.silent and last.silent
