@@ -68,7 +68,8 @@ class Pool:
     """Contents given to blocks in the current scheduling call, where somebody asks for them."""
     names: bool
     blank_last: bool
-    """Whether blocks without content go to the end of the free blocks, too."""
+    """Whether blocks without content go to the end of the free blocks, too. With an `order`, they
+    are reused next all the same: it is one of contents."""
     evictions: i64
     """Blocks whose content was lost to another use."""
     order: Any
@@ -259,7 +260,7 @@ class Pool:
                     self.num_cached += 1
                 if content and self.order is not None:
                     self.order.put(block, self.keys[content], cells[at + END], access_ns)
-                elif content or self.blank_last:
+                elif content or (self.blank_last and self.order is None):
                     queue[tail], cells[at + NEXT] = block, tail
                     tail += 1
                 else:
