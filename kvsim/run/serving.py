@@ -12,8 +12,7 @@ import simpy
 from kvsim.core.batch import Batch
 from kvsim.core.host import NEVER_NS, Receiver, SimulatedTime
 from kvsim.core.loop import Loop
-from kvsim.core.records.logs import transitions
-from kvsim.core.records.packed import PackedColumns
+from kvsim.core.records import PackedColumns, transitions
 from kvsim.core.request import ABORTED, Request
 from kvsim.core.rows import RequestRows, StepRows
 from kvsim.core.schema import REQUESTS, TEXT, Source
