@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from kvsim.core.blocks import BlockManager
 from kvsim.core.scheduler import Scheduler
@@ -42,15 +42,12 @@ from kvsim.run.checks import (
     checked_pool,
     fitting,
 )
-from kvsim.run.offload import offloads, role_of
+from kvsim.run.connectors import Offload, Side, offload_of, offloads, role_of, side_of
 from kvsim.run.speculation import Speculative, speculates, speculation_of
 from kvsim.settings.config import RunConfig, to_table
 from kvsim.settings.library import build, construct, look_up
 from kvsim.settings.versions import DEFAULT_BLOCK_SIZE, Default
 from kvsim.settings.versions import release as version_of
-
-if TYPE_CHECKING:
-    from kvsim.run.connectors import Offload, Side
 
 
 class Parts(NamedTuple):
@@ -255,14 +252,9 @@ def _blocks(config: RunConfig, manager: str, given: dict[str, Any]) -> BlockMana
 def _offload(
     config: RunConfig, model: Model, hardware: Hardware, blocks: BlockManager, draft: Scheduler
 ) -> Offload | Side:
-    # Few runs have one.
     if role_of(config):
-        from kvsim.run.connectors import side_of
-
         assert isinstance(blocks, KVCacheManager)
         return side_of(config, model, blocks)
-    from kvsim.run.connectors import offload_of
-
     return offload_of(config, model, hardware, blocks, draft)
 
 
