@@ -78,7 +78,7 @@ class Engine(NamedTuple):
 ENGINES: dict[str, Engine] = {
     "vllm-0.3.3": Engine(
         "vLLM 0.3.3: the early block manager, prompts padded to a rectangle",
-        ("vllm_033.scheduler:Vllm033",),
+        ("vllm_033:Vllm033",),
         "vllm-0.3.3",
         "",
         samples=True,
@@ -168,8 +168,8 @@ BLOCK_MANAGERS = _Classes(
     {
         "naive": "vllm_063.blocks:Naive",
         "prefix-caching": "vllm_063.blocks:PrefixCaching",
-        "contiguous": "contiguous:Contiguous",
-        "vllm-0.3.3": "vllm_033.blocks:Vllm033Tables",
+        "contiguous": "vllm_063.blocks:Contiguous",
+        "vllm-0.3.3": "vllm_033:Vllm033Tables",
         "vllm-v1": "vllm_v1.manager:KVCacheManager",
         "vllm-v1-prefix-caching": "vllm_v1.manager:KVCacheManager",
         "nano-vllm": "nano.blocks:NanoTables",
