@@ -195,8 +195,8 @@ class Pool:
                 self._open()
                 cells = self._cells
             else:
-                if self.order is None:
-                    block = cells[NEXT]
+                block = cells[NEXT]
+                if block:
                     self._unlink(block)
                 else:
                     block = self.order.pop()
@@ -211,12 +211,13 @@ class Pool:
         return blocks
 
     def touch(self, block: i64) -> None:
-        """Adds a reference to a block with content, free or in use."""
+        """Adds a reference to a block, free or in use."""
         at: i64 = block * FIELDS + REFS
         if self._cells[at] == 0:
             if self.order is None:
                 self._unlink(block)
-            self.num_cached -= 1
+            if self.content(block):
+                self.num_cached -= 1
             self.num_free -= 1
         if self.order is not None:
             self.order.hit(block)
@@ -324,8 +325,10 @@ class Pool:
             self.events.removed([self.keys[content]])
 
     def unname(self, block: i64) -> None:
-        """Takes the content of a block in use away, if it has one."""
+        """Takes the content of a block away, if it has one."""
         if self.content(block):
+            if self.refs(block) == 0:
+                self.num_cached -= 1
             self.forget(block)
 
     # --------------------------------------------------------------------------------------------

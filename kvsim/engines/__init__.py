@@ -107,7 +107,7 @@ ENGINES: dict[str, Engine] = {
     ),
     "nano-vllm": Engine(
         "nano-vllm of April 2026 (bb823b3)",
-        ("nano.scheduler:Nano",),
+        ("nano:Nano",),
         "",
         "nano-vllm",
         block_size=256,
@@ -116,7 +116,7 @@ ENGINES: dict[str, Engine] = {
     ),
     "nano-vllm-2025-08": Engine(
         "nano-vllm of August 2025 (6ef2a4f)",
-        ("nano.scheduler:Nano2025",),
+        ("nano:Nano2025",),
         "",
         "nano-vllm-2025-08",
         block_size=256,
@@ -172,8 +172,8 @@ BLOCK_MANAGERS = _Classes(
         "vllm-0.3.3": "vllm_033:Vllm033Tables",
         "vllm-v1": "vllm_v1.manager:KVCacheManager",
         "vllm-v1-prefix-caching": "vllm_v1.manager:KVCacheManager",
-        "nano-vllm": "nano.blocks:NanoTables",
-        "nano-vllm-2025-08": "nano.blocks:NanoTables2025",
+        "nano-vllm": "nano:NanoTables",
+        "nano-vllm-2025-08": "nano:NanoTables2025",
         "sglang": "sglang.manager:SglangTables",
         "sglang-radix": "sglang.manager:SglangRadixTables",
     }
