@@ -1,7 +1,7 @@
 """Compiles modules with mypyc while hatchling makes a wheel; `kvsim.core.compiled` finds them.
 
-Which ones stands beside this file's name in pyproject.toml. Where there is no compiler, or whatever
-it lacks, the wheel is made of sources alone: what runs is the same, only slower.
+Which ones stands in pyproject.toml (`modules`). Where there is no compiler, or whatever it lacks,
+the wheel is made of sources alone: what runs is the same, only slower.
 """
 
 from __future__ import annotations
