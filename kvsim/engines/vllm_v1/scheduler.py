@@ -256,7 +256,8 @@ class VllmV1(Scheduler):
             self.before_admissions(batch, now_ns)
             if batch.waiting or batch.holding:
                 self._schedule_waiting(batch, plan, most)
-        plan.finished, self.finished = self.finished, []
+        if self.finished:
+            plan.finished, self.finished = self.finished, []
         if self.connector is not None and self.worker is not None:
             plan.transfers = self.connector.build_connector_meta(plan)
             self.worker.start(plan.transfers)
