@@ -32,7 +32,7 @@ PyMODINIT_FUNC PyInit_nothing(void) { return NULL; }
 """Is compiled first: what is missing is known before mypyc has worked for a minute."""
 
 
-class Compile(BuildHookInterface):  # type: ignore[misc]
+class Compile(BuildHookInterface):  # type: ignore[misc,type-arg,unused-ignore]
     """Adds compiled modules to a wheel, or to what an editable install puts beside the checkout."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

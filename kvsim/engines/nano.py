@@ -20,7 +20,6 @@ from kvsim.core.request import RUNNING, Request, Table
 from kvsim.core.scheduler import Scheduler
 from kvsim.core.vectors import EMPTY
 from kvsim.engines.deaths import died
-from kvsim.errors import EngineStopped
 from kvsim.policies.eviction import make_eviction
 from kvsim.policies.requeue import make_requeue
 from kvsim.policies.tables import (
@@ -503,7 +502,8 @@ class Nano(Scheduler):
                 k += 1
         plan.batched_tokens = k
         if k == 0:
-            raise self._stopped(batch.waiting[0])
+            head: Request = batch.waiting[0]
+            raise died("nothing-schedulable", head, length=head.length, rule=self.rule)
 
     def _make_room(self, batch: Batch, place: i64) -> bool:
         """Preempts until the running request at `place` can grow. Returns False if that request had
@@ -539,9 +539,6 @@ class Nano(Scheduler):
                 batch.complete(request)
         if len(batch.ended) > before:
             batch.remove_ended()
-
-    def _stopped(self, head: Request) -> EngineStopped:
-        return died("nothing-schedulable", head, length=head.length, rule=self.rule)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

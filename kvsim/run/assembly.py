@@ -42,7 +42,7 @@ from kvsim.run.checks import (
     checked_pool,
     fitting,
 )
-from kvsim.run.connectors import Offload, Side, offload_of, offloads, role_of, side_of
+from kvsim.run.connectors import Offload, Side, offload_of, offloads
 from kvsim.run.speculation import Speculative, speculates, speculation_of
 from kvsim.settings.config import RunConfig, to_table
 from kvsim.settings.library import build, construct, look_up
@@ -115,14 +115,16 @@ def assemble(config: RunConfig, *, switched: tuple[str, ...] = ()) -> Parts:
         given |= {"max_num_batched_tokens": draft.max_num_batched_tokens, "in_flight": in_flight}
         given |= {"release": decides, "keyed": config.enable_prefix_caching or tiered}
         given |= _given_groups(config, model, hardware)
-    cost = cost_of_stages(config, model, hardware, stages)
+    cost = make_cost(config, model, hardware)
+    if stages > 1:
+        cost = StagedCost(cost, model, hardware, config)
     speculation = speculation_of(config, model, hardware, cost, tiered) if drafts else None
     if speculation is not None:
         given, cost = given | speculation.blocks(), speculation.priced(cost)
     blocks = _blocks(config, manager, given)
     caching = {"prices": prices, "enable_prefix_caching": blocks.needs_keys}
     further: dict[str, Any] = {**pools, **caching, "future": future}
-    offload = _offload(config, model, hardware, blocks, draft) if tiered else None
+    offload = offload_of(config, model, hardware, blocks, draft) if tiered else None
     if isinstance(blocks, KVCacheManager):
         further |= {"blocks": blocks, **(offload.parts() if offload else {})}
         further |= speculation.parts() if speculation else {}
@@ -167,19 +169,14 @@ def _engine(name: str) -> Engine:
         return ENGINES[name]
     kind = look_up("engine", ENGINES, name)
     if not (isinstance(kind, type) and issubclass(kind, Scheduler)):
-        raise ConfigError(
-            f"engine: {name} is {_what(kind)}; make it a subclass of one of kvsim.engines"
-        )
+        manages = isinstance(kind, type) and issubclass(kind, BlockManager)
+        what = "a block manager, for --block-manager" if manages else "not a scheduler"
+        raise ConfigError(f"engine: {name} is {what}; make it a subclass of one of kvsim.engines")
     for base in kind.__mro__:
         for entry in ENGINES.values():
             if base in (entry.scheduler, entry.asynchronous):
                 return entry
     raise ConfigError(f"engine: {name} has no engine behind it; make it a subclass of VllmV1")
-
-
-def _what(kind: Any) -> str:
-    manages = isinstance(kind, type) and issubclass(kind, BlockManager)
-    return "a block manager, for --block-manager" if manages else "not a scheduler"
 
 
 def _room(
@@ -247,15 +244,6 @@ def _blocks(config: RunConfig, manager: str, given: dict[str, Any]) -> BlockMana
     args = ready(config.block_manager_args, **given)
     blocks: BlockManager = build(f"block_manager: {manager}", kind, args, **given)
     return blocks
-
-
-def _offload(
-    config: RunConfig, model: Model, hardware: Hardware, blocks: BlockManager, draft: Scheduler
-) -> Offload | Side:
-    if role_of(config):
-        assert isinstance(blocks, KVCacheManager)
-        return side_of(config, model, blocks)
-    return offload_of(config, model, hardware, blocks, draft)
 
 
 def _given_groups(config: RunConfig, model: Model, hardware: Hardware) -> dict[str, Any]:
@@ -363,9 +351,3 @@ def stages_at_work(config: RunConfig, engine: Engine, model: Model) -> int:
                 " --pipeline-parallel-size 1"
             )
     return stages
-
-
-def cost_of_stages(config: RunConfig, model: Model, hardware: Hardware, stages: int) -> Cost:
-    """The cost model of a run, divided among `stages` stages. Raises `ConfigError`."""
-    cost = make_cost(config, model, hardware)
-    return cost if stages == 1 else StagedCost(cost, model, hardware, config)

@@ -178,13 +178,15 @@ class Offload(NamedTuple):
 
 def offload_of(
     config: RunConfig, model: Model, hardware: Hardware, blocks: BlockManager, engine: Scheduler
-) -> Offload:
-    """The connector and the copies that the settings ask for. Raises `ConfigError`."""
+) -> Offload | Side:
+    """What keeps KV beyond the GPU, as the settings ask for it. Raises `ConfigError`."""
     wanted = asked(config)
     assert isinstance(blocks, KVCacheManager) and wanted is not None
     assert wanted.kv_connector is not None
     size = block_bytes(model, config)
     whole = size * config.tensor_parallel_size
+    if wanted.kv_role is not None:
+        return _side(config, wanted, wanted.kv_role, blocks, whole)
     name = wanted.kv_connector
     if config.kv_offloading_size and name not in CONNECTORS:
         raise ConfigError(
@@ -382,19 +384,14 @@ class Side(NamedTuple):
         return {"kv_transfer": {"role": self.role, **self.times.describe()}}
 
 
-def side_of(config: RunConfig, model: Model, blocks: KVCacheManager) -> Side:
-    """The part of an engine that the settings ask for. Raises `ConfigError`."""
-    wanted = asked(config)
-    assert wanted is not None and wanted.kv_role is not None
+def _side(
+    config: RunConfig, wanted: KvTransferConfig, role: str, blocks: KVCacheManager, block_bytes: int
+) -> Side:
+    """An engine as one side of a split. Raises `ConfigError`."""
     if config.data_parallel_size > 1:
         raise ConfigError(
             "data_parallel_size: ranks of a prefill/decode split are not simulated; use 1"
         )
     lease = build("kv_connector_extra_config", Lease, wanted.kv_connector_extra_config)
-    return Side(
-        role_of(config),
-        Nixl(blocks, wanted.kv_role),
-        make_transfer_times(config),
-        lease,
-        block_bytes(model, config) * config.tensor_parallel_size,
-    )
+    times = make_transfer_times(config)
+    return Side(ROLES[role], Nixl(blocks, role), times, lease, block_bytes)

@@ -140,8 +140,10 @@ class Naive(BlockManager):
 
     def swapped(self, sequence: Request) -> bool:
         """Whether the table of a sequence is on the CPU."""
-        first: i64 = self.cpu.first
-        return len(sequence.tables) > 0 and _begins_at(sequence.tables[0], first)
+        if not sequence.tables:
+            return False
+        blocks: vec[i64] = sequence.tables[0].blocks
+        return len(blocks) > 0 and blocks[0] >= i64(self.cpu.first)
 
     def growth_need(self, sequence: Request) -> int:
         """The free blocks that `append` requires."""
@@ -625,11 +627,6 @@ def share(parent: Request, child: Request, pool: BlockPool) -> None:
     k: i64
     for k in range(len(blocks)):
         pool.share(blocks[k])
-
-
-def _begins_at(table: Table, first: i64) -> bool:
-    """Whether a table has blocks with ids from `first` on."""
-    return len(table.blocks) > 0 and table.blocks[0] >= first
 
 
 guard.keep(Naive)
