@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from kvsim.core.blocks import BlockManager
 from kvsim.core.scheduler import Scheduler
 from kvsim.cost import Cost, make_cost, make_prices
@@ -40,7 +42,6 @@ from kvsim.run.checks import (
     check_tables,
     check_vllm,
     checked_pool,
-    fitting,
 )
 from kvsim.run.connectors import Offload, Side, offload_of, offloads
 from kvsim.run.speculation import Speculative, speculates, speculation_of
@@ -283,9 +284,14 @@ def _notes_on_tables(
 
 
 def _fitted(config: RunConfig, room: Room, assumed: dict[str, Default]) -> RunConfig:
-    """The settings with sequences as long as the pool allows. A model that nobody named has them,
-    too, so that a first run starts on any GPU; `assumed` then says so."""
-    config = fitting(config, room)
+    """The settings with the largest `max_model_len` that fits, up to the model's own limit. A model
+    that nobody named has it, too, so that a first run starts on any GPU; `assumed` then says so.
+
+    Source: vLLM 0.33.0, v1/core/kv_cache_planning.py, `_auto_fit_max_model_len`. Memory was counted
+    with the model's limit, as there.
+    """
+    assert isinstance(config.max_model_len, int)
+    config = replace(config, max_model_len=room.longest(config, config.max_model_len))
     if "max_model_len" in assumed and config.max_model_len != assumed["max_model_len"].value:
         assumed["max_model_len"] = Default(config.max_model_len, "the most that fits")
     return config
