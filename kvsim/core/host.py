@@ -157,7 +157,7 @@ class Host:
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SimulatedTime(Host):
     """An inbox, a link and step times of a cost model, in one environment of SimPy
-    (`kvsim.run.replica.events.Clock`)."""
+    (`kvsim.run.replica.time.Clock`)."""
 
     inbox: Receiver
     _env: Any

@@ -16,10 +16,10 @@ from typing import Any, Final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
+from kvsim.core import records
 from kvsim.core.batch import Batch
 from kvsim.core.plan import NOTHING_MOVED, Moved, Plan
-from kvsim.core.records import logs
-from kvsim.core.records.logs import DraftLog
+from kvsim.core.records import DraftLog
 from kvsim.core.request import ABORTED, FINISHED, LOADED, LOADING, RUNNING, UNLOADED, Request
 from kvsim.core.scheduler import Scheduler
 from kvsim.engines.deaths import died
@@ -328,7 +328,7 @@ class VllmV1(Scheduler):
                     request.drafts = 0
                 if request.passed_over:
                     request.passed_over = False
-                    batch.note(request, logs.CONTINUED)
+                    batch.note(request, records.CONTINUED)
                 if request.mid_prompt:
                     self.cadence.carries = True
                 plan.add(request, tokens, drafts)
@@ -370,7 +370,7 @@ class VllmV1(Scheduler):
             request: Request = batch.running[k]
             if not (request.passed_over or _pauses(batch, request, self._call, stops)):
                 request.passed_over = True
-                batch.note(request, logs.PASSED_OVER)
+                batch.note(request, records.PASSED_OVER)
 
     def _is_late(self, request: Request) -> bool:
         """Whether the blocks of a request cannot be released before a step in flight is known, as
@@ -485,7 +485,7 @@ class VllmV1(Scheduler):
         held = match is None
         if held != request.held and not request.num_preemptions:
             request.held = held
-            batch.note(request, logs.HELD if held else logs.LOOKED_UP)
+            batch.note(request, records.HELD if held else records.LOOKED_UP)
         if request.options.skip_reading_prefix_cache:
             self.blocks.forget_hits()
             return NO_MATCH
@@ -526,7 +526,7 @@ class VllmV1(Scheduler):
         if loads:
             request.load = LOADING
             again = request.num_preemptions > 0
-            kind = logs.RELOADING if again else logs.LOADING
+            kind = records.RELOADING if again else records.LOADING
             batch.note(request, kind, match.tokens)
             self._prefills[request] = None
             return 0
@@ -733,7 +733,7 @@ class VllmV1(Scheduler):
             if request.state < FINISHED:
                 request.load = LOADED
                 again = request.num_preemptions > 0
-                kind = logs.RELOADED if again else logs.LOADED
+                kind = records.RELOADED if again else records.LOADED
                 batch.note(request, kind, 0, batch.now_ns)
             else:
                 self.blocks.drop_tables(self._kept.pop(request))
