@@ -185,7 +185,7 @@ def why(
         console.print(sentence)
     _render_story(story, console)
     if html is not None:
-        from kvsim.report.pages.diff import build_story
+        from kvsim.report.pages.compare import build_story
 
         console.print(f"\nwritten to {write_text(html, build_story(story, said))}")
 

@@ -80,7 +80,7 @@ def of_engines() -> Kind:
         return name, run.summary, run.requests, run.steps
 
     def diff_page(first: Named, other: Named) -> str:
-        from kvsim.report.pages.diff import build_diff
+        from kvsim.report.pages.compare import build_diff
 
         return build_diff(tables(first), tables(other))
 

@@ -164,7 +164,7 @@ def show(
     """What was measured, where, how well it fits, and the ranges that it covers."""
     from kvsim.cost.calibrate.compare import parts
     from kvsim.cost.profile import load_profile
-    from kvsim.report.pages.profile import build_profile, error_rows, other_statements
+    from kvsim.report.pages.cost import build_profile, error_rows, other_statements
 
     profile = load_profile(name)
     made, console = profile.model, make_console()
@@ -439,7 +439,7 @@ def crossover(
     else:
         _print(found)
     if out is not None:
-        from kvsim.report.pages.crossover import build_crossover
+        from kvsim.report.pages.cost import build_crossover
 
         drawn = priced.crossings(sorted({*_curve(lengths[-1]), *lengths}))
         write_text(out, build_crossover(drawn, priced.hardware, lengths))
@@ -462,11 +462,12 @@ def _curve(longest: int) -> list[int]:
 
 
 def _print(models: list[ModelCrossings]) -> None:
-    from kvsim.report.pages.crossover import UNITS, caption, head, priced, rows
+    from kvsim.report.pages.cost import UNITS, caption, crossing_head, crossing_rows, priced
 
     console = make_console()
     for each in models:
-        console.print(make_table(*head(each), rows=rows(each), title=caption(each), texts=0))
+        head, rows = crossing_head(each), crossing_rows(each)
+        console.print(make_table(*head, rows=rows, title=caption(each), texts=0))
         console.print(f"{priced(each)}\n", style="dim")
     link = next(iter(models[0].link.values()))
     console.print(
