@@ -258,7 +258,7 @@ class Served(Bundle):
         from kvsim.writing import write_bytes, write_text
 
         try:
-            from kvsim.against.serve.again import replayed
+            from kvsim.against.serve.metrics import replayed
         except ImportError as error:
             raise ConfigError(f"timeline: {error}; pip install 'kvsim[serve]'") from None
         again = replayed(meta, self.interval, self.start, self.trust or ())

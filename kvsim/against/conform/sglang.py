@@ -12,8 +12,7 @@ from sys import maxsize
 from typing import Any
 from zlib import crc32
 
-from kvsim.against.conform.step_log import Record, queue_digest
-from kvsim.against.conform.virtual import LogClock, RuleStream, played
+from kvsim.against.conform.step_log import LogClock, Record, RuleStream, played, queue_digest
 from kvsim.core.batch import Batch
 from kvsim.core.host import Waiting
 from kvsim.core.plan import Plan
