@@ -18,8 +18,8 @@ from kvsim.settings.versions import DEFAULT_BLOCK_SIZE
 
 if TYPE_CHECKING:
     from kvsim.explain.cachelab.audit import Recorded
+    from kvsim.explain.cachelab.curve import Asked, Study
     from kvsim.explain.cachelab.sentences import Audited
-    from kvsim.explain.cachelab.study import Asked, Study
     from kvsim.workload.reuse import Counting
     from kvsim.workload.trace import Trace
 
@@ -83,7 +83,7 @@ class Sizes(Bundle):
 
     def asked(self, block_size: int) -> Asked:
         """What is asked, in blocks of so many tokens. Raises `ConfigError`."""
-        from kvsim.explain.cachelab.study import Asked
+        from kvsim.explain.cachelab.curve import Asked
         from kvsim.machine.memory import block_bytes as bytes_of
         from kvsim.machine.models import load_model
         from kvsim.settings.config import make_config
@@ -106,7 +106,7 @@ class Sizes(Bundle):
 @takes_bundles
 def curve(*, blocks: Counted, sizes: Sizes, out: Out = None, as_json: AsJson = False) -> None:
     """Hits by capacity: least recently used at every size, the optimum, and no limit."""
-    from kvsim.explain.cachelab.study import study_trace
+    from kvsim.explain.cachelab.curve import study_trace
 
     opened, counting = blocks.counted()
     study = study_trace(opened, counting, sizes.asked(counting.block_size))
@@ -129,7 +129,7 @@ def stream(
 
     Its rows are counted and forgotten: a native trace, in blocks of its hash ids.
     """
-    from kvsim.explain.cachelab.study import open_recording, study_recording
+    from kvsim.explain.cachelab.curve import open_recording, study_recording
     from kvsim.workload.source import Source
 
     with Source(trace) as source:

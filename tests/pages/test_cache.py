@@ -8,8 +8,8 @@ from typing import Any
 from places import ROOT
 
 from kvsim.explain.cachelab.audit import Audit
+from kvsim.explain.cachelab.curve import Asked, study_trace
 from kvsim.explain.cachelab.sentences import Audited
-from kvsim.explain.cachelab.study import Asked, study_trace
 from kvsim.report.pages.cache import build_audit, build_curve
 from kvsim.workload import open_trace
 from kvsim.workload.reuse import Counting

@@ -1,4 +1,6 @@
-"""The hits of a cache that evicts the least recently used block, at every capacity at once.
+"""What caches of every size make of a trace: the figures behind `kvsim cache curve`.
+
+The hits of a cache that evicts the least recently used block are found at every capacity at once.
 
 A block hits at every capacity above its distance (`kvsim.workload.reuse`). The blocks of a run have
 consecutive distances, so each run adds a ramp to the curve, and the curve is a sum of ramps.
@@ -9,16 +11,31 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import ConfigError
 from kvsim.results.phases import Ints
-from kvsim.workload.reuse import Chain, Counting, Found, Reuse, Walk, bounded_chains, chains
-from kvsim.workload.streams import SpannedStream
-from kvsim.workload.trace import Row
+from kvsim.workload import native
+from kvsim.workload.keys import streams
+from kvsim.workload.reuse import (
+    Chain,
+    Counting,
+    Found,
+    Reuse,
+    Walk,
+    bounded_chains,
+    chains,
+    find_reuse,
+)
+from kvsim.workload.source import Source, look
+from kvsim.workload.streams import Span, SpannedStream
+from kvsim.workload.trace import HashContent, Row, Trace
 
 _PENDING = 1 << 18
 
@@ -254,3 +271,301 @@ def _chosen(keys: Keys, rate: float, seed: int) -> NDArray[np.bool_]:
     mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(_MIX[1])
     chosen: NDArray[np.bool_] = (mixed >> np.uint64(32)) < np.uint64(round(rate * (1 << 32)))
     return chosen
+
+
+SAME, OTHER, ROOT = "same session", "another session", "shared root"
+WHO = (SAME, OTHER, ROOT)
+"""Whose content is reused. A shared root is content that at least two sessions had used before. A
+request without a session is a session of its own."""
+
+
+class Group(NamedTuple):
+    """Requests that belong together: those of a session, or those that begin alike."""
+
+    name: str
+    input_tokens: int
+    reuse: Reuse
+    """Of its requests."""
+
+    @property
+    def requests(self) -> int:
+        """How many there are."""
+        return len(self.reuse.found)
+
+    @property
+    def curve(self) -> Curve:
+        """Their hits by capacity, worked out at each access: there may be very many groups."""
+        return make_curve(self.reuse.found, self.reuse.counting.block_size)
+
+
+def who_reuses(rows: Sequence[Row], reuse: Reuse) -> dict[str, Ramps]:
+    """Of each of `WHO`, the tokens that hit by capacity, under LRU."""
+    size = reuse.counting.block_size
+    ramps = {who: Ramps() for who in WHO}
+    shared: list[int] = []
+    """Of each request, how many leading blocks at least two sessions have used."""
+    for row, (_, most_tokens, runs) in zip(rows, reuse.found, strict=True):
+        reached = 0
+        for user, first, last, distance in runs:
+            same = row.session is not None and row.session == rows[user].session
+            reached = max(reached, min(last, shared[user]) if same else last)
+            cut = max(first, min(last, shared[user]))
+            for who, begin, end in ((ROOT, first, cut), (SAME if same else OTHER, cut, last)):
+                end = min(end, most_tokens // size)
+                if begin < end:
+                    since = distance + begin - first
+                    ramps[who].add(since, since + end - begin, size)
+        shared.append(reached)
+    return ramps
+
+
+def by_session(rows: Sequence[Row], reuse: Reuse) -> list[Group]:
+    """The sessions of a trace, those with most prompt tokens first."""
+    names = [row.session for row in rows]
+    return _grouped(rows, reuse, names)
+
+
+def by_prefix(rows: Sequence[Row], reuse: Reuse) -> list[Group]:
+    """Requests by their first block, those with most prompt tokens first. Each group is named after
+    its first request."""
+    names: list[str | None] = []
+    for row, (blocks, _, runs) in zip(rows, reuse.found, strict=True):
+        names.append(names[runs[0].user] if runs else row.id if blocks else None)
+    return _grouped(rows, reuse, names)
+
+
+def _grouped(rows: Sequence[Row], reuse: Reuse, names: Sequence[str | None]) -> list[Group]:
+    members: dict[str, list[tuple[Row, Found]]] = {}
+    for name, row, found in zip(names, rows, reuse.found, strict=True):
+        if name is not None:
+            members.setdefault(name, []).append((row, found))
+    groups = (
+        Group(
+            name,
+            sum(row.input_length for row, _ in each),
+            Reuse(reuse.counting, [found for _, found in each], 0),
+        )
+        for name, each in members.items()
+    )
+    return sorted(groups, key=lambda group: -group.input_tokens)
+
+
+def histogram(ramps: Ramps, edges: Sequence[int]) -> Iterator[int]:
+    """Tokens reused at a distance from each edge up to the next one."""
+    heights = ramps.values(edges)
+    for lower, upper in pairwise(heights):
+        yield upper - lower
+
+
+POINTS = 16
+"""Capacities of a curve that are chosen for it, evenly over the logarithm."""
+
+
+class Point(NamedTuple):
+    """A cache of one size, in prompt tokens that hit."""
+
+    blocks: int
+    lru: int
+    optimum: int | None
+    """None where rows were not kept for it."""
+    lru_blocks: int
+    """Blocks of prompts that hit, under LRU."""
+    requests: int
+    """Requests that find at least one block, under LRU."""
+
+    @property
+    def left(self) -> int | None:
+        """What LRU leaves to the optimum."""
+        return None if self.optimum is None else self.optimum - self.lru
+
+
+class Asked(NamedTuple):
+    """What a study is to show."""
+
+    capacities: Sequence[int] = ()
+    """In blocks; the answer in words is about the first one."""
+    warm_up: int = 0
+    """Requests at the start, which fill the cache and are not measured."""
+    block_bytes: int | None = None
+    """Of the model, if one is named."""
+    points: int = POINTS
+    """How many further capacities to show."""
+
+
+PLAIN = Asked()
+
+
+class Study(NamedTuple):
+    """The reuse of a trace, and what caches make of it."""
+
+    trace: str
+    counting: Counting
+    requests: int
+    """Requests that are measured; those before only fill the cache."""
+    input_tokens: int
+    blocks: int
+    """Blocks of their prompts, all of which are looked up."""
+    distinct: int
+    """Different blocks of the whole trace."""
+    ceiling: int
+    """Prompt tokens that hit in a cache without limit."""
+    points: list[Point]
+    asked: Asked
+    reused: Mapping[str, list[int]] = MappingProxyType({})
+    """Of each of `WHO`, tokens by distance: up to the first point, from each one to the next."""
+    sessions: Sequence[Group] = ()
+    prefixes: Sequence[Group] = ()
+
+    @property
+    def block_bytes(self) -> int | None:
+        """Of the model, if one was named."""
+        return self.asked.block_bytes
+
+    @property
+    def chosen(self) -> int | None:
+        """The capacity asked about, in blocks; one of the points."""
+        return next(iter(self.asked.capacities), None)
+
+    def share(self, tokens: int) -> float:
+        """Of the prompt tokens."""
+        return tokens / self.input_tokens if self.input_tokens else 0.0
+
+    def point(self, blocks: int) -> Point:
+        """The point of a capacity."""
+        return next(point for point in self.points if point.blocks == blocks)
+
+    def record(self) -> dict[str, Any]:
+        """Everything as plain values, for a JSON file."""
+        return {
+            "trace": self.trace,
+            **self.counting._asdict(),
+            "requests": self.requests,
+            "input_tokens": self.input_tokens,
+            "blocks": self.blocks,
+            "distinct_blocks": self.distinct,
+            "ceiling_tokens": self.ceiling,
+            "block_bytes": self.block_bytes,
+            "points": [
+                {
+                    "capacity_blocks": point.blocks,
+                    "lru_tokens": point.lru,
+                    "optimum_tokens": point.optimum,
+                    "lru_blocks": point.lru_blocks,
+                    "lru_requests": point.requests,
+                }
+                for point in self.points
+            ],
+            "reused_tokens_by_distance": dict(self.reused),
+        }
+
+
+def study_trace(trace: Trace, counting: Counting, asked: Asked = PLAIN) -> Study:
+    """Study a trace at every capacity. Raises `ConfigError` where nothing is left to measure."""
+    rows, warm_up = trace.rows, asked.warm_up
+    refuse_empty(warm_up, len(rows))
+    reuse = find_reuse(rows, streams(trace), counting)
+    measured = Reuse(counting, reuse.found[warm_up:], reuse.distinct)
+    curve = make_curve(measured.found, counting.block_size)
+    sizes = sizes_of(reuse.distinct, asked)
+    values = zip(
+        sizes,
+        curve.tokens(sizes),
+        optimum_tokens(reuse, sizes, warm_up),
+        curve.blocks(sizes),
+        curve.requests(sizes),
+        strict=True,
+    )
+    edges = [0, *sizes]
+    size, lengths = counting.block_size, [row.input_length for row in rows[warm_up:]]
+    return Study(
+        trace.path,
+        counting,
+        len(rows) - warm_up,
+        sum(lengths),
+        sum(-(-each // size) if counting.partial_blocks else each // size for each in lengths),
+        reuse.distinct,
+        measured.ceiling_tokens,
+        [Point(*each) for each in values],
+        asked,
+        {who: list(histogram(ramps, edges)) for who, ramps in who_reuses(rows, reuse).items()},
+        by_session(rows, reuse),
+        by_prefix(rows, reuse),
+    )
+
+
+def refuse_empty(warm_up: int, requests: int) -> None:
+    """Raise `ConfigError` if no request is left after those that warm up."""
+    if warm_up >= requests:
+        raise ConfigError(f"--warm-up: {warm_up} of {requests} requests; leave some to measure")
+
+
+def sizes_of(distinct: int, asked: Asked) -> list[int]:
+    """Capacities up to one that holds everything, with those asked about and twice as many."""
+    most = max(distinct, 1)
+    chosen = {round(most ** (1 - step / asked.points / 1.5)) for step in range(asked.points)}
+    return sorted({*chosen, *asked.capacities, *(2 * each for each in asked.capacities)} - {0})
+
+
+_REGION = 1 << 65
+"""Distance of the keys of two namespaces, above all ids."""
+
+
+def open_recording(source: Source) -> tuple[Trace, Iterator[Row]]:
+    """The header and the rows of a native trace of chained hash ids, or without content. Raises
+    `TraceError` for another file."""
+    if "kvsim_trace" in look(source).keys:
+        trace, rows = native.stream(source)
+        if trace.hash_kind == "prefix":
+            return trace, (_known(source, row) for row in rows)
+    what = "no native trace of chained hash ids; use kvsim cache curve, or kvsim trace convert"
+    raise source.error(what, line=0)
+
+
+def study_recording(trace: Trace, rows: Iterable[Row], asked: Asked = PLAIN) -> Study:
+    """Study what `open_recording` returns under LRU alone, in blocks of the ids. Raises
+    `ConfigError` where nothing is left to measure."""
+    size = trace.block_size or 1
+    walk, curve = Walk(1), Curve(size)
+    number = requests = blocks = tokens = 0
+    for number, (row, chain) in enumerate(_chains(rows, size), 1):
+        found = walk.step(chain)
+        if number > asked.warm_up:
+            requests += 1
+            tokens += row.input_length
+            blocks += chain.blocks
+            curve.add(found)
+    if not number:
+        raise ConfigError(f"{trace.path}: no requests after the header; add one per line")
+    refuse_empty(asked.warm_up, number)
+    sizes = sizes_of(walk.distinct, asked)
+    columns = (curve.tokens(sizes), curve.blocks(sizes), curve.requests(sizes))
+    [ceiling] = curve.tokens([walk.distinct])
+    return Study(
+        *(trace.path, Counting(size), requests, tokens, blocks, walk.distinct, ceiling),
+        [Point(at, lru, None, *found) for at, lru, *found in zip(sizes, *columns, strict=True)],
+        asked,
+    )
+
+
+def _known(source: Source, row: Row) -> Row:
+    if row.content is None or isinstance(row.content, HashContent):
+        return row
+    raise source.error("only hash ids are counted row by row; use kvsim cache curve")
+
+
+def _chains(rows: Iterable[Row], size: int) -> Iterator[tuple[Row, Chain]]:
+    """Rows with their chains. The key of a block is its id, in the region of its namespace; a row
+    without ids has a region of its own."""
+    regions: dict[tuple[str | None, str | None], int] = {}
+    for row in rows:
+        spans: list[Span] = []
+        if isinstance(row.content, HashContent):
+            first = regions.setdefault((row.scope, row.salt), len(regions)) * _REGION
+            place = 0
+            for start, count in row.content.prompt:
+                spans.append((place, place + count, first + start - place))
+                place += count
+        else:
+            spans.append((0, row.input_length, -(row.index + 1) * _REGION))
+        most = (row.input_length - 1) // size * size
+        yield row, Chain(spans, row.input_length // size, most)

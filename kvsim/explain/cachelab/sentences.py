@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from kvsim.explain.cachelab.audit import Audit
+from kvsim.explain.cachelab.curve import Group, Point, Study
 from kvsim.explain.cachelab.ranking import Ranked, Ranking
-from kvsim.explain.cachelab.study import Group, Point, Study
 from kvsim.explain.certainty import LEVEL
 from kvsim.results.numerals import count, percent, plural, signed, size
 

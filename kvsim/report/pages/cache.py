@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from kvsim.explain.cachelab.curve import WHO, Study
 from kvsim.explain.cachelab.sentences import (
     CURVE_HEAD,
     GROUP_HEAD,
@@ -17,7 +18,6 @@ from kvsim.explain.cachelab.sentences import (
     group_rows,
     sentences,
 )
-from kvsim.explain.cachelab.study import WHO, Study
 from kvsim.report.pages.figures import Figure, Trace, chart, compact, line, log_ticks, rule, titled
 from kvsim.report.pages.html import Html, document, join, key_of, lead, panel, placed, strip, table
 from kvsim.results.numerals import count

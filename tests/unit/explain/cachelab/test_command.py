@@ -15,8 +15,8 @@ from marks import long
 from places import ROOT
 
 from kvsim.explain.cachelab.audit import Recorded, audit
+from kvsim.explain.cachelab.curve import Asked, open_recording, study_recording, study_trace
 from kvsim.explain.cachelab.sentences import sentences
-from kvsim.explain.cachelab.study import Asked, open_recording, study_recording, study_trace
 from kvsim.report import read_results, read_transitions
 from kvsim.workload import open_trace
 from kvsim.workload.keys import streams
