@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from kvsim.cli.console import progress_bar
-from kvsim.cli.deferred import group_of
+from kvsim.cli.commands import group_of, progress_bar
 from kvsim.cli.options import AsJson, Bundle, RunDir, TraceForm, takes_bundles
 from kvsim.errors import ConfigError
 from kvsim.report import make_console, make_table

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from kvsim.cli.console import command_line, progress_bar, simulate_shown, tell_written
-from kvsim.cli.kinds import Kind, Named, of_engines, of_fleets
+from kvsim.cli.commands import command_line, progress_bar, simulate_shown, tell_written
+from kvsim.cli.folders import Kind, Named, of_engines, of_fleets
 from kvsim.cli.options import (
     AsJson,
     Bundle,

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Argument, Option
 
-from kvsim.cli.console import progress_bar, run_module
-from kvsim.cli.deferred import group_of
+from kvsim.cli.commands import group_of, progress_bar, run_module
 from kvsim.cli.options import (
     AsJson,
     Bundle,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from kvsim.cli.console import note, progress_bar, tell_written
+from kvsim.cli.commands import note, progress_bar, tell_written
 from kvsim.cli.options import (
     AsJson,
     Bundle,

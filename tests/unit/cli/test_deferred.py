@@ -12,7 +12,7 @@ import pytest
 from places import ROOT
 
 from kvsim.cli import main
-from kvsim.cli.deferred import COMMANDS, load
+from kvsim.cli.commands import COMMANDS, load
 
 
 @pytest.mark.parametrize("name", COMMANDS)
