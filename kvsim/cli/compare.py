@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kvsim.explain.certainty import Comparison
-    from kvsim.search.replicates import Load
-    from kvsim.search.upgrades import Upgrade
+    from kvsim.search.compare import Load, Upgrade
     from kvsim.workload.trace import Trace
 
 PAGE = "comparison.html"
@@ -108,8 +107,7 @@ def compare(
         from kvsim.cost.table import uncertain
 
         loaded = [(name, uncertain(config)) for name, config in loaded]
-    from kvsim.search.replicates import load_of
-    from kvsim.search.upgrades import upgrades
+    from kvsim.search.compare import load_of, upgrades
 
     found = upgrades(loaded)
     load = load_of(None if trace is None else form.open(trace), loaded)
@@ -143,7 +141,7 @@ def _trace_among(given: list[str]) -> tuple[list[str], str | None]:
 
 def _contenders(configs: list[str], fleet: FleetOptions) -> tuple[Configs, Kind]:
     """What is compared, by name, and how. Raises `ConfigError` where there is but one."""
-    from kvsim.search.upgrades import of_releases
+    from kvsim.search.compare import of_releases
 
     paths = list[str | None](configs) or [None]
     stems = [Path(config).name.removesuffix(".toml") for config in configs]
@@ -182,7 +180,7 @@ def _compare_seeds(
 ) -> tuple[Comparison, Results]:
     """Replicates if something is random; otherwise one replay, whose requests are resampled."""
     from kvsim.explain.differences import compare_replay
-    from kvsim.search.replicates import How, compare_seeds, redrawn, replicate
+    from kvsim.search.compare import How, compare_seeds, redrawn, replicate
 
     names = [name for name, _ in configs]
     random = bool(redrawn(load, configs))
@@ -231,8 +229,7 @@ def _show_upgrade(
     upgrade: Upgrade, results: dict[str, Any], trace: Trace, jobs: int | None
 ) -> None:
     """Say what each change does, from runs in which it is undone."""
-    from kvsim.search.replicates import How, Load, replicate
-    from kvsim.search.upgrades import effect_words, simulate_undone
+    from kvsim.search.compare import How, Load, effect_words, replicate, simulate_undone
 
     before, after = upgrade.names
     runs = [change.undone for change in upgrade.changes]

@@ -405,7 +405,7 @@ def advise(
     )
     from kvsim.search.advise import MOST_COMBINED, changes_of
     from kvsim.search.advise import advise as search
-    from kvsim.search.replicates import How, load_of
+    from kvsim.search.compare import How, load_of
     from kvsim.search.slo import parse_slo
     from kvsim.settings.server.command import arguments
     from kvsim.writing import json_text, write_together

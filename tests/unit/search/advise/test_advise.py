@@ -17,7 +17,7 @@ from kvsim.results.numerals import SPACE
 from kvsim.run.simulation import simulate
 from kvsim.search.advice import not_tried, record, rows, sentences
 from kvsim.search.advise import TRIALS, Tried, advise, changed, changes_of
-from kvsim.search.replicates import How, Load, load_of
+from kvsim.search.compare import How, Load, load_of
 from kvsim.search.slo import parse_slo
 from kvsim.settings.config import RunConfig, make_config
 from kvsim.settings.server.arguments import Used

@@ -27,7 +27,7 @@ from kvsim.search.size.search import (
 from kvsim.search.slo import parse_slo
 from kvsim.search.store import Store
 from kvsim.search.sweep import Outcome, joined
-from kvsim.search.sweep.choose import TTFT
+from kvsim.search.sweep.sweep import TTFT
 from kvsim.settings.config import make_config, to_table
 from kvsim.workload.spec import Lengths, synthesise_lengths
 

@@ -3,8 +3,7 @@
 import math
 
 from kvsim.search.sweep import Outcome, Plan, choose
-from kvsim.search.sweep.choose import TTFT, pareto
-from kvsim.search.sweep.sweep import Planned, Traced
+from kvsim.search.sweep.sweep import TTFT, Planned, Traced, pareto
 
 
 def record(ttft, throughput, memory=100, kind="finished", reason=""):
