@@ -18,7 +18,7 @@ from kvsim.settings.versions import DEFAULT_BLOCK_SIZE
 if TYPE_CHECKING:
     from kvsim.explain.cachelab.audit import Recorded
     from kvsim.explain.cachelab.curve import Asked, Study
-    from kvsim.explain.cachelab.sentences import Audited
+    from kvsim.report.pages.cache import Audited
     from kvsim.workload.reuse import Counting
     from kvsim.workload.trace import Trace
 
@@ -138,7 +138,7 @@ def stream(
 
 
 def _show(study: Study, *, as_json: bool) -> None:
-    from kvsim.explain.cachelab.sentences import CURVE_HEAD, curve_rows, definitions, sentences
+    from kvsim.report.pages.cache import CURVE_HEAD, curve_rows, definitions, sentences
     from kvsim.writing import json_text
 
     if as_json:
@@ -198,7 +198,7 @@ def policies(
 ) -> None:
     """Compare eviction policies with the optimum, in a cache alone."""
     from kvsim.explain.cachelab.ranking import POLICIES, rank_policies
-    from kvsim.explain.cachelab.sentences import POLICY_HEAD, policy_rows, policy_sentences
+    from kvsim.report.pages.cache import POLICY_HEAD, policy_rows, policy_sentences
     from kvsim.writing import json_text
 
     opened, counting = blocks.counted()
@@ -231,7 +231,7 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Split a run's prompt tokens: hit, lost to policy, pinning, capacity or timing, cold."""
-    from kvsim.explain.cachelab.sentences import audit_rows, audit_sentences
+    from kvsim.report.pages.cache import audit_rows, audit_sentences
     from kvsim.writing import json_text
 
     with progress_bar("auditing") as done:
@@ -256,8 +256,8 @@ def _audited(
     fleet."""
     from kvsim.explain.cachelab.audit import Recorded
     from kvsim.explain.cachelab.audit import audit as audit_run
-    from kvsim.explain.cachelab.sentences import Audited
     from kvsim.report.files import FLEET
+    from kvsim.report.pages.cache import Audited
     from kvsim.results.plain import numeric
     from kvsim.run.simulation import simulate
     from kvsim.settings.config import make_config

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from kvsim.engines import ENGINES
 from kvsim.explain import MARGIN
 from kvsim.explain.cachelab.curve import Asked, study_trace
-from kvsim.explain.cachelab.sentences import sentences as study_sentences
 from kvsim.explain.certainty import LEVEL
 from kvsim.machine.memory import block_bytes
 from kvsim.report import Remark, diagnosis_of, measured, time_source
 from kvsim.report.compare import NO_DIFFERENCE
+from kvsim.report.pages.cache import sentences as study_sentences
 from kvsim.report.pages.compare import interval_figure
 from kvsim.report.pages.html import (
     Html,

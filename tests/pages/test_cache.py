@@ -9,8 +9,7 @@ from places import ROOT
 
 from kvsim.explain.cachelab.audit import Audit
 from kvsim.explain.cachelab.curve import Asked, study_trace
-from kvsim.explain.cachelab.sentences import Audited
-from kvsim.report.pages.cache import build_audit, build_curve
+from kvsim.report.pages.cache import Audited, build_audit, build_curve
 from kvsim.workload import open_trace
 from kvsim.workload.reuse import Counting
 

@@ -2,7 +2,7 @@
 
 ```
  trace ─► runs ─► curve (LRU, every capacity at once) ─┐
-            ├───► optimum (Belady, at chosen ones) ────┼─► wording, page
+            ├───► optimum (Belady, at chosen ones) ────┼─► words, page
             └───► policies, breakdown, sampling ───────┘
 ```
 

@@ -16,8 +16,8 @@ from places import ROOT
 
 from kvsim.explain.cachelab.audit import Recorded, audit
 from kvsim.explain.cachelab.curve import Asked, open_recording, study_recording, study_trace
-from kvsim.explain.cachelab.sentences import sentences
 from kvsim.report import read_results, read_transitions
+from kvsim.report.pages.cache import sentences
 from kvsim.workload import open_trace
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting
