@@ -157,7 +157,7 @@ def diff(
 ) -> None:
     """Say why two runs of the same requests differ: which decision, which time, which requests."""
     from kvsim.report import is_fleet
-    from kvsim.report.explanation import explanation_record
+    from kvsim.report.compare import explanation_record
     from kvsim.writing import json_text, write_together
 
     fleets = is_fleet(first) and is_fleet(other)
@@ -220,7 +220,7 @@ def _replicas(first: FleetRun, other: FleetRun) -> Table:
 def _parts(falls: Sequence[Waterfall]) -> Table:
     """By how much each part of the latencies changed, and their sums."""
     from kvsim.explain.differences import LABELS
-    from kvsim.report.explanation import title_of
+    from kvsim.report.compare import title_of
     from kvsim.results.numerals import signed
 
     table = make_table("difference", *map(title_of, falls))

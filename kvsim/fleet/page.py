@@ -13,7 +13,7 @@ from kvsim.explain.certainty import Comparison
 from kvsim.fleet.figures import in_flight, of_admitted, sent_to
 from kvsim.fleet.folder import FleetRun
 from kvsim.report import Explanation, wording
-from kvsim.report.explanation import explain_requests
+from kvsim.report.compare import explain_requests
 from kvsim.report.pages.compare import COLOURS, comparison_page, diff_page
 from kvsim.report.pages.figures import (
     Figure,

@@ -12,7 +12,7 @@ from tiny import no_run
 from kvsim.cost.calibrate.llmservingsim import import_profile
 from kvsim.cost.profile import to_json
 from kvsim.report import explain
-from kvsim.report.explanation import explanation_record
+from kvsim.report.compare import explanation_record
 from kvsim.report.pages.compare import build_diff
 from kvsim.results.numerals import SPACE
 from kvsim.results.summary import summarise
