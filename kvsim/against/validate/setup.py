@@ -37,8 +37,8 @@ from kvsim.core.blocks import BlockManager
 from kvsim.core.scheduler import Scheduler
 from kvsim.engines.vllm_v1.manager import KVCacheManager, full_attention
 from kvsim.errors import ConfigError, check_choice
+from kvsim.settings.library import signature
 from kvsim.settings.parsing import named_code, parse_json
-from kvsim.settings.signatures import signature
 from kvsim.version import __version__
 from kvsim.writing import write_text
 
