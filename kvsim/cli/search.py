@@ -118,19 +118,12 @@ def sweep(
 
     A sweep may be stopped at any moment; the same command continues it.
     """
+    from kvsim.search.grid import expand, parse_space
     from kvsim.search.runner import run_missing
     from kvsim.search.slo import parse_slo
     from kvsim.search.store import Store
-    from kvsim.search.sweep import (
-        PAGE,
-        TABLE,
-        expand,
-        make_plan,
-        parse_space,
-        read_plan,
-        shard_of,
-        write_plan,
-    )
+    from kvsim.search.sweep import TABLE, make_plan, read_plan, shard_of, write_plan
+    from kvsim.search.sweep_page import PAGE
 
     out, tried = swept.out, (points.grid or (), points.rows or (), points.random or ())
     if parts.merge:
@@ -175,15 +168,14 @@ def _finish(out: str, plan: Plan, as_json: bool) -> None:
     from kvsim.search.store import Store
     from kvsim.search.sweep import (
         MANIFEST,
-        PAGE,
         TABLE,
-        build_page,
         choose,
         chosen_record,
         gather,
         manifest,
         table_bytes,
     )
+    from kvsim.search.sweep_page import PAGE, build_page
     from kvsim.writing import json_text, write_together
 
     outcomes = gather(Store(out), plan, out)
@@ -266,18 +258,15 @@ def size(
     """
     from kvsim.search.size import (
         LASTING,
-        NAME,
-        PAGE,
         Bounds,
         Laboratory,
-        build_page,
         endless,
         make_knob,
         searched,
         sharing,
-        size_record,
         what_varies,
     )
+    from kvsim.search.size_verdict import NAME, PAGE, build_page, size_record
     from kvsim.search.slo import parse_slo
     from kvsim.search.store import Store
     from kvsim.writing import json_text, write_together
@@ -331,7 +320,7 @@ def _bases(loaded: RunConfig, fleet: FleetOptions, find: str) -> list[RunConfig]
 
 
 def _show_sizes(searches: Sequence[Search], price: float | None) -> None:
-    from kvsim.search.size import compared, router_head, router_of, router_rows, verdict
+    from kvsim.search.size_verdict import compared, router_head, router_of, router_rows, verdict
     from kvsim.search.sweep import sources
 
     console = make_console()
@@ -351,7 +340,8 @@ def _show_sizes(searches: Sequence[Search], price: float | None) -> None:
 
 def _neighbours(lab: Laboratory, found: Answer) -> Table:
     """Values around the answer, with their figures."""
-    from kvsim.search.size import HEAD, neighbourhood, row
+    from kvsim.search.size import neighbourhood
+    from kvsim.search.size_verdict import HEAD, row
 
     labels = (metric.label for metric in lab.objectives.metrics)
     table = make_table(lab.knob.name, *HEAD, *labels)

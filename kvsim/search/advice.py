@@ -36,7 +36,8 @@ from kvsim.results.plain import plain
 from kvsim.run.assembly import assemble
 from kvsim.run.told import settled
 from kvsim.search.advise import Advice, Change, Tried
-from kvsim.search.sweep import origin_panels, value_words
+from kvsim.search.sweep import value_words
+from kvsim.search.sweep_page import origin_panels
 from kvsim.settings.config import RunConfig, to_table
 from kvsim.settings.server import ServerWord
 from kvsim.settings.server.arguments import Argument

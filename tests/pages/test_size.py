@@ -3,8 +3,8 @@
 import pytest
 from browsers import eventually
 
-from kvsim.search.size import Bounds, Laboratory, Search, build_page, make_knob
-from kvsim.search.size.search import answer
+from kvsim.search.size import Bounds, Laboratory, Search, answer, make_knob
+from kvsim.search.size_verdict import build_page
 from kvsim.search.slo import parse_slo
 from kvsim.search.store import Store
 from kvsim.settings.config import make_config, to_table

@@ -9,9 +9,10 @@ from browsers import eventually
 from msgspec.structs import replace
 
 from kvsim.results.numerals import show
+from kvsim.search.grid import expand, parse_space
 from kvsim.search.runner import Task, run_point
-from kvsim.search.sweep import Outcome, build_page, choose, expand, make_plan, parse_space
-from kvsim.search.sweep.page import heat_maps
+from kvsim.search.sweep import Outcome, choose, make_plan
+from kvsim.search.sweep_page import build_page, heat_maps
 from kvsim.settings.config import make_config, to_table
 from kvsim.workload.spec import Lengths, synthesise_lengths
 

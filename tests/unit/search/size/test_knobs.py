@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.errors import ConfigError
-from kvsim.search.size import Bounds, make_knob
-from kvsim.search.size.search import KNOBS
+from kvsim.search.size import KNOBS, Bounds, make_knob
 from kvsim.workload.spec import Lengths, synthesise_lengths
 
 LOAD = synthesise_lengths(Lengths(60), Lengths(40), 3, requests=20)

@@ -12,8 +12,8 @@ from marks import long, whole
 from kvsim.errors import ConfigError
 from kvsim.results.load import state_of
 from kvsim.run.simulation import simulate
-from kvsim.search.size import Answer, Bounds, Laboratory, make_knob, verdict
-from kvsim.search.size.search import lasting_answer, open_arrivals
+from kvsim.search.size import Answer, Bounds, Laboratory, lasting_answer, make_knob, open_arrivals
+from kvsim.search.size_verdict import verdict
 from kvsim.search.slo import parse_slo
 from kvsim.search.store import Store
 from kvsim.settings.config import make_config, to_table

@@ -13,18 +13,8 @@ from command import run_here
 from kvsim.fleet import FleetConfig, make_settings
 from kvsim.results.load import state_of
 from kvsim.search.runner import Task, run_point
-from kvsim.search.size import (
-    Bounds,
-    Laboratory,
-    Search,
-    compared,
-    make_knob,
-    router_rows,
-    size_record,
-    verdict,
-)
-from kvsim.search.size.search import lasting_answer
-from kvsim.search.size.verdict import cost_of
+from kvsim.search.size import Bounds, Laboratory, Search, lasting_answer, make_knob
+from kvsim.search.size_verdict import compared, cost_of, router_rows, size_record, verdict
 from kvsim.search.slo import parse_slo
 from kvsim.search.store import Store, address
 from kvsim.settings.config import make_config, to_table

@@ -11,23 +11,25 @@ from marks import long
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import simulate
 from kvsim.search import runner
-from kvsim.search.size import Bounds, Laboratory, make_knob, verdict
-from kvsim.search.size.search import (
+from kvsim.search.size import (
     CLOSE,
+    Bounds,
     Knob,
+    Laboratory,
     answer,
     boundary,
     find_beside,
     find_best,
     find_boundary,
     find_cliff,
+    make_knob,
     sharpen,
     slope,
 )
+from kvsim.search.size_verdict import verdict
 from kvsim.search.slo import parse_slo
 from kvsim.search.store import Store
-from kvsim.search.sweep import Outcome, joined
-from kvsim.search.sweep.sweep import TTFT
+from kvsim.search.sweep import TTFT, Outcome, joined
 from kvsim.settings.config import make_config, to_table
 from kvsim.workload.spec import Lengths, synthesise_lengths
 

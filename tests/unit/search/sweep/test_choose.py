@@ -2,8 +2,7 @@
 
 import math
 
-from kvsim.search.sweep import Outcome, Plan, choose
-from kvsim.search.sweep.sweep import TTFT, Planned, Traced, pareto
+from kvsim.search.sweep import TTFT, Outcome, Plan, Planned, Traced, choose, pareto
 
 
 def record(ttft, throughput, memory=100, kind="finished", reason=""):

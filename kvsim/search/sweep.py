@@ -30,10 +30,10 @@ from kvsim.results.numerals import count, plural, show
 from kvsim.results.plain import plain
 from kvsim.results.tables import optional, texts, truths
 from kvsim.run.simulation import simulate
+from kvsim.search.grid import Point, Settings
 from kvsim.search.runner import REFUSED, figures_of
 from kvsim.search.slo import Objectives, parse_slo
 from kvsim.search.store import ENGINE_FACTS, Count, Record, Store, Versioned, address
-from kvsim.search.sweep.grid import Point, Settings
 from kvsim.settings.parsing import is_flat, parse_json
 from kvsim.version import __version__
 from kvsim.workload.trace import Row, Trace

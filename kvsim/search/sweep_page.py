@@ -47,7 +47,7 @@ from kvsim.results.numerals import MISSING, SPACE, count, number, percent, plura
 from kvsim.results.plain import to_toml
 from kvsim.search.slo import Objective
 from kvsim.search.store import Record
-from kvsim.search.sweep.sweep import (
+from kvsim.search.sweep import (
     GOODPUT,
     MEMORY,
     RATE,
