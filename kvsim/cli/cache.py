@@ -16,8 +16,8 @@ from kvsim.report import make_console, make_table
 from kvsim.settings.versions import DEFAULT_BLOCK_SIZE
 
 if TYPE_CHECKING:
-    from kvsim.explain.cachelab.audit import Recorded
-    from kvsim.explain.cachelab.curve import Asked, Study
+    from kvsim.explain.cache_audit import Recorded
+    from kvsim.explain.cache_curve import Asked, Study
     from kvsim.report.pages.cache import Audited
     from kvsim.workload.reuse import Counting
     from kvsim.workload.trace import Trace
@@ -82,7 +82,7 @@ class Sizes(Bundle):
 
     def asked(self, block_size: int) -> Asked:
         """What is asked, in blocks of so many tokens. Raises `ConfigError`."""
-        from kvsim.explain.cachelab.curve import Asked
+        from kvsim.explain.cache_curve import Asked
         from kvsim.machine.memory import block_bytes as bytes_of
         from kvsim.machine.models import load_model
         from kvsim.settings.config import make_config
@@ -105,7 +105,7 @@ class Sizes(Bundle):
 @takes_bundles
 def curve(*, blocks: Counted, sizes: Sizes, out: Out = None, as_json: AsJson = False) -> None:
     """Hits by capacity: least recently used at every size, the optimum, and no limit."""
-    from kvsim.explain.cachelab.curve import study_trace
+    from kvsim.explain.cache_curve import study_trace
 
     opened, counting = blocks.counted()
     study = study_trace(opened, counting, sizes.asked(counting.block_size))
@@ -128,7 +128,7 @@ def stream(
 
     Its rows are counted and forgotten: a native trace, in blocks of its hash ids.
     """
-    from kvsim.explain.cachelab.curve import open_recording, study_recording
+    from kvsim.explain.cache_curve import open_recording, study_recording
     from kvsim.workload.source import Source
 
     with Source(trace) as source:
@@ -165,7 +165,7 @@ def sample(
     seed: Annotated[int, Option(min=0, help="Another seed keeps other blocks.")] = 0,
 ) -> None:
     """Estimate the hits of least recently used from a sample of the blocks."""
-    from kvsim.explain.cachelab.curve import sampled_lru_tokens
+    from kvsim.explain.cache_curve import sampled_lru_tokens
     from kvsim.results.numerals import count, percent
     from kvsim.workload.keys import streams
 
@@ -197,7 +197,7 @@ def policies(
     as_json: AsJson = False,
 ) -> None:
     """Compare eviction policies with the optimum, in a cache alone."""
-    from kvsim.explain.cachelab.ranking import POLICIES, rank_policies
+    from kvsim.explain.cache_ranking import POLICIES, rank_policies
     from kvsim.report.pages.cache import POLICY_HEAD, policy_rows, policy_sentences
     from kvsim.writing import json_text
 
@@ -254,8 +254,8 @@ def _audited(
 ) -> list[Audited]:
     """The audit of a run, and of the same run with other evictions; or that of each replica of a
     fleet."""
-    from kvsim.explain.cachelab.audit import Recorded
-    from kvsim.explain.cachelab.audit import audit as audit_run
+    from kvsim.explain.cache_audit import Recorded
+    from kvsim.explain.cache_audit import audit as audit_run
     from kvsim.report.files import FLEET
     from kvsim.report.pages.cache import Audited
     from kvsim.results.plain import numeric
@@ -289,7 +289,7 @@ def _audited(
 
 def _recorded(directory: str) -> tuple[Recorded, Trace]:
     """What a run folder holds, and the trace that the run replayed. Raises `ConfigError`."""
-    from kvsim.explain.cachelab.audit import Recorded
+    from kvsim.explain.cache_audit import Recorded
     from kvsim.report import read_results, read_transitions
     from kvsim.workload.keys import streams
 

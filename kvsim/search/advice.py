@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kvsim.engines import ENGINES
 from kvsim.explain import MARGIN
-from kvsim.explain.cachelab.curve import Asked, study_trace
+from kvsim.explain.cache_curve import Asked, study_trace
 from kvsim.explain.certainty import LEVEL
 from kvsim.machine.memory import block_bytes
 from kvsim.report import Remark, diagnosis_of, measured, time_source

@@ -64,7 +64,7 @@ def test_a_run_imports_what_it_needs() -> None:
         "kvsim.report.pages",
     )
     rooms += (
-        "kvsim.explain.cachelab",
+        "kvsim.explain.cache_",
         "kvsim.engines.vllm_033.scheduler",
         "kvsim.fleet.fleet",
         "kvsim.fleet.routers",

@@ -15,7 +15,7 @@ from kvsim.engines.sglang.node import Text
 from kvsim.engines.sglang.ranks import RADIX_EVICTION, Rank, make_rank
 from kvsim.engines.sglang.tree import PagePool, RadixTree
 from kvsim.errors import ConfigError
-from kvsim.explain.cachelab.curve import optimum_tokens
+from kvsim.explain.cache_curve import optimum_tokens
 from kvsim.explain.certainty import LEVEL, Estimate, Figure, together
 from kvsim.policies.eviction import EVICTIONS, make_eviction
 from kvsim.policies.order import MakeOrder, Order

@@ -9,7 +9,7 @@ import pytest
 from marks import long, mostly_long
 from trees import BLOCK, Case, most_hits, random_case
 
-from kvsim.explain.cachelab.curve import (
+from kvsim.explain.cache_curve import (
     by_prefix,
     by_session,
     lru_tokens,
