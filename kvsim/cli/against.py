@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table as RichTable
 
-    from kvsim.against.bench.measure import Bench
-    from kvsim.against.bench.workloads import Case as Benched
+    from kvsim.against.bench import Bench
+    from kvsim.against.bench_workloads import Case as Benched
     from kvsim.against.conform.cases import Case
     from kvsim.against.conform.step_log import Record
     from kvsim.settings.server import ServerWord
@@ -577,9 +577,8 @@ def bench(
     of a step over the default's on the same requests, a fleet's time of a request over that of one
     replica; MB: peak memory.
     """
-    from kvsim.against.bench import measure
-    from kvsim.against.bench.measure import check_peer, store_bytecode
-    from kvsim.against.bench.workloads import choose
+    from kvsim.against.bench import check_peer, load, run, store_bytecode, to_json
+    from kvsim.against.bench_workloads import choose
 
     cases = choose(names or [], engines or [], trace)
     store_bytecode(Path(kvsim.__file__).parent)
@@ -588,11 +587,11 @@ def bench(
         return
     if peer.name is not None:
         check_peer(peer.name, peer.python)
-    then = None if stored is None else measure.load(stored)
+    then = None if stored is None else load(stored)
     beside = None if peer.name is None else (peer.name, peer.python)
-    measured = measure.run(cases, repeats, trace, _note_case, beside)
+    measured = run(cases, repeats, trace, _note_case, beside)
     if as_json:
-        print(measure.to_json(measured), end="")
+        print(to_json(measured), end="")
     else:
         _show_bench(measured, then)
 
@@ -603,7 +602,7 @@ def _note_case(case: Benched) -> None:
 
 
 def _show_bench(bench: Bench, then: Bench | None) -> None:
-    from kvsim.against.bench.measure import columns_of, ratios
+    from kvsim.against.bench import columns_of, ratios
 
     console = make_console()
     console.width = max(console.width, _BENCH_WIDTH)
@@ -623,7 +622,7 @@ def _show_bench(bench: Bench, then: Bench | None) -> None:
 
 
 def _show_parts(cases: list[Benched], trace: str | None) -> None:
-    from kvsim.against.bench.measure import around, in_fresh_process
+    from kvsim.against.bench import around, in_fresh_process
 
     rows = (
         [*case, part, f"{cpu_s:.3f}"]

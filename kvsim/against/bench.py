@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from kvsim.against.bench.workloads import WORKLOADS, Case, Workload
+from kvsim.against.bench_workloads import WORKLOADS, Case, Workload
 from kvsim.errors import ConfigError, check_choice
 from kvsim.version import __version__
 from kvsim.workload import open_trace
