@@ -56,7 +56,7 @@ COMMANDS = {
 
 _MODULES = {
     **dict.fromkeys(("diff", "why", "timeline", "report"), "folders"),
-    **dict.fromkeys(("sweep", "size", "advise"), "search"),
+    **dict.fromkeys(("compare", "sweep", "size", "advise"), "search"),
     **dict.fromkeys(("check", "validate", "conform", "bench"), "against"),
     **dict.fromkeys(("calibrate", "crossover"), "profile"),
     "serve": "run",
