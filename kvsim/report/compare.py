@@ -58,6 +58,14 @@ from kvsim.results.numerals import (
 from kvsim.results.plain import flat, plain
 from kvsim.results.statistics import ratio
 
+Summed = tuple[str, Mapping[str, Any]]
+"""Name and summary of a run."""
+Summaries = Sequence[Summed]
+Replayed = tuple[str, Mapping[str, Any], Mapping[str, Any]]
+"""Name, summary, requests."""
+Run = tuple[str, Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]
+"""Name, summary, requests, steps."""
+
 Judgement = Literal["same", "better", "worse", "different", "insignificant"]
 NO_DIFFERENCE = "no difference"
 MEANING = f"{NO_DIFFERENCE.capitalize()}: none of more than {percent(MARGIN)}."
@@ -107,7 +115,7 @@ class Row(NamedTuple):
         return "better" if (difference < 0) == (better == "lower") else "worse"
 
 
-def compare_table(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Row]:
+def compare_table(runs: Summaries) -> list[Row]:
     """Every figure that some run has and that is not 0 in all runs, in the order of `METRICS`.
 
     Each run is (name, summary); the others are compared with the first.
@@ -118,7 +126,7 @@ def compare_table(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Row]:
     return [row for row in rows if any(row.values)]
 
 
-def table_record(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+def table_record(runs: Summaries) -> dict[str, Any]:
     """The table as plain values, for a JSON file: as `comparison_record`, without certainty."""
     names = [name for name, _ in runs]
     figures = {
@@ -177,9 +185,7 @@ def interval_words(row: Row, i: int) -> str:
     return interval(verdict.low, verdict.high, row.metric.unit)
 
 
-def config_differences(
-    runs: Sequence[tuple[str, Mapping[str, Any]]],
-) -> list[tuple[str, tuple[str, ...]]]:
+def config_differences(runs: Summaries) -> list[tuple[str, tuple[str, ...]]]:
     """Settings and origins that differ between runs: (dotted key, text per run)."""
     tables = [_settings(summary["meta"]) for _, summary in runs]
     keys = dict.fromkeys(key for settings in tables for key in settings)
@@ -194,7 +200,7 @@ def config_differences(
     return listed
 
 
-def same_configurations(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+def same_configurations(runs: Summaries) -> list[str]:
     """One sentence on each run that is configured like one before it, and what made them equal."""
     sentences = []
     for i, other in enumerate(runs):
@@ -206,9 +212,7 @@ def same_configurations(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[s
     return sentences
 
 
-def _made_equal(
-    one: tuple[str, Mapping[str, Any]], other: tuple[str, Mapping[str, Any]]
-) -> Iterator[str]:
+def _made_equal(one: Summed, other: Summed) -> Iterator[str]:
     """The settings that one of two equal runs gives and the other leaves to a default."""
     for giver, taker in ((one, other), (other, one)):
         given, left = (summary["meta"].get("assumed") or {} for _, summary in (giver, taker))
@@ -220,7 +224,7 @@ def _made_equal(
                 )
 
 
-def cautions(runs: Sequence[tuple[str, Mapping[str, Any]]], seeds: int = 1) -> list[str]:
+def cautions(runs: Summaries, seeds: int = 1) -> list[str]:
     """What a reader must know before comparing these runs, which have `seeds` seeds each."""
     metas = [summary["meta"] for _, summary in runs]
     found = same_configurations(runs)
@@ -410,9 +414,7 @@ _COUNTS = {
 """Figures in millions."""
 
 
-def session_words(
-    runs: Sequence[tuple[str, Mapping[str, Any]]], comparison: Comparison | None = None
-) -> Iterator[str]:
+def session_words(runs: Summaries, comparison: Comparison | None = None) -> Iterator[str]:
     """What every run does to sessions, beside the first one; those that see the future come last.
     Nothing where a run has no whole session."""
     figures: dict[str, Sequence[Values]] = {
@@ -495,9 +497,6 @@ def _verdicts(figures: Sequence[Values], comparison: Comparison) -> list[Any]:
     return judge(estimates, margins, comparison.level)
 
 
-Run = tuple[str, Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]
-"""Name, summary, requests, steps."""
-
 _MANY_PREEMPTIONS, _MANY_HITS = 0.1, 0.05
 """Relative changes from which preemptions, or prompt tokens found in the cache, count as the
 reason."""
@@ -546,10 +545,7 @@ def explain(first: Run, other: Run) -> Explanation:
     return explanation._replace(divergence=found, divergence_words=words)
 
 
-def explain_requests(
-    first: tuple[str, Mapping[str, Any], Mapping[str, Any]],
-    other: tuple[str, Mapping[str, Any], Mapping[str, Any]],
-) -> Explanation:
+def explain_requests(first: Replayed, other: Replayed) -> Explanation:
     """What names, figures and requests alone explain: all but the first divergent decision."""
     names = first[0], other[0]
     summaries = [(first[0], first[1]), (other[0], other[1])]

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kvsim.explain.certainty import Comparison
-    from kvsim.report.compare import Row
+    from kvsim.report.compare import Row, Summaries
 
-Summaries = Sequence[tuple[str, Mapping[str, Any]]]
 Line = tuple[str, list[str]]
 """A label, and the parts of what stands beside it."""
 

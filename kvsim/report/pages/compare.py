@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -29,8 +28,10 @@ from kvsim.report.compare import (
     MEANING,
     NO_DIFFERENCE,
     Explanation,
+    Replayed,
     Row,
     Run,
+    Summaries,
     cautions,
     certain_table,
     change_words,
@@ -105,8 +106,6 @@ LEVELS = (
 )
 _INTERVAL_ROW_PX, _INTERVAL_FRAME_PX = 44, 64
 
-Summaries = Sequence[tuple[str, Mapping[str, Any]]]
-
 
 def build_comparison(runs: Sequence[Run], comparison: Comparison | None = None) -> str:
     """The page of two runs or more, each (name, summary, requests, steps).
@@ -125,7 +124,7 @@ def build_comparison(runs: Sequence[Run], comparison: Comparison | None = None) 
 
 
 def comparison_page(
-    runs: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]],
+    runs: Sequence[Replayed],
     explained: Sequence[Explanation],
     comparison: Comparison | None,
     further: Mapping[str, Html],
@@ -456,7 +455,7 @@ def build_diff(first: Run, other: Run) -> str:
 
 def diff_page(
     explanation: Explanation,
-    summaries: Sequence[tuple[str, Mapping[str, Any]]],
+    summaries: Summaries,
     further: Mapping[str, Html] = MappingProxyType({}),
 ) -> str:
     """The page of an explanation, with `further` sections before the settings."""
@@ -478,9 +477,7 @@ def diff_page(
     )
 
 
-def run_lines(
-    runs: Sequence[tuple[str, Mapping[str, Any]]], colours: Sequence[str] = ()
-) -> list[Html]:
+def run_lines(runs: Summaries, colours: Sequence[str] = ()) -> list[Html]:
     """The runs: colour, name, what was simulated, how it ended; and where step times come from,
     once if they all come from there."""
     sources = {source_label(summary["meta"]) for _, summary in runs}
