@@ -33,8 +33,7 @@ from kvsim.errors import ConfigError
 from kvsim.run.assembly import Parts, assemble
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config
-from kvsim.settings.parsing import named_code
-from kvsim.settings.server import FILES
+from kvsim.settings.parsing import FILES, named_code, refuse_code
 from kvsim.workload import open_trace
 from kvsim.workload.spec import trace_of
 
@@ -259,7 +258,8 @@ def replayed(
     `ConfigError`, `TraceError`."""
     if not interval_s >= 1e-3:
         raise ConfigError(f"--interval: {interval_s} s is below 1 ms; give more")
-    _refuse_code(meta["config"], trusted)
+    used = {key: value for key, value in meta["config"].items() if key not in FILES}
+    refuse_code(named_code(used), trusted, "timeline: the run has")
     if meta["engine_errors"] or meta["trace"]["format"] == "served":
         raise ConfigError(
             "timeline: a run whose requests came over HTTP, or one that went on after an"
@@ -295,15 +295,3 @@ def replayed(
         )
     scrape(int(meta["outcome"]["time_s"] * 1e9))
     return Again(batches if publishes else None, history(scrapes))
-
-
-def _refuse_code(settings: Mapping[str, Any], trusted: Collection[str]) -> None:
-    """Raises `ConfigError` for code that the settings name: a file from elsewhere must not run what
-    it likes."""
-    used = {key: value for key, value in settings.items() if key not in FILES}
-    for name in named_code(used):
-        if name not in trusted:
-            raise ConfigError(
-                f"timeline: the run has {name!r}, which is not of kvsim; if you know that code, add"
-                f" --trust {name}"
-            )

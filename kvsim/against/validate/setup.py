@@ -38,7 +38,7 @@ from kvsim.core.scheduler import Scheduler
 from kvsim.engines.vllm_v1.manager import KVCacheManager, full_attention
 from kvsim.errors import ConfigError, check_choice
 from kvsim.settings import library
-from kvsim.settings.parsing import named_code
+from kvsim.settings.parsing import FILES, named_code, refuse_code
 from kvsim.version import __version__
 from kvsim.writing import write_text
 
@@ -63,9 +63,6 @@ THREE = ("recompute", "swap", "prefix-caching")
 ENGINES = ("vllm-0.6.3", "vllm-v1")
 """Engines whose plans list all that is computed. Other engines pad prompts to rectangles, or count
 a full hit as no work."""
-
-_FILES = ("model", "hardware")
-"""Settings that are no code, whatever the names of the files are."""
 
 Table = dict[str, Any]
 
@@ -110,24 +107,18 @@ def foreign(setup: Mapping[str, Any]) -> list[str]:
     """The code that a setup names, other than kvsim's schedulers and block managers."""
     found: dict[str, None] = {}
     for policy in setup["policies"]:
-        config = {key: value for key, value in policy["config"].items() if key not in _FILES}
+        config = {key: value for key, value in policy["config"].items() if key not in FILES}
         found |= dict.fromkeys(named_code({**policy, "config": config}))
     return [name for name in found if not _is_ours(name)]
 
 
 def refuse_foreign(setup: Mapping[str, Any], trusted: Collection[str], path: str | Path) -> None:
-    """Raise `ConfigError` for code that the setup in a file names, unless it is `trusted`: a file
-    from elsewhere must not run what it likes."""
+    """Raise `ConfigError` for code that the setup in a file names, unless it is `trusted`."""
     try:
         names = foreign(setup)
     except (AttributeError, KeyError, TypeError):
         raise ConfigError(f"{path}: the setup is damaged; make it again") from None
-    for name in names:
-        if name not in trusted:
-            raise ConfigError(
-                f"{path}: runs {name!r}, which is not of kvsim; if you know that code, add"
-                f" --trust {name}"
-            )
+    refuse_code(names, trusted, f"{path}: runs")
 
 
 def _is_ours(name: str) -> bool:
