@@ -505,7 +505,7 @@ def _write_log(path: Path, log: list[dict[str, object]]) -> None:
     write_text(path, "".join(lines))
 
 
-Names = Annotated[
+Workloads = Annotated[
     list[str] | None,
     Option(
         "--workload",
@@ -514,7 +514,7 @@ Names = Annotated[
         " usual ones of the settings; conversation-N only with --trace.",
     ),
 ]
-Engines = Annotated[
+BenchSettings = Annotated[
     list[str] | None,
     Option(
         "--settings",
@@ -524,13 +524,13 @@ Engines = Annotated[
         " is a --workload.",
     ),
 ]
-TraceFile = Annotated[
+BenchTrace = Annotated[
     str | None,
     Option(
         "--trace", metavar="FILE", help="Mooncake's conversation_trace.jsonl, for conversation-N."
     ),
 ]
-Stored = Annotated[
+Earlier = Annotated[
     str | None,
     Option("--compare", metavar="FILE", help="Show the ratio to an earlier output of --json."),
 ]
@@ -558,12 +558,12 @@ class Peer(Bundle):
 @takes_bundles
 def bench(
     *,
-    names: Names = None,
-    engines: Engines = None,
+    names: Workloads = None,
+    engines: BenchSettings = None,
     repeats: Annotated[int, Option(min=1, metavar="N", help="Runs of each.")] = 3,
-    trace: TraceFile = None,
+    trace: BenchTrace = None,
     as_json: AsJson = False,
-    stored: Stored = None,
+    stored: Earlier = None,
     peer: Peer,
     around: Annotated[
         bool, Option("--around", help="Measure what a run costs besides the simulation.")
