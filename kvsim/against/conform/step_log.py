@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import zip_longest
 from pathlib import Path
@@ -268,9 +267,9 @@ class RuleStream:
     def __init__(
         self,
         label: str,
-        prompt: Seq[int],
+        prompt: Sequence[int],
         sample: int | None = None,
-        lengths: Seq[int] | None = None,
+        lengths: Sequence[int] | None = None,
         salt: str = "",
     ) -> None:
         """Streams with different salts share no key."""
@@ -322,28 +321,32 @@ STUCK_STEPS = 50
 STEP_NS = 1_000_000_000
 
 
-def corpus_requests(trace: list[dict[str, Any]]) -> list[tuple[float, Request]]:
-    """(arrival, request) of a conformance trace, in order of arrival, ties in file order."""
+def _request(index: int, row: dict[str, Any]) -> Request:
+    n, tokens = int(row.get("n", 1)), row["prompt_token_ids"]
+    salt = "\n".join((row.get("lora", ""), row.get("cache_salt", "")))
+    lengths = row.get("output_lens")
+    return Request(
+        index,
+        row["id"],
+        len(tokens),
+        RuleStream(row["id"], tokens, n - 1 if n > 1 else None, lengths, salt),
+        n=n,
+        priority=row.get("priority", 0),
+        prefix_pos=row.get("prefix_pos") or 0,
+    )
+
+
+def corpus_requests(
+    trace: list[dict[str, Any]], made: Callable[[int, dict[str, Any]], Request] = _request
+) -> list[tuple[float, Request]]:
+    """(arrival, request) of a conformance trace, in order of arrival, ties in file order. `made`:
+    the request of a row, by its number."""
     requests = []
     for index, row in enumerate(trace):
-        n = int(row.get("n", 1))
-        lengths = row.get("output_lens")
-        tokens = row["prompt_token_ids"]
-        salt = "\n".join((row.get("lora", ""), row.get("cache_salt", "")))
-        stream = RuleStream(row["id"], tokens, n - 1 if n > 1 else None, lengths, salt)
-        request = Request(
-            index,
-            row["id"],
-            len(tokens),
-            stream,
-            n=n,
-            priority=row.get("priority", 0),
-            prefix_pos=row.get("prefix_pos") or 0,
-        )
+        request = made(index, row)
         request.arrival_ns = round(row["arrival"] * 1e9)
         requests.append((row["arrival"], request))
-    requests.sort(key=lambda entry: entry[0])
-    return requests
+    return sorted(requests, key=lambda entry: entry[0])
 
 
 def seconds(time_ns: int) -> float:
