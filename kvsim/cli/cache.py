@@ -16,8 +16,8 @@ from kvsim.report import make_console, make_table
 from kvsim.settings.versions import DEFAULT_BLOCK_SIZE
 
 if TYPE_CHECKING:
-    from kvsim.explain.cache_audit import Recorded
     from kvsim.explain.cache_curve import Asked, Study
+    from kvsim.explain.cache_eviction import Recorded
     from kvsim.report.pages.cache import Audited
     from kvsim.workload.reuse import Counting
     from kvsim.workload.trace import Trace
@@ -197,7 +197,7 @@ def policies(
     as_json: AsJson = False,
 ) -> None:
     """Compare eviction policies with the optimum, in a cache alone."""
-    from kvsim.explain.cache_ranking import POLICIES, rank_policies
+    from kvsim.explain.cache_eviction import POLICIES, rank_policies
     from kvsim.report.pages.cache import POLICY_HEAD, policy_rows, policy_sentences
     from kvsim.writing import json_text
 
@@ -254,8 +254,8 @@ def _audited(
 ) -> list[Audited]:
     """The audit of a run, and of the same run with other evictions; or that of each replica of a
     fleet."""
-    from kvsim.explain.cache_audit import Recorded
-    from kvsim.explain.cache_audit import audit as audit_run
+    from kvsim.explain.cache_eviction import Recorded
+    from kvsim.explain.cache_eviction import audit as audit_run
     from kvsim.report.files import FLEET
     from kvsim.report.pages.cache import Audited
     from kvsim.results.plain import numeric
@@ -289,7 +289,7 @@ def _audited(
 
 def _recorded(directory: str) -> tuple[Recorded, Trace]:
     """What a run folder holds, and the trace that the run replayed. Raises `ConfigError`."""
-    from kvsim.explain.cache_audit import Recorded
+    from kvsim.explain.cache_eviction import Recorded
     from kvsim.report import read_results, read_transitions
     from kvsim.workload.keys import streams
 

@@ -2,7 +2,7 @@
 
 The cache is simulated alone, before any time is: one request at a time in the order of the trace,
 nothing pinned by running requests. All blocks of a request are looked up, then inserted. The
-leading blocks that are present hit. Only `cache_audit` looks at a run.
+leading blocks that are present hit. Only an audit (`cache_eviction`) looks at a run.
 
 The hits of a cache that evicts the least recently used block are found at every capacity at once.
 A block hits at every capacity above its distance (`kvsim.workload.reuse`). The blocks of a run have

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kvsim.explain.cache_audit import Audit
 from kvsim.explain.cache_curve import WHO, Group, Point, Study
-from kvsim.explain.cache_ranking import Ranked, Ranking
+from kvsim.explain.cache_eviction import Audit, Ranked, Ranking
 from kvsim.explain.certainty import LEVEL
 from kvsim.report.pages.figures import Figure, Trace, chart, compact, line, log_ticks, rule, titled
 from kvsim.report.pages.html import Html, document, join, key_of, lead, panel, placed, strip, table
