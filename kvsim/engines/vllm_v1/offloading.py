@@ -368,9 +368,8 @@ class Offloading(Connector):
                 flush |= self._fences[block]
         stores: list[Job] = []
         k: i64
-        for k in range(len(plan.requests)):
+        for k, request in enumerate(plan.requests):
             if not knowns[k].stored:
-                request = plan.requests[k]
                 stores += self._stored(request, request.computed + plan.scheduled[k], flush)
         for request in plan.finished:
             stores += self._stored(request, _written(request), flush)
@@ -395,8 +394,7 @@ class Offloading(Connector):
         table: Table
         k: i64
         place: i64
-        for k in range(len(plan.requests)):
-            request: Request = plan.requests[k]
+        for k, request in enumerate(plan.requests):
             known = self._known_of(request)
             knowns.append(known)
             if not known.stored:
