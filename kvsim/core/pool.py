@@ -370,7 +370,7 @@ class Pool:
         known: i64 = len(self._cells) // FIELDS
         if known < self.fresh:
             self._cells = longer(self._cells, min(known, self.size + 1 - known) * FIELDS)
-        if 2 * self.fresh > self._mask:
+        if 4 * self.fresh > self._mask:
             self._grow()
 
     def _grow(self) -> None:
