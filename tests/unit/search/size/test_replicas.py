@@ -19,7 +19,7 @@ from kvsim.search.slo import parse_slo
 from kvsim.search.store import Store, address
 from kvsim.settings.config import make_config, to_table
 from kvsim.workload.native import write
-from kvsim.workload.spec import Lengths, synthesise_lengths
+from kvsim.workload.spec import Workload, make_trace
 from kvsim.writing import json_text
 
 ONE_BY_ONE: dict[str, Any] = {
@@ -37,7 +37,7 @@ ONE_BY_ONE: dict[str, Any] = {
     },
 }
 """Ten steps of 10 ms a request: 10 requests/s for each replica, and 25 come every second."""
-LOAD = synthesise_lengths(Lengths(20), Lengths(10), 1, requests=60)
+LOAD = make_trace(Workload("random", requests=60, input_len=20, output_len=10), 1)
 
 
 def search(folder: Path, router: str, **further: Any) -> Search:
