@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kvsim.explain.cache_curve import Asked, Study
     from kvsim.explain.cache_eviction import Recorded
     from kvsim.report.pages.cache import Audited
+    from kvsim.settings.config import RunConfig
     from kvsim.workload.reuse import Counting
     from kvsim.workload.trace import Trace
 
@@ -254,28 +255,26 @@ def _audited(
 ) -> list[Audited]:
     """The audit of a run, and of the same run with other evictions; or that of each replica of a
     fleet."""
+    from msgspec.structs import replace
+
     from kvsim.explain.cache_eviction import Recorded
     from kvsim.explain.cache_eviction import audit as audit_run
     from kvsim.report.files import FLEET
     from kvsim.report.pages.cache import Audited
-    from kvsim.results.plain import numeric
     from kvsim.run.simulation import simulate
-    from kvsim.settings.config import make_config
 
     if (Path(directory) / FLEET).exists():
         folders = sorted(Path(directory).glob("replica-*"), key=lambda path: (len(path.name), path))
         if evictions:
             raise ConfigError(f"--eviction: {directory} is a fleet, and cannot be run again here")
         return [Audited(each.name, audit_run(_recorded(str(each))[0])) for each in folders]
-    run, trace = _recorded(directory)
-    settings = numeric(run.summary["meta"]["config"])
-    args = settings.get("block_manager_args") or {}
+    run, trace, settings = _recorded(directory)
+    args = settings.block_manager_args
     oracles = run.summary["meta"]["oracles"]
     runs = [Audited(args.get("eviction", "this run"), audit_run(run), bool(oracles))]
     for name in evictions:
         done(1)
-        config = make_config({**settings, "block_manager_args": {**args, "eviction": name}})
-        again = simulate(trace, config)
+        again = simulate(trace, replace(settings, block_manager_args={**args, "eviction": name}))
         if list(again.requests["id"]) != list(run.requests["id"]):
             raise ConfigError(
                 f"--eviction: {directory} is a replica, and cannot be run again alone"
@@ -287,40 +286,24 @@ def _audited(
     return runs
 
 
-def _recorded(directory: str) -> tuple[Recorded, Trace]:
-    """What a run folder holds, and the trace that the run replayed. Raises `ConfigError`."""
+def _recorded(directory: str) -> tuple[Recorded, Trace, RunConfig]:
+    """What a run folder holds, and what the run replayed. Raises `ConfigError`."""
     from kvsim.explain.cache_eviction import Recorded
     from kvsim.report import read_results, read_transitions
+    from kvsim.run.simulation import to_repeat
     from kvsim.workload.keys import streams
 
     summary, requests, steps = read_results(directory)
     if not summary["meta"]["prefix_caching"]:
         raise ConfigError(f"{directory}: a run without prefix caching has no hits to audit")
-    trace = _trace_of(directory, summary["meta"])
+    trace, config = to_repeat(summary["meta"], directory)
     # A replica has some of the requests.
     places = {row.id: row.index for row in trace.rows}
     if not places.keys() >= set(requests["id"]):
         raise ConfigError(f"{directory}: its requests are not those of its trace; run it again")
     prompts = streams(trace).picked(places[id] for id in requests["id"])
     transitions = read_transitions(directory, summary)
-    return Recorded(summary, requests, steps, transitions, prompts), trace
-
-
-def _trace_of(directory: str, meta: dict[str, Any]) -> Trace:
-    """The trace that a run replayed. Raises `ConfigError` if it is another one by now."""
-    from kvsim.results.plain import numeric
-    from kvsim.settings.config import make_config
-    from kvsim.workload import open_trace
-    from kvsim.workload.spec import trace_of
-
-    config = make_config(numeric(meta["config"]))
-    named = meta["trace"]
-    trace = trace_of(config) if config.workload else None
-    if trace is None or trace.sha256 != named["sha256"]:  # A trace counts more than a workload.
-        trace = open_trace(named["path"])
-    if trace.sha256 != named["sha256"]:
-        raise ConfigError(f"{directory}: its trace {named['path']} has changed since; run it again")
-    return trace
+    return Recorded(summary, requests, steps, transitions, prompts), trace, config
 
 
 def _blocks(gib: float, block_bytes: int) -> int:

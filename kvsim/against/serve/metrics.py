@@ -31,11 +31,8 @@ from kvsim.against.serve.watch import Entry, Step, Steps
 from kvsim.core.batch import Batch
 from kvsim.errors import ConfigError
 from kvsim.run.assembly import Parts, assemble
-from kvsim.run.simulation import simulate
-from kvsim.settings.config import make_config
+from kvsim.run.simulation import simulate, to_repeat
 from kvsim.settings.parsing import FILES, named_code, refuse_code
-from kvsim.workload import open_trace
-from kvsim.workload.spec import trace_of
 
 _TABLE = tomllib.loads(Path(__file__).with_name("metrics.toml").read_text())
 GAUGES, COUNTERS, HISTOGRAMS = _TABLE["gauges"], _TABLE["counters"], _TABLE["histograms"]
@@ -265,11 +262,7 @@ def replayed(
             "timeline: a run whose requests came over HTTP, or one that went on after an"
             " engine error, cannot be replayed; collect its metrics while it runs"
         )
-    config, path = make_config(meta["config"]), meta["trace"]["path"]
-    made = config.workload is not None
-    trace = trace_of(config) if made else open_trace(path, meta["trace"]["format"])
-    if trace.sha256 != meta["trace"]["sha256"]:
-        raise ConfigError(f"timeline: {path} is not as it was when the run was made")
+    trace, config = to_repeat(meta, "timeline")
     parts, steps = assemble(config), Steps()
     metrics = EngineMetrics(parts, parts.model.name, lambda now_ns: start_s + now_ns / 1e9)
     events = KVEvents(int(parts.blocks.block_size), made_up_tokens, parts.config.vllm_version)
