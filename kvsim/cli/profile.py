@@ -265,8 +265,7 @@ def with_fitted(
 
     The profile is the run's own, or the shipped one that would price it.
     """
-    from msgspec.structs import replace
-
+    from kvsim.against.fit import priced_by
     from kvsim.cost.table import profile_for
     from kvsim.machine.hardware import load_hardware
     from kvsim.machine.models import model_of
@@ -281,8 +280,7 @@ def with_fitted(
             " --set cost.profile=FILE"
         )
     tables = fit_profile(name, trace, config, first, out)
-    kept = {key: each for key, each in config.cost.items() if key == "link"}
-    return replace(config, cost={**kept, "model": "table", "profile": out}), tables
+    return priced_by(out, config), tables
 
 
 Count = Annotated[int | None, Option(min=1, metavar="N")]
