@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvsim.core.contents import Numbering
 from kvsim.core import records as kinds
+from kvsim.core.contents import Numbering
 from kvsim.core.vectors import EMPTY
 from kvsim.engines.sglang.node import Text
 from kvsim.engines.sglang.ranks import RADIX_EVICTION, Rank, make_rank
