@@ -27,7 +27,7 @@ from typing import (
 import msgspec
 from typer import Option
 
-from kvsim.cli.console import note
+from kvsim.cli.commands import note
 from kvsim.cli.options import Bundle
 from kvsim.errors import ConfigError, check_choice
 from kvsim.settings.config import (
@@ -320,7 +320,7 @@ class FleetOptions(Bundle):
     def _split(self) -> list[dict[str, Any]]:
         """The kinds of replicas of a prefill/decode split; none without one. Raises
         `ConfigError`."""
-        from kvsim.run.offload import NIXL
+        from kvsim.run.connectors import NIXL
 
         numbers = {"kv_producer": self.prefill_replicas, "kv_consumer": self.decode_replicas}
         if set(numbers.values()) == {None}:

@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.core.records.tally import Tally
+from kvsim.core.records import Tally
 from kvsim.results.phases import Floats
 
 _PIECE = 1 << 16

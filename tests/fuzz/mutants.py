@@ -127,7 +127,7 @@ ENGINE = (
 ROOMS = {
     "kvsim/core": Room(
         "*",
-        f"{EXACT} exact/test_audits.py unit/core/test_tally.py {FREED} unit/policies",
+        f"{EXACT} exact/test_audits.py unit/core/test_records.py {FREED} unit/policies",
     ),
     "kvsim/engines": Room("*", ENGINE),
     "kvsim/engines/nano": Room("nano*", f"{ENGINE} {CASES}/test_nano.py"),
@@ -138,7 +138,7 @@ ROOMS = {
     "kvsim/policies": Room(
         "vllm*",
         "unit/policies exact/core exact/engines exact/cachelab"
-        " unit/explain/cachelab/test_policies.py",
+        " unit/explain/caches/test_policies.py",
     ),
     "kvsim/fleet": Room(
         "router-*", f"exact/routers {FREED} pages/test_fleet.py pages/test_colours.py"
