@@ -216,9 +216,10 @@ def bin_states(
     lasting -= int(start_ns[-1]) == end_ns
     exact = lasting <= limit
     edges = _distinct(np.append(start_ns, end_ns)) if exact else even_edges(end_ns, limit)
+    at_once = max(1, len(edges) * _AT_ONCE // len(start_ns))
     pieces = [
-        _cut(start_ns, edges[first : first + _AT_ONCE + 1], names, part)
-        for first in range(0, len(edges) - 1, _AT_ONCE)
+        _cut(start_ns, edges[first : first + at_once + 1], names, part)
+        for first in range(0, len(edges) - 1, at_once)
     ] or [{name: (np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64)) for name in names}]
     mean, low, high = (
         {name: np.concatenate([piece[name][each] for piece in pieces]) for name in names}
@@ -227,8 +228,8 @@ def bin_states(
     return Bins(edges, exact, mean, low, high)
 
 
-_AT_ONCE = 64
-"""Bins that are filled at once, to bound the memory."""
+_AT_ONCE = 1 << 16
+"""States that are put into bins at once, about, to bound the memory."""
 
 
 def _cut(
