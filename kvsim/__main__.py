@@ -4,7 +4,6 @@ import atexit
 import os
 import sys
 
-
 _LARGE = 4_000_000
 """More bytes than a column of a usual run has."""
 

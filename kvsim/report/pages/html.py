@@ -281,8 +281,7 @@ def embedded(data: object) -> Html:
     return Html(_json(data).replace("<", "\\u003c"))
 
 
-def _json(data: object) -> str:
-    return json.dumps(data, separators=(",", ":"), allow_nan=False)
+_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 @cache

@@ -46,7 +46,6 @@ from kvsim.report.pages.view import (
     event_bars,
     lined,
     mean_and_longest,
-    per_second,
 )
 from kvsim.results import phases
 from kvsim.results.ledger import KERNEL_LABELS, TIME_LABELS, TIME_PARTS
@@ -329,22 +328,23 @@ def limits_words(goals: Mapping[str, float]) -> str:
 def _rates(run: View) -> Iterator[Figure]:
     summary, goals = run.summary, run.summary["meta"].get("goodput")
     done, good = phases.completed(run.requests), good_requests(run.durations, goals)
-    finish = np.where(done, np.asarray(run.requests["finish_ns"]), -1)
+    arrival, finish = (ints(run.requests[name]) for name in ("arrival_ns", "finish_ns"))
     note = f"{_number(summary['request_throughput'])} completed per second over the whole run"
     drawn = [
-        per_second(run, "waiting", "Offered", run.requests["arrival_ns"]),
-        per_second(run, "running", "Completed", finish),
+        run.sums(arrival[arrival >= 0], RATES).per_second("waiting", "Offered"),
+        run.sums(finish[done], RATES).per_second("running", "Completed"),
     ]
     if good is not None:
-        kept = np.where(good, finish, -1)
-        drawn.append(per_second(run, "good", "Completed within all limits", kept))
+        kept = run.sums(finish[good & done], RATES)
+        drawn.append(kept.per_second("good", "Completed within all limits"))
         note += f", {_number(summary['request_goodput'])} within {limits_words(goals)}"
     yield run.figure("rates", "Offered and served", f"{note}.", drawn, titled("requests/s"))
 
 
 def _tokens(run: View) -> Iterator[Figure]:
+    bins = run.sums(run.steps["start_ns"], RATES)
     drawn = [
-        per_second(run, colour, label, run.steps["start_ns"], run.steps[column])
+        bins.per_second(colour, label, run.steps[column])
         for colour, label, column in (
             ("prefill", "Prompt", "prefill_tokens"),
             ("decode", "Decode", "decode_seqs"),
@@ -364,7 +364,7 @@ def _latencies(run: View) -> Iterator[Figure]:
         values, arrival = run.durations[kind][known], ints(run.requests["arrival_ns"])[known]
         unit, ns = time_unit(values)
         bins = run.sums(arrival, RATES)
-        cuts = _cuts(values / ns, bins.place, len(bins.x) - 1)
+        cuts = _cuts(bins.ordered(values / ns), bins.ends)
         named = zip(cuts.T, ("running", "peak"), ("p50", "p99"), strict=True)
         drawn = lined(bins.x, ((held(y), colour, label) for y, colour, label in named))
         limit, shapes = _limit(run, kind, ns)
@@ -382,11 +382,9 @@ def _latencies(run: View) -> Iterator[Figure]:
         yield run.figure(kind, name, note, drawn, y, height=height, shapes=shapes)
 
 
-def _cuts(values: Any, place: Any, bins: int) -> Any:
+def _cuts(ordered: Any, ends: Any) -> Any:
     """p50 and p99 of the values in each bin; NaN where there are none."""
-    order = np.argsort(place, kind="stable")
-    ordered, ends = values[order], np.searchsorted(place[order], np.arange(bins + 1))
-    cuts = np.full((bins, 2), np.nan)
+    cuts = np.full((len(ends) - 1, 2), np.nan)
     for i in np.flatnonzero(np.diff(ends)):
         cuts[i] = percentiles(ordered[ends[i] : ends[i + 1]], (50, 99))
     return cuts

@@ -68,16 +68,33 @@ class Sums(NamedTuple):
     x: Points
     """Edges in the unit of the time axis."""
     edges_ns: Ints
-    place: Any
-    """The bin of each instant."""
+    order: NDArray[np.intp] | None
+    """The places of the instants in order of time; None: they are in order."""
+    ends: NDArray[np.intp]
+    """Where the instants of each bin begin in that order, and where the last ones end."""
     width: float
     """Of a bin, in the unit of the time axis."""
 
-    def of(self, amounts: Any = None) -> phases.Floats:
-        """The sum of these amounts in each bin; without amounts, the number of instants."""
-        return np.bincount(self.place, amounts, len(self.edges_ns) - 1).astype(float)
+    def ordered(self, values: NDArray[Any]) -> NDArray[Any]:
+        """These values, one for each instant, in order of time."""
+        return values if self.order is None else values[self.order]
 
-    def bars(self, amounts: phases.Floats, colour: str, label: str) -> Trace:
+    def of(self, amounts: NDArray[Any] | None = None) -> Floats:
+        """The sum of these whole amounts in each bin; without them, the number of instants."""
+        sizes = np.diff(self.ends)
+        if amounts is None:
+            return sizes.astype(float)
+        sums, some = np.zeros(len(sizes)), np.flatnonzero(sizes)
+        if len(some):
+            sums[some] = np.add.reduceat(self.ordered(amounts), self.ends[some], dtype=np.int64)
+        return sums
+
+    def per_second(self, colour: str, label: str, amounts: NDArray[Any] | None = None) -> Trace:
+        """A line of these amounts, or of instants, per second."""
+        rates = self.of(amounts) / np.diff(self.edges_ns) * 1e9
+        return step_line(self.x, held(rates), colour, label)
+
+    def bars(self, amounts: Floats, colour: str, label: str) -> Trace:
         """A bar for each bin."""
         return bars(self.x[:-1], compact(amounts), self.width, colour, label)
 
@@ -85,8 +102,13 @@ class Sums(NamedTuple):
 def sums_of(axis: TimeAxis, end_ns: int, instants_ns: Ints, bins: int) -> Sums:
     """Instants until `end_ns` in at most so many bins."""
     edges = even_edges(end_ns, bins)
-    width = int(edges[1] - edges[0]) / axis.ns
-    return Sums(axis.of(edges), edges, places(instants_ns, edges), width)
+    width, order, ordered = int(edges[1] - edges[0]) / axis.ns, None, instants_ns
+    if (instants_ns[1:] < instants_ns[:-1]).any():
+        order = np.argsort(instants_ns, kind="stable")
+        ordered = instants_ns[order]
+    inner = np.searchsorted(ordered, edges[1:-1], side="left")
+    ends = np.concatenate(([0], inner, [len(ordered)]))
+    return Sums(axis.of(edges), edges, order, ends, width)
 
 
 class View(NamedTuple):
@@ -95,7 +117,7 @@ class View(NamedTuple):
     summary: Mapping[str, Any]
     requests: Mapping[str, Any]
     steps: Mapping[str, Ints]
-    durations: Mapping[str, phases.Floats]
+    durations: Mapping[str, Floats]
     """Durations of each request in ns, as returned by `phases.durations_ns`."""
     end_ns: int
     axis: TimeAxis
@@ -142,15 +164,6 @@ def lined(x: Points, named: Iterable[tuple[Points, str, str]], stack: str = "") 
     """Lines of (heights, colour, label), or stacked areas."""
     lines = (step_line(x, y, colour, label) for y, colour, label in named)
     return [area(trace, stack) if stack else trace for trace in lines]
-
-
-def per_second(run: View, colour: str, label: str, instants_ns: Any, amounts: Any = None) -> Trace:
-    """A line of events per second; instants below 0 are those of events that never happened."""
-    instants = phases.ints(instants_ns)
-    happened = instants >= 0
-    bins = run.sums(instants[happened], RATES)
-    sums = bins.of(None if amounts is None else amounts[happened])
-    return step_line(bins.x, held(sums / np.diff(bins.edges_ns) * 1e9), colour, label)
 
 
 def mean_and_longest(
@@ -265,10 +278,3 @@ def _distinct(ordered: Ints) -> Ints:
     """The distinct values of a sorted array; `np.unique` sorts again, and imports `numpy.ma`."""
     distinct: Ints = ordered[np.append(True, ordered[1:] != ordered[:-1])]
     return distinct
-
-
-def places(instants_ns: Ints, edges_ns: Ints) -> NDArray[np.intp]:
-    """The bin that each instant lies in; the last bin includes its end."""
-    after = np.searchsorted(edges_ns, instants_ns, side="right")
-    after -= 1
-    return np.clip(after, 0, len(edges_ns) - 2, out=after)
