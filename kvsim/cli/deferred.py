@@ -45,7 +45,6 @@ _MODULES = {
     **dict.fromkeys(("sweep", "size", "advise"), "search"),
     **dict.fromkeys(("check", "validate", "conform"), "against"),
     **dict.fromkeys(("calibrate", "crossover"), "profile"),
-    "serve": "run",
 }
 _GROUPS = ("trace", "cache", "profile")
 """Commands that are groups of commands."""
