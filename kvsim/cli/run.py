@@ -58,6 +58,10 @@ def run(
     fleet: FleetOptions,
 ) -> None:
     """Replay a trace through an engine and see where memory and time went."""
+    # First, not from deep within other imports, where Python 3.11 may ask the kernel for the next
+    # piece of its stack, and give it back, at every call.
+    import numpy  # noqa: F401
+
     from kvsim.report import PAGE, render, render_fleet
     from kvsim.report.files import FLEET, SUMMARY
 
