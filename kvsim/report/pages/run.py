@@ -229,8 +229,8 @@ def _columns(run: View, order: NDArray[np.intp]) -> Iterator[tuple[str, Any]]:
         yield name, np.asarray(requests[name])[order].tolist()
     good = good_requests(run.durations, run.summary["meta"].get("goodput"))
     yield "good", None if good is None else good[order].astype(int).tolist()
-    times = {name: ints(requests[name]) for name in TIME_PARTS if name in requests}
-    named = {name: ns[order] // 1000 for name, ns in times.items() if ns.any()}
+    parts_ns = {name: ints(requests[name]) for name in TIME_PARTS if name in requests}
+    named = {name: ns[order] // 1000 for name, ns in parts_ns.items() if ns.any()}
     yield "parts", {bare(name): us.tolist() for name, us in named.items() if us.any()}
     yield "labels", {bare(name): label for name, label in TIME_LABELS.items()}
 

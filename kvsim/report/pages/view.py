@@ -22,6 +22,7 @@ from kvsim.report.pages.figures import (
     bars,
     compact,
     held,
+    ratios,
     step_line,
     time_axis,
     time_chart,
@@ -166,20 +167,41 @@ def lined(x: Points, named: Iterable[tuple[Points, str, str]], stack: str = "") 
     return [area(trace, stack) if stack else trace for trace in lines]
 
 
-def mean_and_longest(
-    run: View, instants: Ints, values: Ints, weights: Ints, ns: float, colour: str, label: str
-) -> list[Trace]:
-    """Lines of the weighted mean and of the longest of durations that end at these instants, which
-    are in order."""
+class Durations(NamedTuple):
+    """Durations in bins of equal width, by when they ended."""
+
+    x: Points
+    """Edges in the unit of the time axis."""
+    mean: Floats
+    """Weighted; nanoseconds, NaN where there are none."""
+    most: Floats
+    ends_ns: Ints
+    """The shortest and the longest of all; empty where there are none."""
+
+    def lines(self, ns: float, colour: str, label: str) -> list[Trace]:
+        """Lines of the mean and of the longest, in a unit of so many nanoseconds."""
+        means, longest = held(self.mean / ns), held(self.most / ns)
+        return lined(self.x, ((means, colour, label), (longest, "peak", "Longest")))
+
+
+def durations_of(run: View, pieces: Iterable[tuple[Ints, Ints, Ints]]) -> Durations:
+    """Durations of steps, piece by piece: when they ended, in order, how long they were, and how
+    much each weighs."""
     edges = even_edges(run.end_ns, RATES)
-    starts = np.append(0, np.searchsorted(instants, edges[1:-1]))
-    some = np.flatnonzero(np.diff(starts, append=len(instants)))
-    mean, most = np.full((2, len(starts)), np.nan)
-    sums = np.add.reduceat(values * weights, starts[some])
-    mean[some] = sums / np.add.reduceat(weights, starts[some])
-    most[some] = np.maximum.reduceat(values, starts[some])
-    heights = ((held(mean / ns), colour, label), (held(most / ns), "peak", "Longest"))
-    return lined(run.axis.of(edges), heights)
+    sums, weighed = np.zeros((2, len(edges) - 1), dtype=np.int64)
+    most, all_ends = np.full(len(edges) - 1, np.nan), np.zeros(0, dtype=np.int64)
+    for instants, values, weights in pieces:
+        if not len(values):
+            continue
+        starts = np.append(0, np.searchsorted(instants, edges[1:-1]))
+        some = np.flatnonzero(np.diff(starts, append=len(instants)))
+        first = starts[some]
+        sums[some] += np.add.reduceat(values * weights, first)
+        weighed[some] += np.add.reduceat(weights, first)
+        most[some] = np.fmax(most[some], np.maximum.reduceat(values, first))
+        everything = (*all_ends, values.min(), values.max())
+        all_ends = np.array((min(everything), max(everything)))
+    return Durations(run.axis.of(edges), ratios(sums, weighed), most, all_ends)
 
 
 def event_bars(
