@@ -84,7 +84,7 @@ class States(Mapping[str, Ints]):
         """Rows `first .. last - 1` of a column, of which no more is made."""
         if name == "start_ns":
             return self._start_ns[first:last]
-        row = self._row[first:last]
+        row = self._row[first:last].astype(np.intp)
         low, high = (int(row[0]), int(row[-1]) + 1) if len(row) else (0, 0)
         column: Ints = self._from_zero(name, low, high)[row - low if low else row]
         if name in UNDER_WAY:

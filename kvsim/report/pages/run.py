@@ -221,7 +221,8 @@ def _columns(run: View, order: NDArray[np.intp]) -> Iterator[tuple[str, Any]]:
     places = order.tolist()
     yield "index", places
     for name in ("id", "status", "reason"):
-        yield name, [*map(str, map(requests[name].__getitem__, places))]
+        texts = requests[name]
+        yield name, [str(texts[i]) for i in places]
     for name in _INSTANTS:
         times = np.asarray(requests[name])[order]
         yield bare(name), np.where(times < 0, -1, times // 1000).tolist()
