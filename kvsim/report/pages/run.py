@@ -34,7 +34,6 @@ from kvsim.report.pages.html import (
     columns,
     document,
     element,
-    embedded,
     facts,
     id_of,
     join,
@@ -123,7 +122,7 @@ def explorer(run: View) -> Html:
         element("span", class_="muted", id="requests-shown"),
         class_="controls",
     )
-    data = embedded({"packed": b64encode(packed).decode()})
+    data = Html(f'{{"packed":"{b64encode(packed).decode()}"}}')
     return join(
         (
             lead(words),
