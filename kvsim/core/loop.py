@@ -13,7 +13,6 @@ before computes, so a request that arrives during step i runs in step i + 2.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -49,8 +48,8 @@ class Loop:
     _idle_steps: i64
     """Latest consecutive steps that produced no token and ended no request."""
     _tokens: i64
-    _flying: deque[Plan]
-    _graves: deque[tuple[int, list[Request]]]
+    _flying: list[Plan]
+    _graves: list[tuple[int, list[Request]]]
     """Ended requests for which `over` has not been called yet, with the steps at their end."""
     _next_audit: i64
 
@@ -80,7 +79,7 @@ class Loop:
         self._departures = departures
         self._gauged = bool(scheduler.gauged)
         self._steps = self._idle_steps = self._tokens = 0
-        self._flying, self._graves = deque(), deque()
+        self._flying, self._graves = [], []
         self._next_audit = 1
         if watcher is not None:
             watcher.begin()
@@ -133,7 +132,7 @@ class Loop:
                     return
                 goes_on = len(flying) < most and host.goes_on(batch, plan)
             if flying and not goes_on:
-                oldest: Plan = flying.popleft()
+                oldest: Plan = flying.pop(0)
                 if not host.passes(oldest.end_ns):
                     yield from host.wait(oldest.end_ns)
                 scheduler.settle(batch, oldest, oldest.end_ns)
@@ -221,11 +220,11 @@ class Loop:
 
     def _bury(self, ended: list[Request]) -> None:
         """Releases requests that ended before any step in flight was composed."""
-        graves: deque[tuple[int, list[Request]]] = self._graves
+        graves: list[tuple[int, list[Request]]] = self._graves
         assert self._over is not None
         graves.append((self._steps, ended))
         while graves[0][0] < self._steps - self._scheduler.in_flight:
-            for request in graves.popleft()[1]:
+            for request in graves.pop(0)[1]:
                 self._over(request)
 
     def _end_step(self, plan: Plan, ended: i64) -> None:

@@ -69,13 +69,18 @@ class Plan:
     settled.
     """
 
-    requests: list[Request]
-    """The batch: requests that ran before, then those admitted from place `num_continued` on."""
+    num_requests: i64 = 0
+    """Requests in the batch."""
+    places: list[Request]
+    """They, and behind them some of an earlier step: to grow a list in each step takes time."""
     num_continued: i64 = 0
+    """Those among them that ran before; the others were admitted."""
     scheduled: vec[i64]
     """Of each, the tokens that the step computes, drafts included."""
     drafts: vec[i64]
     """Of each, the drafts among them."""
+    _drafted: bool = False
+    """Whether there may be any."""
     yields: vec[i64]
     """Of each, 1 if the step yields a token for it."""
 
@@ -162,8 +167,8 @@ class Plan:
     moved: Moved
 
     def __init__(self, max_num_seqs: int) -> None:
-        self.requests, self.preempted, self.ignored, self.finished = [], [], [], []
-        self.ghosts, self.swapped_in = [], []
+        self.preempted, self.ignored, self.finished = [], [], []
+        self.places, self.ghosts, self.swapped_in = [], [], []
         self.copies, self.swaps_out, self.swaps_in = [], [], []
         self.scheduled, self.drafts = zeros(max_num_seqs), zeros(max_num_seqs)
         self.yields, self.decode_lengths = zeros(max_num_seqs), zeros(max_num_seqs)
@@ -173,7 +178,6 @@ class Plan:
 
     def clear(self) -> None:
         """Begins a new step."""
-        self.requests.clear()
         # These may be in the hands of those who look on.
         if self.preempted:
             self.preempted = []
@@ -191,10 +195,14 @@ class Plan:
             self.swaps_out = []
         if self.swaps_in:
             self.swaps_in = []
-        self.num_repairs = self.swapped = self.cpu_used_blocks = self.stranded_blocks = 0
+        self.num_requests = self.num_repairs = self.swapped = self.cpu_used_blocks = (
+            self.stranded_blocks
+        ) = 0
         self.num_continued = self.num_chunks = self.prefill_tokens = self.cached_tokens = 0
         self.decode_seqs = self.context_tokens = self.draft_tokens = self.samples = 0
         self.batched_tokens = self.blocked = self.drafter_ns = 0
+        if self._drafted:
+            self.drafts, self._drafted = zeros(len(self.drafts)), False
         self.rank_tokens = None
         self.transfers, self.waits = None, False
         self.start_ns = self.end_ns = self.waiting = self.running = 0
@@ -204,26 +212,38 @@ class Plan:
 
     def add(self, request: Request, tokens: i64, drafts: i64) -> None:
         """Puts a request into the batch, at its end."""
-        requests: list[Request] = self.requests
-        at: i64 = len(requests)
+        at: i64 = self.num_requests
         if at == len(self.scheduled):
             self._extend()
-        self.scheduled[at], self.drafts[at] = tokens, drafts
-        requests.append(request)
+        self.scheduled[at] = tokens
+        if drafts or self._drafted:
+            self.drafts[at] = drafts
+            self._drafted = True
+        requests: list[Request] = self.places
+        if at < len(requests):
+            requests[at] = request
+        else:
+            requests.append(request)
+        self.num_requests = at + 1
+
+    def add_all(self, requests: list[Request]) -> None:
+        """Puts requests into the batch, whose tokens were noted."""
+        end: i64 = self.num_requests + len(requests)
+        self.places[self.num_requests : end] = requests
+        self.num_requests = end
 
     def remove(self, request: Request) -> i64:
         """Takes a request out of the batch, if it is there. Returns its tokens; 0: it was not."""
         k: i64
-        at: i64 = -1
-        for k in range(len(self.requests)):
-            if self.requests[k] is request:
-                at = k
-                break
-        if at < 0:
+        at: i64 = 0
+        while at < self.num_requests and self.places[at] is not request:
+            at += 1
+        if at == self.num_requests:
             return 0
         tokens: i64 = self.scheduled[at]
-        del self.requests[at]
-        for k in range(at, len(self.requests)):
+        del self.places[at]
+        self.num_requests -= 1
+        for k in range(at, self.num_requests):
             self.scheduled[k], self.drafts[k] = self.scheduled[k + 1], self.drafts[k + 1]
         return tokens
 
@@ -274,6 +294,12 @@ class Plan:
     # -- for cost models and those who look on ---------------------------------------------------
 
     @property
+    def requests(self) -> list[Request]:
+        """The batch: requests that ran before, then those admitted from place `num_continued` on,
+        in a list of its own."""
+        return self.places[: self.num_requests]
+
+    @property
     def chunks(self) -> list[tuple[int, int]]:
         """(tokens to compute, tokens before them) of each chunk."""
         return [(self.chunk_tokens[k], self.chunk_context[k]) for k in range(self.num_chunks)]
@@ -286,12 +312,12 @@ class Plan:
     @property
     def computes(self) -> bool:
         """Whether the model runs in this step."""
-        return len(self.requests) > 0
+        return self.num_requests > 0
 
     @property
     def empty(self) -> bool:
         """Whether the step changed nothing at all."""
-        return not (self.requests or self.ignored or self.preempted)
+        return not (self.num_requests or self.ignored or self.preempted)
 
     @property
     def copied_blocks(self) -> int:
@@ -303,11 +329,11 @@ class Plan:
         """The batch in order, entry by entry."""
         k: i64
         found: list[Move] = []
-        for k in range(len(self.requests)):
+        for k in range(self.num_requests):
             admitted: bool = k >= self.num_continued
             drafts: i64 = self.drafts[k]
             padded: bool = admitted and drafts > 0
-            found.append(Move(self.requests[k], self.scheduled[k], drafts, padded, admitted))
+            found.append(Move(self.places[k], self.scheduled[k], drafts, padded, admitted))
         return found
 
     @property
@@ -324,7 +350,7 @@ class Plan:
             before: i64 = self.chunk_context[k] - cached
             found.append(
                 Prefill(
-                    self.requests[place], tokens + cached, cached, before,
+                    self.places[place], tokens + cached, cached, before,
                     self.yields[place] > 0, self.scheduled[place],
                 )
             )  # fmt: skip
@@ -370,7 +396,7 @@ class Plan:
 
 guard.keep(
     Plan,
-    "requests scheduled drafts yields chunk_places chunk_tokens chunk_context chunk_cached"
+    "requests places scheduled drafts yields chunk_places chunk_tokens chunk_context chunk_cached"
     " decode_lengths preempted ignored finished ghosts swapped_in copies swaps_out swaps_in",
     "clear add remove add_chunk add_decode add_decodes add_repair",
 )

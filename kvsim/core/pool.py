@@ -21,20 +21,20 @@ from kvsim.core import guard
 from kvsim.core.vectors import EMPTY, longer, zeros
 
 FIELDS: Final = 8
-"""How many numbers are kept of each block, side by side: who reads one soon reads the others."""
-REFS: Final = 0
-"""Of a block: the tables that hold it."""
-CONTENT: Final = 1
-"""The number of what it holds; 0: nothing that the cache knows."""
-END: Final = 2
-"""Tokens up to the end of its content."""
-NEXT: Final = 3
-"""The block behind it in the list of free blocks with content, which block 0 heads, or the blank
-block returned before it."""
-PREV: Final = 4
-"""The block before it in the first of these lists."""
-TWIN: Final = 5
+"""How many numbers are kept of each block, side by side: who reads one soon reads the others. Those
+that every use reads come last, which is one line of a processor's cache where the vector is
+long."""
+END: Final = 0
+"""Of a block: tokens up to the end of its content."""
+TWIN: Final = 1
 """Of a content that several blocks hold: the block labelled after this one; 0: none."""
+REFS: Final = 3
+"""The tables that hold it."""
+CONTENT: Final = 4
+"""The number of what it holds; 0: nothing that the cache knows."""
+NEXT: Final = 5
+"""Of a free block: its place in the queue of those with content, or the blank block returned before
+it."""
 LAST: Final = 6
 """The block labelled before this one; of the first one, the last."""
 BEHIND: Final = 7
@@ -51,7 +51,7 @@ def _home(content: i64, mask: i64) -> i64:
 
 
 class Pool:
-    """Blocks 1 .. `size`; block 0 is never used, and heads the list of those with content."""
+    """Blocks 1 .. `size`; block 0 is never used."""
 
     size: i64
     num_free: i64
@@ -85,6 +85,11 @@ class Pool:
     """The free block without content that was returned last."""
     _cells: vec[i64]
     """`FIELDS` numbers for each block that was ever used."""
+    _queue: vec[i64]
+    """The free blocks with content from `_head` to before `_tail`, oldest first; 0 where one was
+    hit. A list of links would be walked block by block, each a miss of the processor's cache."""
+    _head: i64
+    _tail: i64
     _heads: vec[i64]
     """The table of contents: place → the first block of its chain, or 0. Of blocks with the same
     content, the first to be labelled is in a chain."""
@@ -99,7 +104,8 @@ class Pool:
         self.groups, self.unit = groups, unit
         self.named, self.names = set(), False
         self.blank_last = False
-        self._cells = zeros(FIELDS)
+        self._cells, self._queue = zeros(FIELDS), zeros(FIELDS)
+        self._head = self._tail = 0
         self._heads, self._mask = zeros(1024), 1023
         self.order = None if order is None else order(1, size)
         self.events = None
@@ -165,9 +171,12 @@ class Pool:
 
     def free_list(self) -> Iterator[int]:
         """The free blocks in the order in which they are reused."""
-        yield from self._chain(self._blank)
+        block: i64 = self._blank
+        while block:
+            yield block
+            block = self._cells[block * FIELDS + NEXT]
         yield from range(self.fresh, self.size + 1)
-        yield from self._chain(self._cells[NEXT])
+        yield from self._waiting()
 
     # -- moves -----------------------------------------------------------------------------------
 
@@ -182,11 +191,13 @@ class Pool:
     def extended(self, blocks: vec[i64], number: i64) -> vec[i64]:
         """`blocks`, and behind them the next free ones, so many, whose contents are forgotten
         (`get_new_blocks`)."""
-        place: i64 = len(blocks)
-        end: i64 = place + number
+        start: i64 = len(blocks)
+        end: i64 = start + number
+        place: i64
         blocks = longer(blocks, number)
         cells: vec[i64] = self._cells
-        while place < end:
+        # First all are taken, then contents are forgotten: a processor fetches many at once.
+        for place in range(start, end):
             block: i64 = self._blank
             if block:
                 self._blank = cells[block * FIELDS + NEXT]
@@ -194,20 +205,20 @@ class Pool:
                 block = self.fresh
                 self._open()
                 cells = self._cells
+            elif self.order is None:
+                while block == 0:
+                    block = self._queue[self._head]
+                    self._head += 1
             else:
-                if self.order is None:
-                    block = cells[NEXT]
-                    self._unlink(block)
-                else:
-                    block = self.order.pop()
-                if cells[block * FIELDS + CONTENT]:
-                    self.num_cached -= 1
-                    self.evictions += 1
-                    self.forget(block)
+                block = self.order.pop()
             cells[block * FIELDS + REFS] = 1
-            self.num_free -= 1
             blocks[place] = block
-            place += 1
+        self.num_free -= number
+        for place in range(start, end):
+            if cells[blocks[place] * FIELDS + CONTENT]:
+                self.num_cached -= 1
+                self.evictions += 1
+                self.forget(blocks[place])
         return blocks
 
     def touch(self, block: i64) -> None:
@@ -215,7 +226,7 @@ class Pool:
         at: i64 = block * FIELDS + REFS
         if self._cells[at] == 0:
             if self.order is None:
-                self._unlink(block)
+                self._queue[self._cells[block * FIELDS + NEXT]] = 0
             self.num_cached -= 1
             self.num_free -= 1
         if self.order is not None:
@@ -228,9 +239,11 @@ class Pool:
         Of those that become free, the ones with content are reused last, in this order; the others
         are reused next, the last one dropped before the others. Entries of 0 are no blocks.
         """
-        cells: vec[i64] = self._cells
+        if self._tail + end - start > len(self._queue):
+            self._make_place(end - start)
+        cells, queue = self._cells, self._queue
         blank: bool = False
-        newest: i64 = cells[PREV]
+        tail: i64 = self._tail
         k: i64
         for k in range(end - 1, start - 1, -1):
             block: i64 = blocks[k]
@@ -247,11 +260,11 @@ class Pool:
                 if content and self.order is not None:
                     self.order.put(block, self.keys[content], cells[at + END], access_ns)
                 elif content or self.blank_last:
-                    cells[newest * FIELDS + NEXT], cells[at + PREV] = block, newest
-                    newest = block
+                    queue[tail], cells[at + NEXT] = block, tail
+                    tail += 1
                 else:
                     blank = True
-        cells[PREV], cells[newest * FIELDS + NEXT] = newest, 0
+        self._tail = tail
         if blank:
             for k in range(start, end):
                 block = blocks[k]
@@ -330,11 +343,26 @@ class Pool:
 
     # --------------------------------------------------------------------------------------------
 
-    def _chain(self, block: i64) -> Iterator[int]:
-        """A block of a list, and those behind it."""
-        while block:
-            yield block
-            block = self._cells[block * FIELDS + NEXT]
+    def _waiting(self) -> Iterator[int]:
+        """The free blocks of the queue."""
+        k: i64
+        for k in range(self._head, self._tail):
+            if self._queue[k]:
+                yield self._queue[k]
+
+    def _make_place(self, number: i64) -> None:
+        """Makes room in the queue for so many blocks, in place of those that left it."""
+        cells, queue = self._cells, self._queue
+        blocks: i64 = 0
+        k: i64
+        for k in range(self._head, self._tail):
+            block: i64 = queue[k]
+            if block:
+                queue[blocks], cells[block * FIELDS + NEXT] = block, blocks
+                blocks += 1
+        self._head, self._tail = 0, blocks
+        if 2 * (blocks + number) > len(self._queue):
+            self._queue = longer(self._queue, 2 * (blocks + number))
 
     def _open(self) -> None:
         """The first block that was never used is used; the books grow with the blocks in use."""
@@ -342,13 +370,13 @@ class Pool:
         known: i64 = len(self._cells) // FIELDS
         if known < self.fresh:
             self._cells = longer(self._cells, min(known, self.size + 1 - known) * FIELDS)
-        if self.fresh > self._mask:
+        if 4 * self.fresh > self._mask:
             self._grow()
 
     def _grow(self) -> None:
-        """Makes the table of contents four times as large."""
+        """Makes the table of contents twice as large."""
         before, cells = self._heads, self._cells
-        size: i64 = 4 * len(before)
+        size: i64 = 2 * len(before)
         heads: vec[i64] = zeros(size)
         k: i64
         for k in range(len(before)):
@@ -361,25 +389,16 @@ class Pool:
                 block = after
         self._heads, self._mask = heads, size - 1
 
-    def _unlink(self, block: i64) -> None:
-        """Takes a block out of the list of the free ones with content."""
-        cells: vec[i64] = self._cells
-        after: i64 = cells[block * FIELDS + NEXT]
-        before: i64 = cells[block * FIELDS + PREV]
-        cells[before * FIELDS + NEXT], cells[after * FIELDS + PREV] = after, before
-
     def audit(self) -> None:
         """Asserts that every block is in exactly one place, and every content can be found."""
         idle: vec[i64] = zeros(self.fresh)
         block: i64
-        for start in (self._blank, self._cells[NEXT]):
-            block = start
-            while block:
-                self._audit_idle(idle, block)
-                block = self._cells[block * FIELDS + NEXT]
-        if self.order is not None:
-            for block in self.order:
-                self._audit_idle(idle, block)
+        block = self._blank
+        while block:
+            self._audit_idle(idle, block)
+            block = self._cells[block * FIELDS + NEXT]
+        for block in self._waiting() if self.order is None else self.order:
+            self._audit_idle(idle, block)
         free: i64 = self.size + 1 - self.fresh  # Never used.
         cached: i64 = 0
         labelled: i64 = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from librt.vecs import append, vec
@@ -136,12 +136,18 @@ class StepRows(Packing):
 class RequestRows(Packing):
     """The figures of requests: `kvsim.core.schema.REQUEST_COLUMNS`."""
 
-    def __init__(self) -> None:
+    reasons: dict[int, str]
+    """Index of a request that was turned away or given up → the reason."""
+    _let_go: Callable[[Request], None] | None
+
+    def __init__(self, let_go: Callable[[Request], None] | None = None) -> None:
+        """`let_go` is called with each request whose row is kept."""
         super().__init__(REQUEST_COLUMNS)
+        self.reasons, self._let_go = {}, let_go
 
     def add(self, request: Request) -> None:
-        """Adds the row of a request that is over. The values stand in the order of
-        `REQUEST_COLUMNS`."""
+        """Adds the row of a request that is over, which must not change any more. The values stand
+        in the order of `REQUEST_COLUMNS`."""
         self.keep(
             vec[i64](
                 [
@@ -166,3 +172,7 @@ class RequestRows(Packing):
                 ]
             )
         )
+        if request.reason:
+            self.reasons[request.index] = request.reason
+        if self._let_go is not None:
+            self._let_go(request)

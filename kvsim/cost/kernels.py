@@ -124,9 +124,10 @@ class Kernels:
         seqs: i64 = plan.decode_seqs
         samples: i64 = plan.samples
         if samples == seqs and seqs and not (plan.num_chunks or plan.copies):
-            uneven = self._uneven
-            longest = plan.longest(uneven.longest) if uneven is not None else []
-            return self.decode_ns(seqs, plan.context_tokens, longest)
+            uneven, context = self._uneven, plan.context_tokens
+            if uneven is None:
+                return self._decode_ns(seqs, context, 0)
+            return self.decode_ns(seqs, context, plan.longest(uneven.longest))
         chunks: list[tuple[int, int]] = plan.chunks
         ns: i64 = rounded(self._step_us(plan, chunks) * 1000.0)
         return self._counted(max(ns, self._floor_ns if chunks else self._decode_floor_ns))

@@ -102,7 +102,7 @@ class Serving:
         steps begin and end with its own. `departures`: who gives up requests, of rows that are not
         known in advance; a watcher then looks at no request that is over."""
         self.parts, self.inbox, self._requests = parts, inbox, requests
-        self.archive = Archive(rows)
+        self.archive = Archive(rows, requests.let_go)
         self._host = host = self._host_of(env, ranks)
         forgets = watcher is None or departures is not None
         departures = departures or _patience(rows)
@@ -121,7 +121,7 @@ class Serving:
             watcher=watcher,
             progress=progress,
             # Other watchers look at requests that are over.
-            over=self._shelve if forgets else None,
+            over=self.archive.figures.add if forgets else None,
             departures=departures if parts.scheduler.ends_early else None,
         )
 
@@ -181,7 +181,7 @@ class Serving:
             if request.finish_ns < 0 and not request.reason:
                 # It did not end by itself.
                 request.reason = "not-served" if outcome.kind == "finished" else outcome.kind
-            archive.add(request)
+            archive.figures.add(request)
         # The requests of a replica are numbered anew, as those of a trace of its own.
         self.indexes = own = archive.column("index")
         self._log = log = transitions(self.batch.noted)
@@ -212,11 +212,6 @@ class Serving:
             return steps, columns | times | split
 
         return Books(noted, accounted)
-
-    def _shelve(self, request: Request) -> None:
-        """Keeps the results of a request that is over instead of the request, to save memory."""
-        self.archive.add(request)
-        self._requests.let_go(request)
 
 
 def _patience(rows: Sequence[Row]) -> Patience | None:
@@ -251,19 +246,14 @@ _STATUS = {"": "completed", ABORTED: ABORTED}
 class Archive:
     """The results of the requests made from some rows of a trace."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(
+        self, rows: Sequence[Row], let_go: Callable[[Request], None] | None = None
+    ) -> None:
+        """`let_go` is called with each request whose results are stored."""
         self._rows = rows
-        self._figures = RequestRows()
-        self._reasons: dict[int, str] = {}
-        """Index of a rejected request → the reason."""
+        self.figures = RequestRows(let_go)
         self._said: dict[str, Any] = {}
         """Columns that come from the trace."""
-
-    def add(self, request: Request) -> None:
-        """Stores the results of a request, which must not change any more."""
-        self._figures.add(request)
-        if request.reason:
-            self._reasons[request.index] = request.reason
 
     def missing(self) -> list[int]:
         """Returns the indexes of the rows whose requests are not stored yet."""
@@ -305,13 +295,13 @@ class Archive:
         stored = self._stored
         order = np.argsort(stored["index"])
         columns: dict[str, Any] = {name: stored[name][order] for name in stored}
-        reasons = [self._reasons.get(index, "") for index in columns["index"].tolist()]
+        reasons = [self.figures.reasons.get(index, "") for index in columns["index"].tolist()]
         status = [_STATUS.get(reason, "rejected") for reason in reasons]
         return columns | self._said | {"status": status, "reason": reasons}
 
     @property
     def _stored(self) -> PackedColumns:
         """The figures of the requests stored so far, in the order in which they came."""
-        self._figures.seal()
-        stored: PackedColumns = self._figures.packed
+        self.figures.seal()
+        stored: PackedColumns = self.figures.packed
         return stored

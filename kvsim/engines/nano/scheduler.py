@@ -77,7 +77,7 @@ class Nano(Scheduler):
         self.blocks = cast(NanoTables, batch.blocks)
         if len(batch):
             self._prompts(batch, plan)
-            if not plan.requests:
+            if not plan.num_requests:
                 self._decodes(batch, plan)
         return plan
 
@@ -95,7 +95,7 @@ class Nano(Scheduler):
                 rest -= blocks.charged_hits(request)
                 if blocks.hits_save.tested:
                     asked -= blocks.hit_tokens(request, len(blocks.hits))
-            plan.blocked = self.refusal(request, asked, plan.batched_tokens, len(plan.requests))
+            plan.blocked = self.refusal(request, asked, plan.batched_tokens, plan.num_requests)
             if plan.blocked:
                 request.blocked_steps += 1
                 break
@@ -111,8 +111,8 @@ class Nano(Scheduler):
             batch.waiting.popleft()
             batch.running.append(request)
         k: i64
-        for k in range(len(plan.requests)):
-            self._chunk(batch, plan, k)
+        for k, request in enumerate(plan.requests):
+            self._chunk(batch, plan, k, request)
 
     def refusal(self, request: Request, asked: i64, tokens: i64, seqs: i64) -> i64:
         """Returns why the head of the waiting queue gets nothing, as an index into
@@ -130,11 +130,10 @@ class Nano(Scheduler):
         # Only the first prompt of a step may be cut into chunks.
         return TOKENS if seqs and asked > left else 0
 
-    def _chunk(self, batch: Batch, plan: Plan, place: i64) -> None:
+    def _chunk(self, batch: Batch, plan: Plan, place: i64, request: Request) -> None:
         """Books the chunk of the prompt at a place of the step. Hits that are not charged belong to
         the first chunk."""
         blocks: NanoTables = self.blocks
-        request: Request = plan.requests[place]
         before: i64 = request.computed
         end: i64 = before + plan.scheduled[place]
         if before == 0 and blocks.hits_save.charged:
@@ -189,8 +188,7 @@ class Nano(Scheduler):
                 blocks.publish(request, request.computed)
         before: i64 = len(batch.ended)
         k: i64
-        for k in range(len(plan.requests)):
-            request = plan.requests[k]
+        for k, request in enumerate(plan.requests):
             if plan.yields[k] and batch.token(request):
                 blocks.free(request)
                 batch.complete(request)

@@ -537,7 +537,7 @@ def _extend(scheduler: Sglang, batch: Batch, plan: Plan, chosen: list[Request]) 
         standing = request.standing
         tokens: i64 = standing.end - standing.prefix
         blocks.extend(request, standing.end)
-        place: i64 = len(plan.requests)
+        place: i64 = plan.num_requests
         plan.add(request, tokens, 0)
         scheduled: i64 = standing.end - request.computed
         batch.chunk(plan, place, request, scheduled, scheduled - tokens)
@@ -619,7 +619,7 @@ def _one_more(scheduler: Sglang, batch: Batch, plan: Plan, members: list[Request
     context_tokens: i64 = 0
     slots: i64 = 0
     seqs: i64 = 0
-    place: i64 = len(plan.requests)
+    place: i64 = plan.num_requests
     for request in members:
         upto: i64 = request.filled + 1
         if upto > request.room:
@@ -634,7 +634,7 @@ def _one_more(scheduler: Sglang, batch: Batch, plan: Plan, members: list[Request
         seqs += 1
         place += 1
     blocks.empty_slots -= slots
-    plan.requests += members
+    plan.add_all(members)
     plan.add_decodes(seqs, context_tokens, 0)
 
 

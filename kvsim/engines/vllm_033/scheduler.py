@@ -252,8 +252,7 @@ class Vllm033(Scheduler):
         publish(blocks, plan, taken)
         before = len(batch.ended)
         k: i64
-        for k in range(len(taken)):
-            request: Request = plan.requests[k]
+        for k, request in enumerate(plan.requests):
             for sequence in [each for each in request.sequences if each.state == RUNNING]:
                 # Every prompt step draws n samples (`engine/llm_engine.py`). That includes one that
                 # recomputes the last of earlier samples.

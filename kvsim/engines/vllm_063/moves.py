@@ -91,7 +91,7 @@ def prefill(batch: Batch, plan: Plan, request: Request, scheduled: i64, charged:
     if known:
         least: i64 = blocks.full_hit.least
         cached = max(0, min(known, min(sequence.length, end) - least) - before)
-    place: i64 = len(plan.requests)
+    place: i64 = plan.num_requests
     plan.add(request, charged, 0)
     batch.chunk(plan, place, sequence, scheduled, cached)
 
@@ -99,7 +99,7 @@ def prefill(batch: Batch, plan: Plan, request: Request, scheduled: i64, charged:
 def decode(batch: Batch, blocks: Naive, plan: Plan, request: Request, tokens: i64 = 1) -> None:
     """Adds one decode token for each running sequence of a request. With `tokens` above 1, the step
     also computes lost KV of a sample again."""
-    place: i64 = len(plan.requests)
+    place: i64 = plan.num_requests
     plan.add(request, tokens, 0)
     plan.yields[place] = 1
     if tokens > 1:
@@ -121,7 +121,7 @@ def decode(batch: Batch, blocks: Naive, plan: Plan, request: Request, tokens: i6
 def taken_on(plan: Plan) -> list[int]:
     """Of each request in a step, the tokens that it takes on, hits included."""
     k: i64
-    tokens: list[int] = [plan.scheduled[k] for k in range(len(plan.requests))]
+    tokens: list[int] = [plan.scheduled[k] for k in range(plan.num_requests)]
     for k in range(plan.num_chunks):
         place: i64 = plan.chunk_places[k]
         if place >= 0:
@@ -140,9 +140,10 @@ def publish(blocks: Naive, plan: Plan, taken: list[int]) -> None:
         place: i64 = plan.chunk_places[k]
         if place >= 0:
             upto[place] = plan.chunk_context[k] + plan.chunk_tokens[k]
-    places = [*upto, *[each for each in range(len(plan.requests)) if each not in upto]]
+    places = [*upto, *[each for each in range(plan.num_requests) if each not in upto]]
+    requests = plan.requests
     for each in places:
-        for sequence in plan.requests[each].sequences:
+        for sequence in requests[each].sequences:
             if sequence.state == RUNNING:
                 blocks.publish(sequence, upto.get(each, sequence.length))
 

@@ -476,8 +476,7 @@ class Vllm063(Scheduler):
         publish(blocks, plan, taken)
         before = len(batch.ended)
         k: i64
-        for k in range(len(taken)):
-            request: Request = plan.requests[k]
+        for k, request in enumerate(plan.requests):
             compute(request, taken[k])
             if plan.yields[k]:
                 sample(batch, blocks, request)
@@ -514,8 +513,7 @@ class Vllm063Async(Vllm063):
         taken = taken_on(plan)
         publish(tables_of(batch), plan, taken)
         k: i64
-        for k in range(len(taken)):
-            request: Request = plan.requests[k]
+        for k, request in enumerate(plan.requests):
             if request.finish_ns < 0:
                 compute(request, taken[k])
                 if plan.yields[k]:

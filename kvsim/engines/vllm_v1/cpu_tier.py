@@ -10,16 +10,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
-from mypy_extensions import mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
 Key = Any
 """Identity of a chunk's tokens, of all before them and of its group: `KVCacheManager.content_key`.
 Of chunks of the same tokens, that of the first group is smallest. It is an integer of Python, which
 compiled code passes on as it is."""
 
-PENDING, READY = -1, 0
+PENDING: Final = -1
+READY: Final = 0
 """State of a chunk. It is above `READY` while loads read it."""
 
 
@@ -309,7 +310,10 @@ class Counter:
 class _Held:
     """A chunk in CPU memory."""
 
-    def __init__(self, place: int) -> None:
+    place: i64
+    state: i64
+
+    def __init__(self, place: i64) -> None:
         self.place = place
         self.state = PENDING
 

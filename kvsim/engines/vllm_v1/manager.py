@@ -44,6 +44,27 @@ class Hits(NamedTuple):
     """For each group the blocks in token order; 0 where none is needed."""
 
 
+@mypyc_attr(acyclic=True, free_list_len=1)
+class Admission:
+    """What a waiting request brings, and what must stay free for others."""
+
+    found: i64
+    """Tokens that `find` has just found; -1: the request has its tables already."""
+    external: i64
+    """Tokens behind them that a connector loads."""
+    whole: bool
+    """Whether the whole known sequence must fit."""
+    loads: bool = False
+    """Whether it only loads for now, so that its blocks are not registered yet."""
+    watermark: i64 = 0
+    """Blocks that stay free, also after the test of the whole sequence."""
+    reserved: i64 = 0
+    """Further blocks that stay free."""
+
+    def __init__(self, found: i64, external: i64, whole: bool) -> None:
+        self.found, self.external, self.whole = found, external, whole
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class KVCacheManager(BlockManager):
     """Block tables of the KV cache groups over one pool. Block 0 is never used."""
@@ -357,8 +378,9 @@ class KVCacheManager(BlockManager):
         resume, or at the junction, whichever comes first. 0 means that the chunk would reach no
         block end.
         """
-        if not self._aligned:
-            return tokens
+        return self._cut(request, start, tokens) if self._aligned else tokens
+
+    def _cut(self, request: Request, start: i64, tokens: i64) -> i64:
         layout: Layout = self.layout
         size: i64 = self._aligned[0].block_size
         end: i64 = start + tokens
@@ -412,29 +434,14 @@ class KVCacheManager(BlockManager):
             self.gpu.named.clear()
 
     def allocate(
-        self,
-        request: Request,
-        tokens: i64,
-        found: i64 = -1,
-        external: i64 = 0,
-        whole: bool = False,
-        lookahead: i64 = 0,
-        delay: bool = False,
-        watermark: i64 = 0,
-        reserved: i64 = 0,
+        self, request: Request, tokens: i64, lookahead: i64 = 0, admission: Admission | None = None
     ) -> bool:
-        """Gives a request slots for `tokens` more tokens (`allocate_slots`). Returns False if
-        blocks run short.
-
-        `found` tokens are those that `find` has just found, -1 for a request that has its tables;
-        `external` tokens behind them are loaded by a connector. With `whole`, the whole known
-        sequence must fit. `lookahead` more slots are for drafts. With `delay`, the blocks are not
-        registered yet. `watermark` and `reserved` blocks stay free; the first also after the test
-        of the whole sequence.
-        """
+        """Gives a request slots for `tokens` more tokens, and `lookahead` more for drafts
+        (`allocate_slots`). Returns False if blocks run short. A waiting request comes with its
+        `admission`; none: it has its tables."""
         upto: i64 = request.computed + tokens
         slots: i64 = upto + lookahead
-        if found < 0 and slots <= request.room and tokens <= self._short_chunk:
+        if admission is None and slots <= request.room and tokens <= self._short_chunk:
             # Slots of blocks that it has are enough.
             self.trim(request, max(0, request.computed - request.in_flight))
             self.empty_slots -= (slots - request.filled) * self._holding
@@ -444,23 +451,15 @@ class KVCacheManager(BlockManager):
                     request.tables[group.number].export_tokens = 0
             self.publish(request, min(upto, request.length))
             return True
-        return self._allocate(
-            request, tokens, found, external, whole, lookahead, delay, watermark, reserved
-        )
+        return self._allocate(request, tokens, lookahead, admission or Admission(-1, 0, False))
 
     def _allocate(
-        self,
-        request: Request,
-        tokens: i64,
-        found: i64,
-        external: i64,
-        whole: bool,
-        lookahead: i64,
-        delay: bool,
-        watermark: i64,
-        reserved: i64,
+        self, request: Request, tokens: i64, lookahead: i64, admission: Admission
     ) -> bool:
         """`allocate` where blocks may be needed."""
+        found: i64 = admission.found
+        external: i64 = admission.external
+        watermark: i64 = admission.watermark
         layout: Layout = self.layout
         held: bool = len(request.tables) > 0
         hit: bool = found >= 0
@@ -469,7 +468,7 @@ class KVCacheManager(BlockManager):
         ask: Ask
         free: i64 = self.gpu.num_free - watermark
         prefill_end: i64 = self._prefill_end(request)
-        if whole:
+        if admission.whole:
             length: i64 = min(request.length, layout.max_model_len)
             ask = Ask(length, length, total, prefill_end, True)
             self.short_blocks = self._missing(request, ask, hit) - free
@@ -480,7 +479,7 @@ class KVCacheManager(BlockManager):
         ask = Ask(slots, upto, start, prefill_end)
         if held:
             self.trim(request, max(0, total - request.in_flight))
-        self.short_blocks = self._missing(request, ask, hit) + watermark + reserved
+        self.short_blocks = self._missing(request, ask, hit) + watermark + admission.reserved
         self.short_blocks -= self.gpu.num_free
         if self.short_blocks > 0:
             return False
@@ -496,7 +495,7 @@ class KVCacheManager(BlockManager):
         self.empty_slots += self._empty(request)
         if found > 0 or external:
             request.seen = max(found, 0) + external
-        if not delay:
+        if not admission.loads:
             self.publish(request, min(upto, request.length))
         return True
 

@@ -242,7 +242,6 @@ class Offloading(Connector):
         self._groups = chunked_groups(blocks.groups, blocks_per_chunk)
         self._tiers = Search(self._groups, tier)
         self._align = _alignment(self._groups)
-        self._known: dict[Request, _Known] = {}
         self._copies: dict[int, _Copy] = {}
         self._fences: dict[int, set[int]] = {}
         """Block → stores in flight that read it, where it may be reused."""
@@ -325,7 +324,8 @@ class Offloading(Connector):
         self._touched.discard(0)
         if not match.tokens:
             return
-        known, end = self._known[request], local + match.tokens
+        known: _Known = request.standing
+        end = local + match.tokens
         keys: list[Key] = []
         targets: list[list[int]] = []
         for group, chunks, table in zip(self._groups, known.groups, tables, strict=True):
@@ -360,17 +360,16 @@ class Offloading(Connector):
         if plan.preempted:
             new = {job.number for job in loads}
             for request, _ in plan.preempted:
-                if request in self._known:
-                    flush |= self._known[request].jobs - new
+                if request.standing is not None:
+                    flush |= request.standing.jobs - new
             self.happened[PREEMPTED] += len(flush)
         if self._fences:
             for block in self._touched & self._fences.keys():
                 flush |= self._fences[block]
         stores: list[Job] = []
         k: i64
-        for k in range(len(plan.requests)):
+        for k, request in enumerate(plan.requests):
             if not knowns[k].stored:
-                request = plan.requests[k]
                 stores += self._stored(request, request.computed + plan.scheduled[k], flush)
         for request in plan.finished:
             stores += self._stored(request, _written(request), flush)
@@ -395,8 +394,7 @@ class Offloading(Connector):
         table: Table
         k: i64
         place: i64
-        for k in range(len(plan.requests)):
-            request: Request = plan.requests[k]
+        for k, request in enumerate(plan.requests):
             known = self._known_of(request)
             knowns.append(known)
             if not known.stored:
@@ -404,9 +402,12 @@ class Offloading(Connector):
             for number, chunks in enumerate(known.groups):
                 if k >= plan.num_continued:
                     chunks.blocks.clear()
-                chunks.grown, chunks.old = self._step, len(chunks.blocks)
                 table = request.tables[number]
-                for place in range(len(chunks.blocks), len(table.blocks)):
+                known_blocks: i64 = len(chunks.blocks)
+                if known_blocks == len(table.blocks):
+                    continue
+                chunks.grown, chunks.old = self._step, known_blocks
+                for place in range(known_blocks, len(table.blocks)):
                     block = int(table.blocks[place])
                     chunks.blocks.append(block)
                     if block:
@@ -428,7 +429,7 @@ class Offloading(Connector):
     def _stored(self, request: Request, computed: int, flush: set[int]) -> list[Job]:
         """Offers the chunks of a request whose first `computed` tokens are computed. Returns the
         store, if there is one."""
-        known = self._known.get(request)
+        known: _Known | None = request.standing
         if known is None:
             return []
         ended, sequence = request.finish_ns >= 0, request.sequences[0]
@@ -560,7 +561,7 @@ class Offloading(Connector):
     # -- a request is over, or a transfer --------------------------------------------------------
 
     def request_finished(self, request: Request) -> bool:
-        known = self._known.get(request)
+        known: _Known | None = request.standing
         if known is not None:
             self._extend_keys(request, known)
             for number in known.jobs:
@@ -586,10 +587,10 @@ class Offloading(Connector):
             self._fences[block].discard(job.number)
             if not self._fences[block]:
                 del self._fences[block]
-        known = self._known[request]
+        known: _Known = request.standing
         known.jobs.remove(job.number)
         if known.over and not known.jobs:
-            del self._known[request]
+            request.standing = None
         return copy.keys
 
     @property
@@ -617,13 +618,13 @@ class Offloading(Connector):
 
     def _over(self, request: Request) -> None:
         """The last stores of a request have been offered."""
-        known = self._known.get(request)
+        known: _Known | None = request.standing
         if known is not None:
             known.over = True
             self._note_unstored(request, known)
             self.tier.ended(known.access)
             if not known.jobs:
-                del self._known[request]
+                request.standing = None
 
     def _note_unstored(self, request: Request, known: _Known) -> None:
         """Notes where the answer of a request begins, if it is not stored."""
@@ -645,9 +646,9 @@ class Offloading(Connector):
             self._fences.setdefault(block, set()).add(number)
 
     def _known_of(self, request: Request) -> _Known:
-        known = self._known.get(request)
+        known: _Known | None = request.standing
         if known is None:
-            known = self._known[request] = _Known(len(self._groups))
+            known = request.standing = _Known(len(self._groups))
         return known
 
     def _extend_keys(self, request: Request, known: _Known) -> None:

@@ -69,7 +69,8 @@ class Cadence:
 
     def left(self, request: Request) -> None:
         """A request does not wait any longer."""
-        self._passed.pop(request, None)
+        if self._passed:
+            self._passed.pop(request, None)
 
 
 class AdapterSlots:

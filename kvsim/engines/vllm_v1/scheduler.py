@@ -25,7 +25,7 @@ from kvsim.core.scheduler import Scheduler
 from kvsim.engines.deaths import died
 from kvsim.engines.vllm_v1.connector import NOTHING, Connector, Done, Match, Worker, note_tiers
 from kvsim.engines.vllm_v1.drafts import Speculation
-from kvsim.engines.vllm_v1.manager import KVCacheManager
+from kvsim.engines.vllm_v1.manager import Admission, KVCacheManager
 from kvsim.engines.vllm_v1.passing import AdapterSlots, Cadence
 from kvsim.engines.vllm_v1.releases import Release
 from kvsim.policies.requeue import make_requeue, priority_by_trace
@@ -249,19 +249,20 @@ class VllmV1(Scheduler):
             most = max(most, self.max_num_batched_tokens // max(len(batch), 1))
         self.cadence.begin(batch, self._sent + 1)
         self._schedule_running(batch, plan, most)
-        plan.num_continued = len(plan.requests)
+        plan.num_continued = plan.num_requests
         if plan.preempted:
             plan.blocked = PREEMPTED if batch.waiting else 0
         else:
             self.before_admissions(batch, now_ns)
             if batch.waiting or batch.holding:
                 self._schedule_waiting(batch, plan, most)
-        plan.finished, self.finished = self.finished, []
+        if self.finished:
+            plan.finished, self.finished = self.finished, []
         if self.connector is not None and self.worker is not None:
             plan.transfers = self.connector.build_connector_meta(plan)
             self.worker.start(plan.transfers)
             plan.waits = (self.connector.busy or self.worker.busy) and self._steps_on(batch, plan)
-        if plan.requests:
+        if plan.num_requests:
             self._sent += 1
         self.cadence.end(batch, plan, self._sent)
         self._update_after_schedule(batch, plan)
@@ -289,7 +290,7 @@ class VllmV1(Scheduler):
         next request arrives at `next_ns`. Asked only where `Plan.waits`."""
         if self.connector is None or self.worker is None:
             return NOTHING_MOVED
-        idle = not plan.requests and (len(batch) > 0 or self.connector.restless)
+        idle = not plan.num_requests and (len(batch) > 0 or self.connector.restless)
         return self.worker.launch(plan.transfers, start_ns, idle, next_ns)
 
     def _schedule_running(self, batch: Batch, plan: Plan, most: i64) -> None:
@@ -299,11 +300,15 @@ class VllmV1(Scheduler):
         running: list[Request] = batch.running
         holds: bool = self.cadence.holds
         slots: i64 = self._slots
+        lookahead: i64 = self._lookahead
+        longest: i64 = self.max_model_len - 1
         call: i64 = self._call
         stops: bool = self.release.knows_the_last_token
+        budget: i64 = self._budget
+        inputs: i64 = self._inputs
         k: i64 = 0
         while k < len(running):
-            left: i64 = min(self._budget, self._inputs - slots)
+            left: i64 = min(budget, inputs - slots)
             if left <= 0:
                 break
             request: Request = running[k]
@@ -313,34 +318,19 @@ class VllmV1(Scheduler):
             computed: i64 = request.computed
             known: i64 = request.length + request.placeholders
             tokens: i64 = min(min(known + request.drafts - computed, most), left)
-            tokens = min(tokens, self.max_model_len - 1 - computed)
+            tokens = min(tokens, longest - computed)
             if tokens > 0:
                 tokens = blocks.cut(request, computed, tokens)
             if tokens <= 0:
                 k += 1
                 continue
-            while not blocks.allocate(request, tokens, -1, 0, False, self._lookahead):
-                victim: Request = _chosen(batch, self.choose_victim(batch, request))
-                if self._is_late(victim):
-                    # Its blocks would be released too late.
-                    self._pass_over(batch, k)
+            while not blocks.allocate(request, tokens, lookahead):
+                self._budget, self._inputs = budget, inputs
+                k = self._preempt_for(batch, plan, request, k)
+                budget, inputs = self._budget, self._inputs
+                if k < 0:
                     return
-                at: i64 = running.index(victim)
-                del running[at]
-                if at < k:
-                    returned: i64 = plan.remove(victim)
-                    if returned and self.release.keeps_victims_in_the_batch:
-                        plan.ghosts.append((victim, returned))
-                    elif returned:
-                        self._budget += returned
-                        self._inputs += returned + slots
-                        k -= 1
-                    elif not self.release.passes_over_behind_victims:
-                        k -= 1
-                self._preempt(batch, victim)
-                if victim is request:
-                    if self.release.ends_at_own_preemption:
-                        return
+                if request.state != RUNNING:
                     break
             else:
                 drafts: i64 = 0
@@ -353,9 +343,35 @@ class VllmV1(Scheduler):
                 if request.mid_prompt:
                     self.cadence.carries = True
                 plan.add(request, tokens, drafts)
-                self._budget -= tokens
-                self._inputs -= tokens + slots
+                budget -= tokens
+                inputs -= tokens + slots
                 k += 1
+        self._budget, self._inputs = budget, inputs
+
+    def _preempt_for(self, batch: Batch, plan: Plan, request: Request, k: i64) -> i64:
+        """Preempts somebody, so that a running request at place `k` gets blocks. Returns where it
+        stands afterwards, or who follows it if it was preempted itself; -1 if nobody else gets
+        slots."""
+        running: list[Request] = batch.running
+        victim: Request = _chosen(batch, self.choose_victim(batch, request))
+        if self._is_late(victim):
+            # Its blocks would be released too late.
+            self._pass_over(batch, k)
+            return -1
+        at: i64 = running.index(victim)
+        del running[at]
+        if at < k:
+            returned: i64 = plan.remove(victim)
+            if returned and self.release.keeps_victims_in_the_batch:
+                plan.ghosts.append((victim, returned))
+            elif returned:
+                self._budget += returned
+                self._inputs += returned + self._slots
+                k -= 1
+            elif not self.release.passes_over_behind_victims:
+                k -= 1
+        self._preempt(batch, victim)
+        return -1 if victim is request and self.release.ends_at_own_preemption else k
 
     def _pass_over(self, batch: Batch, first: i64) -> None:
         """A running request and those behind it get no slots in this step."""
@@ -507,17 +523,11 @@ class VllmV1(Scheduler):
                 return tokens
         loads: bool = match.asynchronous
         watermark: i64 = self.watermark_blocks if batch.running else 0
-        if not self.blocks.allocate(
-            request,
-            tokens,
-            found,
-            match.tokens,
-            self.reserve_full_isl,
-            0 if loads else self._lookahead,
-            loads,
-            watermark,
-            self._reserved() if loads else 0,
-        ):
+        admission: Admission = Admission(found, match.tokens, self.reserve_full_isl)
+        admission.watermark = watermark
+        if loads:
+            admission.loads, admission.reserved = True, self._reserved()
+        if not self.blocks.allocate(request, tokens, 0 if loads else self._lookahead, admission):
             return -WATERMARK if 0 < self.blocks.short_blocks <= watermark else -BLOCKS
         if self.connector is not None:
             self.connector.update_state_after_alloc(request, found, match)
@@ -595,7 +605,7 @@ class VllmV1(Scheduler):
         """Puts the part of each request into the sums of the plan, and counts its tokens as
         computed."""
         connected: bool = self.connector is not None
-        requests: list[Request] = plan.requests
+        requests: list[Request] = plan.places
         scheduled, yields, drafts = plan.scheduled, plan.yields, plan.drafts
         lengths: vec[i64] = plan.decode_lengths
         seqs: i64 = 0
@@ -604,18 +614,22 @@ class VllmV1(Scheduler):
         now_ns: i64 = batch.now_ns
         sent: i64 = self._sent
         asynchronous: bool = self.asynchronous
+        spec: i64 = self._num_spec_tokens
         resumes_at: i64 = self._call + self.pipeline_parallel_size
         for ghost, taken in plan.ghosts:
             ghost.computed = ghost.seen = taken
-        entries: i64 = len(requests) + len(plan.ghosts)
+        entries: i64 = plan.num_requests + len(plan.ghosts)
         if self.release.dies_of_victims_in_the_batch and entries > len(batch.running):
             raise died("batch-too-large", plan.ghosts[0][0])
-        for k, request in enumerate(requests):
+        continued: i64 = plan.num_continued
+        k: i64
+        for k in range(plan.num_requests):
+            request: Request = requests[k]
             tokens: i64 = scheduled[k]
             before: i64 = request.computed
             after: i64 = before + tokens
             known: i64 = request.length + request.placeholders
-            if k >= plan.num_continued:
+            if k >= continued:
                 request.computed = 0
                 batch.chunk(plan, k, request, after, request.saved(0, after))
                 if connected:
@@ -638,7 +652,7 @@ class VllmV1(Scheduler):
                     self._prefills.pop(request, None)
                 if asynchronous:
                     request.placeholders += 1 + drafts[k]
-                    request.drafts = self._num_spec_tokens
+                    request.drafts = spec
                     request.resumes_at = resumes_at
         plan.add_decodes(seqs, context_tokens, draft_tokens)
 
@@ -647,7 +661,7 @@ class VllmV1(Scheduler):
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
         """Settles a step once its time has passed: tokens exist, requests and transfers end."""
         batch.now_ns = now_ns
-        if plan.requests:
+        if plan.num_requests:
             self._known += 1
             while self._late and self._late[0][0] <= self._known:
                 self.blocks.drop_at_once(self._late.popleft()[1])
@@ -656,9 +670,13 @@ class VllmV1(Scheduler):
         verified_seqs: i64 = 0
         verified: i64 = 0
         met: i64 = 0
-        requests: list[Request] = plan.requests
+        blocks: KVCacheManager = self.blocks
+        spec: i64 = self._num_spec_tokens
+        requests: list[Request] = plan.places
         scheduled, yields, all_drafts = plan.scheduled, plan.yields, plan.drafts
-        for k, request in enumerate(requests):
+        k: i64
+        for k in range(plan.num_requests):
+            request: Request = requests[k]
             if request.state >= FINISHED:
                 continue
             tokens: i64 = scheduled[k]
@@ -670,12 +688,15 @@ class VllmV1(Scheduler):
                 continue
             accepted: i64 = 0
             drafts: i64 = all_drafts[k]
-            if drafts and k < plan.num_continued:
-                accepted = self.speculation.accepted(request, drafts)
-                verified_seqs += 1
-                verified += drafts
-                met += accepted
-            if _update_request_with_output(self, batch, request, drafts, accepted, stale):
+            if drafts:
+                if k < plan.num_continued:
+                    accepted = self.speculation.accepted(request, drafts)
+                    verified_seqs += 1
+                    verified += drafts
+                    met += accepted
+                if not stale:
+                    _forget_rejected(request, drafts - accepted)
+            if _update_request_with_output(blocks, batch, request, accepted, stale, spec):
                 waiting_ended |= request.state != RUNNING
                 self._retire(batch, request, False)
         if self._num_spec_tokens:
@@ -760,20 +781,19 @@ def _pauses(batch: Batch, request: Request, call: i64, stops: bool) -> bool:
     return stops and request.placeholders > 0 and batch.ending(request)
 
 
+def _forget_rejected(request: Request, rejected: i64) -> None:
+    """Forgets the KV of rejected drafts."""
+    if request.computed > 0:
+        request.computed -= rejected
+    if request.placeholders > 0:
+        request.placeholders -= rejected
+
+
 def _update_request_with_output(
-    scheduler: VllmV1, batch: Batch, request: Request, drafts: i64, accepted: i64, stale: bool
+    blocks: KVCacheManager, batch: Batch, request: Request, accepted: i64, stale: bool, spec: i64
 ) -> bool:
-    """Books the token of a request, and of its `drafts` drafts the `accepted` ones. Returns
-    whether it stops. `stale`: it was preempted while the step was in flight."""
-    placeholders: i64 = request.placeholders
-    expected: bool = placeholders > 0
-    if drafts and not stale:
-        # The KV of rejected drafts is forgotten.
-        if request.computed > 0:
-            request.computed -= drafts - accepted
-        if expected:
-            placeholders -= drafts - accepted
-            request.placeholders = placeholders
+    """Books the token of a request, and of its drafts the `accepted` ones. Returns whether it
+    stops. `stale`: it was preempted while the step was in flight. `spec`: the most drafts."""
     stopped: bool = batch.token(request)
     beyond: i64 = accepted  # further tokens, of which those behind the last one do not count
     while beyond > 0 and not stopped:
@@ -781,10 +801,11 @@ def _update_request_with_output(
         beyond -= 1
     if not stale:
         request.computed -= beyond
-        if placeholders:
-            request.placeholders = placeholders - (1 + accepted)
-        if request.state == RUNNING and (expected or scheduler._num_spec_tokens):
-            scheduler.blocks.publish(request, request.computed - request.in_flight)
+        expected: bool = request.placeholders > 0
+        if expected:
+            request.placeholders -= 1 + accepted
+        if request.state == RUNNING and (expected or spec):
+            blocks.publish(request, request.computed - request.in_flight)
     return stopped
 
 

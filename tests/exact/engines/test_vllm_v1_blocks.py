@@ -3,7 +3,7 @@
 from worlds import manager
 
 from kvsim.core.request import Request
-from kvsim.engines.vllm_v1.manager import KVCacheManager, full_attention
+from kvsim.engines.vllm_v1.manager import Admission, KVCacheManager, full_attention
 
 
 class Chain:
@@ -23,7 +23,7 @@ def request(length: int, own: int = 1, shared: int = 0) -> Request:
 def admit(blocks: KVCacheManager, one: Request) -> int:
     """Admits a request with all its tokens, and returns those that were found."""
     found = blocks.find(one)
-    assert blocks.allocate(one, one.length - found, found)
+    assert blocks.allocate(one, one.length - found, 0, Admission(found, 0, False))
     one.computed = one.length
     return found
 
@@ -72,7 +72,7 @@ def test_a_hit_that_is_idle_uses_up_a_free_block() -> None:
     assert admit(blocks, same) == 8
     assert (same.table, cached(blocks)) == ([1, 2, 3], (0, 0))
     assert blocks.find(other) == 8
-    assert not blocks.allocate(other, 1, 8)
+    assert not blocks.allocate(other, 1, 0, Admission(8, 0, False))
     assert blocks.short_blocks == 1
     assert blocks.lookups == (6, 2)
     blocks.audit([same, hog])

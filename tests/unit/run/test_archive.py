@@ -24,7 +24,7 @@ def test_columns_are_the_facts_of_rows_and_the_attributes_of_requests() -> None:
         request.cached_tokens = 3 * i
         request.reason = "too-long" if i == 5 else ""
     for request in random.Random(0).sample(requests, len(requests)):
-        archive.add(request)
+        archive.figures.add(request)
     columns = archive.columns()
     for name in ("id", "index", "input_length", "output_length", "priority"):
         assert list(columns[name]) == [getattr(row, name) for row in rows], name
@@ -44,7 +44,7 @@ def test_each_column_has_the_attribute_of_its_name() -> None:
             setattr(request, attribute, 100 + number)
     request.n, request.length = 1, 7 + 5
     archive = Archive(rows_of(1))
-    archive.add(request)
+    archive.figures.add(request)
     columns = archive.columns()
     assert {name: columns[name].tolist() for name in attributes} == {
         name: [getattr(request, attribute)] for name, attribute in attributes.items()
@@ -60,6 +60,6 @@ def test_an_archive_knows_who_is_missing() -> None:
     archive = Archive(rows_of(6))
     assert archive.missing() == [0, 1, 2, 3, 4, 5]
     for index in (4, 1):
-        archive.add(Request(index, f"r{index}", 1))
+        archive.figures.add(Request(index, f"r{index}", 1))
     assert archive.missing() == [0, 2, 3, 5]
     assert archive.columns()["id"] == ["r1", "r4"]

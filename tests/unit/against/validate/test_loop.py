@@ -95,7 +95,7 @@ def by_loop(trace: Trace, table: dict[str, Any]) -> tuple[Any, ...]:
 def columns(requests: list[Request], trace: Trace) -> dict[str, Any]:
     archive = Archive(trace.rows)
     for request in requests:
-        archive.add(request)
+        archive.figures.add(request)
     table = archive.columns()
     return {key: getattr(values, "tolist", lambda v=values: v)() for key, values in table.items()}
 
