@@ -324,7 +324,10 @@ def _drawn(figure: Figure) -> str:
 
 def _coordinates(values: Sequence[Any]) -> str:
     """`_json` of coordinates, which msgspec does in a tenth of the time."""
-    written = msgspec.json.encode(values).decode()
+    try:
+        written = msgspec.json.encode(values).decode()
+    except (TypeError, UnicodeEncodeError):  # Numbers of numpy, and names that are not UTF-8.
+        return _json(values)
     # Python would write 0.00001 and 1e16 with other exponents, and escape letters.
     other = any(each in written for each in ("0.0000", "e", '"'))
     return _json(values) if other else written
