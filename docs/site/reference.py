@@ -1,8 +1,6 @@
 """Writes the pages of docs/reference that are made from the code.
 
-    python docs/site/reference.py
-
-`python -m kvsim.core.schema > docs/reference/columns.md` writes the page of columns.
+python docs/site/reference.py
 """
 
 from __future__ import annotations
@@ -24,6 +22,8 @@ from rich.table import Table  # noqa: E402
 
 from kvsim.cli.deferred import COMMANDS, load  # noqa: E402
 from kvsim.cli.policies import catalogue  # noqa: E402
+from kvsim.core.schema import TABLES  # noqa: E402
+from kvsim.core.schema import Table as Columns  # noqa: E402
 from kvsim.cost.profile import Profile  # noqa: E402
 from kvsim.engines import ENGINES  # noqa: E402
 from kvsim.engines.vllm_v1.releases import NEWEST, OLDEST, RULES  # noqa: E402
@@ -301,6 +301,41 @@ def option(each: Any) -> tuple[str, str, str]:
     return spelt, "required" if each.required else shown, each.help or ""
 
 
+def columns() -> str:
+    """The page of the columns of result tables."""
+    parts = [
+        f"# Columns of the result tables\n\n{MADE}",
+        "`kvsim run --out DIR` writes these tables as Parquet, `--csv` the first two as CSV, too."
+        " `Result.requests` and `Result.steps` hold the same columns, but those from `nanoseconds`"
+        " and from a `difference of instants`; there, -1 stands for null. Instants are counted from"
+        " the start of the run. Columns from the ledger are there where a run has kept one, those"
+        " of SGLang and of speculative decoding where a run had them.",
+    ]
+    for each in TABLES:
+        parts += [f"## `{each.name}.parquet`", each.about.strip(), table(COLUMN, cells(each))]
+        for column in each.columns:
+            if column.codes:
+                parts += [f"Values of `{column.name}`:", "\n".join(codes(column.codes))]
+    return "\n\n".join(parts) + "\n"
+
+
+COLUMN = ("column", "type", "unit", "meaning", "from")
+
+
+def cells(of: Columns) -> Iterator[tuple[str, ...]]:
+    """What the page says of each column of a table."""
+    for each in of.columns:
+        label = f"**{each.label}**: " if each.label else ""
+        kind = f"{each.type}, null" if each.null else each.type
+        yield f"`{each.name}`", kind, each.unit, label + each.meaning, each.source.value
+
+
+def codes(named: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """A line for each value of a column whose values are indexes."""
+    for number, (name, meaning) in enumerate(named):
+        yield f"- {number}: `{name}`: {meaning}" if name else f"- {number}: {meaning}"
+
+
 def settings_schema() -> str:
     """The JSON schema of a TOML of settings, for editors that check and complete."""
     schema = _schema(RunConfig)
@@ -331,6 +366,7 @@ PAGES = {
     "settings.md": settings,
     "engines.md": engines,
     "commands.md": commands,
+    "columns.md": columns,
     "settings.schema.json": settings_schema,
     "hardware.schema.json": partial(schema_of, Hardware),
     "model.schema.json": partial(schema_of, Model),

@@ -21,11 +21,10 @@ from typing import Any, Final
 from librt.vecs import append, extend, vec
 from mypy_extensions import i64
 
-from kvsim.core import guard
+from kvsim.core import guard, records
 from kvsim.core.blocks import BlockManager
 from kvsim.core.plan import RECOMPUTE, SWAP, Plan
-from kvsim.core.records import logs
-from kvsim.core.records.tally import Tally
+from kvsim.core.records import Tally
 from kvsim.core.request import FINISHED, IGNORED, RUNNING, SWAPPED, WAITING, Request
 from kvsim.core.vectors import EMPTY
 
@@ -60,10 +59,10 @@ class Batch:
     busy_until_ns: i64
     """When the last dispatched step ends. A step that is composed earlier begins only then."""
     noted: vec[i64]
-    """The log of transitions (`kvsim.core.records.logs`)."""
+    """The log of transitions (`kvsim.core.records`)."""
     token_gaps_ns: Any
     """Time between consecutive tokens of a request in nanoseconds → how often it occurred
-    (`kvsim.core.records.tally.Tally`)."""
+    (`kvsim.core.records.Tally`)."""
     _plans: list[Plan]
     _gap_ns: i64
     """The gap between tokens that was noted last, and how often in a row."""
@@ -177,9 +176,9 @@ class Batch:
         if request.first_scheduled_ns < 0:
             request.first_scheduled_ns = self.now_ns
             if self.busy_until_ns > self.now_ns:
-                self.note(request, logs.SCHEDULED, 0, self.busy_until_ns)
+                self.note(request, records.SCHEDULED, 0, self.busy_until_ns)
         else:
-            self.note(request, logs.READMITTED)
+            self.note(request, records.READMITTED)
 
     def chunk(self, plan: Plan, place: i64, sequence: Request, scheduled: i64, cached: i64) -> None:
         """Books that a step takes on `scheduled` more known tokens of a sequence, `cached` of which
@@ -201,11 +200,11 @@ class Batch:
         if again > 0:
             request.recomputed_tokens += again
         elif request.first_token_ns < 0:
-            self.note(request, logs.CAUGHT_UP)
+            self.note(request, records.CAUGHT_UP)
         if yields:
-            self.note(request, logs.RESUMED)
+            self.note(request, records.RESUMED)
         elif request.first_token_ns >= 0 and end == sequence.length - 1:
-            self.note(request, logs.RECOVERED)
+            self.note(request, records.RECOVERED)
 
     def preempt(self, sequence: Request) -> None:
         """A running sequence lost its blocks; its KV will be computed again."""
@@ -218,7 +217,7 @@ class Batch:
         request.num_preemptions += 1
         assert self.plan is not None
         self.plan.preempted.append((request, RECOMPUTE))
-        self.note(request, logs.PREEMPTED, lost)
+        self.note(request, records.PREEMPTED, lost)
 
     def swap_out(self, request: Request, pairs: list[tuple[int, int]]) -> None:
         """The blocks of a running request were moved to the CPU, as (GPU block, CPU block)."""
@@ -229,7 +228,7 @@ class Batch:
         request.swapped_out_blocks += len(pairs)
         assert self.plan is not None
         self.plan.preempted.append((request, SWAP))
-        self.note(request, logs.SWAPPED_OUT, len(pairs))
+        self.note(request, records.SWAPPED_OUT, len(pairs))
 
     def swap_in(self, request: Request, pairs: list[tuple[int, int]]) -> None:
         """The blocks of a swapped request were moved back, as (CPU block, GPU block)."""
@@ -240,7 +239,7 @@ class Batch:
         assert self.plan is not None
         self.plan.swaps_in.extend(pairs)
         self.plan.swapped_in.append(request)
-        self.note(request, logs.SWAPPED_IN, len(pairs))
+        self.note(request, records.SWAPPED_IN, len(pairs))
 
     def ignore(self, request: Request, reason: str) -> None:
         """Ends a request that the engine gives up. It is in no queue, and its blocks are lost."""

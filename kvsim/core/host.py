@@ -157,7 +157,7 @@ class Host:
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SimulatedTime(Host):
     """An inbox, a link and step times of a cost model, in one environment of SimPy
-    (`kvsim.run.replica.events.Clock`)."""
+    (`kvsim.run.replica.time.Clock`)."""
 
     inbox: Receiver
     _env: Any
@@ -173,8 +173,11 @@ class SimulatedTime(Host):
         self._events, self._listens = env.events, inbox.listens
 
     def next_event_ns(self) -> int:
-        now_ns = self.now_ns
-        return min([at for at in self.inbox.upcoming() if at > now_ns], default=NEVER_NS)
+        nearest_ns = NEVER_NS
+        for at_ns in self.inbox.upcoming():
+            if self.now_ns < at_ns < nearest_ns:
+                nearest_ns = at_ns
+        return nearest_ns
 
     def arrived(self) -> list[Any] | None:
         if self.now_ns < self.inbox.next_ns and not self.inbox.pending:

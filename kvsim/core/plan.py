@@ -79,7 +79,7 @@ class Plan:
     """Of each, the tokens that the step computes, drafts included."""
     drafts: vec[i64]
     """Of each, the drafts among them."""
-    _drafted: bool = False
+    _drafted: bool
     """Whether there may be any."""
     yields: vec[i64]
     """Of each, 1 if the step yields a token for it."""
@@ -174,6 +174,7 @@ class Plan:
         self.yields, self.decode_lengths = zeros(max_num_seqs), zeros(max_num_seqs)
         self.chunk_places, self.chunk_tokens = zeros(max_num_seqs), zeros(max_num_seqs)
         self.chunk_context, self.chunk_cached = zeros(max_num_seqs), zeros(max_num_seqs)
+        self._drafted = False
         self.clear()
 
     def clear(self) -> None:

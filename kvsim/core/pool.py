@@ -68,7 +68,8 @@ class Pool:
     """Contents given to blocks in the current scheduling call, where somebody asks for them."""
     names: bool
     blank_last: bool
-    """Whether blocks without content go to the end of the free blocks, too."""
+    """Whether blocks without content go to the end of the free blocks, too. With an `order`, they
+    are reused next all the same: it is one of contents."""
     evictions: i64
     """Blocks whose content was lost to another use."""
     order: Any
@@ -86,8 +87,9 @@ class Pool:
     _cells: vec[i64]
     """`FIELDS` numbers for each block that was ever used."""
     _queue: vec[i64]
-    """The free blocks with content from `_head` to before `_tail`, oldest first; 0 where one was
-    hit. A list of links would be walked block by block, each a miss of the processor's cache."""
+    """The free blocks that no order holds, from `_head` to before `_tail`, oldest first; 0 where
+    one was hit. A list of links would be walked block by block, each a miss of the processor's
+    cache."""
     _head: i64
     _tail: i64
     _heads: vec[i64]
@@ -205,12 +207,12 @@ class Pool:
                 block = self.fresh
                 self._open()
                 cells = self._cells
-            elif self.order is None:
-                while block == 0:
+            else:
+                while block == 0 and self._head < self._tail:
                     block = self._queue[self._head]
                     self._head += 1
-            else:
-                block = self.order.pop()
+                if block == 0:
+                    block = self.order.pop()
             cells[block * FIELDS + REFS] = 1
             blocks[place] = block
         self.num_free -= number
@@ -222,12 +224,13 @@ class Pool:
         return blocks
 
     def touch(self, block: i64) -> None:
-        """Adds a reference to a block with content, free or in use."""
+        """Adds a reference to a block, free or in use."""
         at: i64 = block * FIELDS + REFS
         if self._cells[at] == 0:
             if self.order is None:
                 self._queue[self._cells[block * FIELDS + NEXT]] = 0
-            self.num_cached -= 1
+            if self.content(block):
+                self.num_cached -= 1
             self.num_free -= 1
         if self.order is not None:
             self.order.hit(block)
@@ -259,7 +262,7 @@ class Pool:
                     self.num_cached += 1
                 if content and self.order is not None:
                     self.order.put(block, self.keys[content], cells[at + END], access_ns)
-                elif content or self.blank_last:
+                elif content or (self.blank_last and self.order is None):
                     queue[tail], cells[at + NEXT] = block, tail
                     tail += 1
                 else:
@@ -337,8 +340,10 @@ class Pool:
             self.events.removed([self.keys[content]])
 
     def unname(self, block: i64) -> None:
-        """Takes the content of a block in use away, if it has one."""
+        """Takes the content of a block away, if it has one."""
         if self.content(block):
+            if self.refs(block) == 0:
+                self.num_cached -= 1
             self.forget(block)
 
     # --------------------------------------------------------------------------------------------
@@ -397,8 +402,11 @@ class Pool:
         while block:
             self._audit_idle(idle, block)
             block = self._cells[block * FIELDS + NEXT]
-        for block in self._waiting() if self.order is None else self.order:
+        for block in self._waiting():
             self._audit_idle(idle, block)
+        if self.order is not None:
+            for block in self.order:
+                self._audit_idle(idle, block)
         free: i64 = self.size + 1 - self.fresh  # Never used.
         cached: i64 = 0
         labelled: i64 = 0

@@ -9,6 +9,7 @@ from librt.vecs import append, vec
 from mypy_extensions import i64
 
 from kvsim.core.plan import RECOMPUTE, Plan
+from kvsim.core.records import PackedColumns
 from kvsim.core.request import Request
 from kvsim.core.schema import REQUEST_COLUMNS, STEP_COLUMNS
 from kvsim.core.vectors import longer, zeros
@@ -25,7 +26,7 @@ class Packing:
 
     num_rows: i64
     packed: Any
-    """Their columns (`kvsim.core.records.packed.PackedColumns`), once they are sealed."""
+    """Their columns (`kvsim.core.records.PackedColumns`), once they are sealed."""
     _cells: vec[i64]
     """The rows that are not packed yet, one after another; it is used again."""
     _used: i64
@@ -34,8 +35,6 @@ class Packing:
     """Numbers of a piece."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        from kvsim.core.records.packed import PackedColumns
-
         self.num_rows = 0
         self.packed = PackedColumns(names)
         self._cells, self._used = zeros(64 * len(names)), 0

@@ -19,8 +19,8 @@ from __future__ import annotations
 from math import ceil
 
 from kvsim.cost import layer
+from kvsim.cost.kernels import Line
 from kvsim.cost.layer import Peaks
-from kvsim.cost.lines import Line
 from kvsim.cost.profile import ExpertGrid, Interpolation
 from kvsim.machine.hardware import AllReduce, Hardware
 from kvsim.machine.memory import expert_parallel_size

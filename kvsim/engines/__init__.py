@@ -78,7 +78,7 @@ class Engine(NamedTuple):
 ENGINES: dict[str, Engine] = {
     "vllm-0.3.3": Engine(
         "vLLM 0.3.3: the early block manager, prompts padded to a rectangle",
-        ("vllm_033.scheduler:Vllm033",),
+        ("vllm_033:Vllm033",),
         "vllm-0.3.3",
         "",
         samples=True,
@@ -107,7 +107,7 @@ ENGINES: dict[str, Engine] = {
     ),
     "nano-vllm": Engine(
         "nano-vllm of April 2026 (bb823b3)",
-        ("nano.scheduler:Nano",),
+        ("nano:Nano",),
         "",
         "nano-vllm",
         block_size=256,
@@ -116,7 +116,7 @@ ENGINES: dict[str, Engine] = {
     ),
     "nano-vllm-2025-08": Engine(
         "nano-vllm of August 2025 (6ef2a4f)",
-        ("nano.scheduler:Nano2025",),
+        ("nano:Nano2025",),
         "",
         "nano-vllm-2025-08",
         block_size=256,
@@ -168,12 +168,12 @@ BLOCK_MANAGERS = _Classes(
     {
         "naive": "vllm_063.blocks:Naive",
         "prefix-caching": "vllm_063.blocks:PrefixCaching",
-        "contiguous": "contiguous:Contiguous",
-        "vllm-0.3.3": "vllm_033.blocks:Vllm033Tables",
+        "contiguous": "vllm_063.blocks:Contiguous",
+        "vllm-0.3.3": "vllm_033:Vllm033Tables",
         "vllm-v1": "vllm_v1.manager:KVCacheManager",
         "vllm-v1-prefix-caching": "vllm_v1.manager:KVCacheManager",
-        "nano-vllm": "nano.blocks:NanoTables",
-        "nano-vllm-2025-08": "nano.blocks:NanoTables2025",
+        "nano-vllm": "nano:NanoTables",
+        "nano-vllm-2025-08": "nano:NanoTables2025",
         "sglang": "sglang.manager:SglangTables",
         "sglang-radix": "sglang.manager:SglangRadixTables",
     }

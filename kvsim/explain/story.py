@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvsim.core.records.logs import LOADING, PREEMPTED, RELOADING, SWAPPED_OUT
+from kvsim.core.records import LOADING, PREEMPTED, RELOADING, SWAPPED_OUT
 from kvsim.core.request import ABORTED
 from kvsim.core.schema import BLOCKED
 from kvsim.errors import OutputError, nearest

@@ -31,8 +31,8 @@ from kvsim.core.schema import CAUSES, ROUTING
 from kvsim.errors import ConfigError
 from kvsim.fleet.routers.router import Asked, Choice, Router, asked_of
 from kvsim.run.assembly import Parts
-from kvsim.run.replica.events import Process
 from kvsim.run.replica.inbox import Mailbox, Senders
+from kvsim.run.replica.time import Process
 from kvsim.run.serving import Serving
 from kvsim.settings.library import overridden
 from kvsim.workload.clients import Clients, Released

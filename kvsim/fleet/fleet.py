@@ -37,7 +37,7 @@ from kvsim.machine.hardware import FRONT_END
 from kvsim.run.assembly import Parts, assemble
 from kvsim.run.attempt import show_future
 from kvsim.run.blame import blaming
-from kvsim.run.replica.events import Clock
+from kvsim.run.replica.time import Clock
 from kvsim.run.result import Result
 from kvsim.run.simulation import Settings, assembled, opened, read_config, simulate
 from kvsim.settings.config import RunConfig, to_table

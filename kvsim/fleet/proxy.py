@@ -29,10 +29,9 @@ from kvsim.fleet.result import FleetResult, Ways
 from kvsim.fleet.routers.router import Router
 from kvsim.run.assembly import Parts
 from kvsim.run.attempt import play, show_future
-from kvsim.run.connectors import Side
-from kvsim.run.offload import ROLES, role_of
-from kvsim.run.replica.events import Clock
+from kvsim.run.connectors import ROLES, Side, role_of
 from kvsim.run.replica.rdma import Handover, Keeper, Puller
+from kvsim.run.replica.time import Clock
 from kvsim.run.serving import Serving
 from kvsim.settings.config import RunConfig
 from kvsim.workload.clients import NOTHING, Clients, Released, Requests
@@ -40,14 +39,15 @@ from kvsim.workload.trace import Row, column
 
 
 class Proxy:
-    """Both sides of a prefill/decode split, and what is on its way between them."""
+    """Who sends requests to prefill engines, and from there to decode engines (`Back`)."""
 
+    listen = True
     prefill: Dispatch
     decode: Dispatch
 
     def __init__(self, clients: Clients, decodes: Requests) -> None:
         """`decodes`: the requests to decode engines, by their index."""
-        self.clients, self._decodes = clients, decodes
+        self._clients, self._decodes = clients, decodes
         self.handovers: dict[int, Handover] = {}
         """What prefill engines computed, by the index of the request."""
         self._keepers: list[Keeper] = []
@@ -63,20 +63,23 @@ class Proxy:
             _set_worker(serving, keeper)
         for serving, mailbox in zip(decode.servings, decode.mailboxes, strict=True):
             side = _side(serving)
-            self._pullers.append(
-                puller := Puller(
-                    env,
-                    side.times,
-                    side.lease,
-                    side.block_bytes,
-                    self.handovers,
-                    mailbox,
-                )
-            )
+            times, lease, each = side.times, side.lease, side.block_bytes
+            puller = Puller(env, times, lease, each, self.handovers, mailbox)
+            self._pullers.append(puller)
             _set_worker(serving, puller)
 
-    def hand_over(self, request: Request) -> None:
-        """A prompt was computed: a decode engine goes on."""
+    def start(self) -> Iterator[tuple[int, Request]]:
+        """As `Clients.start`."""
+        return self._clients.start()
+
+    def offer(self, request: Request, now_ns: int) -> bool:
+        """As `Clients.offer`."""
+        return self._clients.offer(request, now_ns)
+
+    def ended(self, request: Request, now_ns: int) -> Released:
+        """A prompt was rejected, or computed: then a decode engine goes on."""
+        if request.reason:
+            return self._clients.ended(request, now_ns)
         index = request.index
         keeper = self._keepers[self.prefill.chosen[index]]
         self.handovers[index] = handover = keeper.keep(request)
@@ -84,35 +87,12 @@ class Proxy:
         decoder = self.decode.chosen[index]
         if decoder >= 0:
             self._pullers[decoder].expect(handover)
+        return NOTHING
 
     def over(self, request: Request, now_ns: int) -> None:
         """A decode engine has ended a request."""
         self._pullers[self.decode.chosen[request.index]].forget(self.handovers[request.index])
-        self.prefill.follow(self.clients.ended(request, now_ns))
-
-
-class Front:
-    """Who sends requests to prefill engines: the clients."""
-
-    listen = True
-
-    def __init__(self, proxy: Proxy) -> None:
-        self._proxy = proxy
-
-    def start(self) -> Iterator[tuple[int, Request]]:
-        """As `Clients.start`."""
-        return self._proxy.clients.start()
-
-    def offer(self, request: Request, now_ns: int) -> bool:
-        """As `Clients.offer`."""
-        return self._proxy.clients.offer(request, now_ns)
-
-    def ended(self, request: Request, now_ns: int) -> Released:
-        """A prompt was computed, or rejected."""
-        if request.reason:
-            return self._proxy.clients.ended(request, now_ns)
-        self._proxy.hand_over(request)
-        return NOTHING
+        self.prefill.follow(self._clients.ended(request, now_ns))
 
 
 class Back:
@@ -232,7 +212,7 @@ class Split:
 
         everyone: list[News] = []
         env.process(looks(env, everyone, clients))
-        self._prefill = side(PREFILL, Sent(prompts, Front(proxy), one_token), None)
+        self._prefill = side(PREFILL, Sent(prompts, proxy, one_token), None)
         self._decode = side(DECODE, Sent(outputs, Back(proxy), lengths), progress)
         proxy.connect(env, self._prefill.dispatch, self._decode.dispatch)
         everyone += [self._prefill.dispatch.news, self._decode.dispatch.news]

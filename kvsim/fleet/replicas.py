@@ -28,9 +28,8 @@ from kvsim.fleet.routers.router import Router, asked_of
 from kvsim.run.assembly import Parts
 from kvsim.run.attempt import play
 from kvsim.run.blame import blaming
-from kvsim.run.replica.events import Clock, Process
 from kvsim.run.replica.inbox import Inbox, Senders
-from kvsim.run.replica.lockstep import Ranks
+from kvsim.run.replica.time import Clock, Process, Ranks
 from kvsim.run.result import Outcome, Result
 from kvsim.run.serving import Serving
 from kvsim.run.simulation import assembled

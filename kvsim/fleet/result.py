@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvsim.core.records.tally import Tally
+from kvsim.core.records import Tally
 from kvsim.core.request import DECODE, PREFILL
 from kvsim.core.schema import HANDOVERS, LEGS
 from kvsim.results.ledger import TIME_PARTS

@@ -9,22 +9,20 @@ from heapq import heappop, heappush, heapreplace
 from itertools import islice
 
 from kvsim.policies.order import Order, Queue, make_order
-from kvsim.policies.queues import (
+from kvsim.policies.replacement import (
     AdaptiveReplacement,
+    Belady,
     FirstInFirstOut,
+    LastInFirstOut,
+    LeastFrequentlyUsed,
     LowInterReference,
+    MostRecentlyUsed,
+    Retained,
     S3Fifo,
     Segmented,
     Sieve,
     TwoQueues,
     WindowTinyLfu,
-)
-from kvsim.policies.replacement import (
-    Belady,
-    LastInFirstOut,
-    LeastFrequentlyUsed,
-    MostRecentlyUsed,
-    Retained,
 )
 
 _Entry = tuple[int, int, int, list[tuple[int, int]]]

@@ -67,6 +67,11 @@ def priority(candidates: Sequence[Request], blocks: BlockManager) -> Request:
     return max(candidates, key=by_priority)
 
 
+def priority_by_trace(candidates: Sequence[Request], blocks: BlockManager) -> Request:
+    """The same in releases in which requests of equal priority and arrival have no order."""
+    return max(candidates, key=lambda each: (*by_priority(each), each.index))
+
+
 class RandomVictim:
     """A random candidate, drawn from a random stream of its own."""
 

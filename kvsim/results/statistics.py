@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.core.records.tally import Tally
+from kvsim.core.records import Tally
 from kvsim.results.phases import Floats
 
 PERCENTILES = (50, 90, 95, 99)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.core.records.packed import Ints, part_of, rows_in
+from kvsim.core.records import part_of, rows_in
 from kvsim.core.schema import REQUESTS, STEPS, TEXT, Column, Table
 from kvsim.results import phases
 from kvsim.results.blockmap import STATES, BlockMap, Groups
-from kvsim.results.phases import Floats, ints
+from kvsim.results.phases import Floats, Ints, ints
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.core.records.packed import part_of, rows_in
+from kvsim.core.records import part_of, rows_in
 from kvsim.core.schema import STEPS, Source
 from kvsim.results.phases import Ints
 

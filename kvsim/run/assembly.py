@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from kvsim.core.blocks import BlockManager
 from kvsim.core.scheduler import Scheduler
@@ -40,17 +42,13 @@ from kvsim.run.checks import (
     check_tables,
     check_vllm,
     checked_pool,
-    fitting,
 )
-from kvsim.run.offload import offloads, role_of
+from kvsim.run.connectors import Offload, Side, offload_of, offloads
 from kvsim.run.speculation import Speculative, speculates, speculation_of
 from kvsim.settings.config import RunConfig, to_table
 from kvsim.settings.library import build, construct, look_up
 from kvsim.settings.versions import DEFAULT_BLOCK_SIZE, Default
 from kvsim.settings.versions import release as version_of
-
-if TYPE_CHECKING:
-    from kvsim.run.connectors import Offload, Side
 
 
 class Parts(NamedTuple):
@@ -118,14 +116,16 @@ def assemble(config: RunConfig, *, switched: tuple[str, ...] = ()) -> Parts:
         given |= {"max_num_batched_tokens": draft.max_num_batched_tokens, "in_flight": in_flight}
         given |= {"release": decides, "keyed": config.enable_prefix_caching or tiered}
         given |= _given_groups(config, model, hardware)
-    cost = cost_of_stages(config, model, hardware, stages)
+    cost = make_cost(config, model, hardware)
+    if stages > 1:
+        cost = StagedCost(cost, model, hardware, config)
     speculation = speculation_of(config, model, hardware, cost, tiered) if drafts else None
     if speculation is not None:
         given, cost = given | speculation.blocks(), speculation.priced(cost)
     blocks = _blocks(config, manager, given)
     caching = {"prices": prices, "enable_prefix_caching": blocks.needs_keys}
     further: dict[str, Any] = {**pools, **caching, "future": future}
-    offload = _offload(config, model, hardware, blocks, draft) if tiered else None
+    offload = offload_of(config, model, hardware, blocks, draft) if tiered else None
     if isinstance(blocks, KVCacheManager):
         further |= {"blocks": blocks, **(offload.parts() if offload else {})}
         further |= speculation.parts() if speculation else {}
@@ -170,19 +170,14 @@ def _engine(name: str) -> Engine:
         return ENGINES[name]
     kind = look_up("engine", ENGINES, name)
     if not (isinstance(kind, type) and issubclass(kind, Scheduler)):
-        raise ConfigError(
-            f"engine: {name} is {_what(kind)}; make it a subclass of one of kvsim.engines"
-        )
+        manages = isinstance(kind, type) and issubclass(kind, BlockManager)
+        what = "a block manager, for --block-manager" if manages else "not a scheduler"
+        raise ConfigError(f"engine: {name} is {what}; make it a subclass of one of kvsim.engines")
     for base in kind.__mro__:
         for entry in ENGINES.values():
             if base in (entry.scheduler, entry.asynchronous):
                 return entry
     raise ConfigError(f"engine: {name} has no engine behind it; make it a subclass of VllmV1")
-
-
-def _what(kind: Any) -> str:
-    manages = isinstance(kind, type) and issubclass(kind, BlockManager)
-    return "a block manager, for --block-manager" if manages else "not a scheduler"
 
 
 def _room(
@@ -252,20 +247,6 @@ def _blocks(config: RunConfig, manager: str, given: dict[str, Any]) -> BlockMana
     return blocks
 
 
-def _offload(
-    config: RunConfig, model: Model, hardware: Hardware, blocks: BlockManager, draft: Scheduler
-) -> Offload | Side:
-    # Few runs have one.
-    if role_of(config):
-        from kvsim.run.connectors import side_of
-
-        assert isinstance(blocks, KVCacheManager)
-        return side_of(config, model, blocks)
-    from kvsim.run.connectors import offload_of
-
-    return offload_of(config, model, hardware, blocks, draft)
-
-
 def _given_groups(config: RunConfig, model: Model, hardware: Hardware) -> dict[str, Any]:
     """What the block manager of KV cache groups is given beside settings."""
     # The length that fits may be below that of which the first groups knew.
@@ -303,9 +284,14 @@ def _notes_on_tables(
 
 
 def _fitted(config: RunConfig, room: Room, assumed: dict[str, Default]) -> RunConfig:
-    """The settings with sequences as long as the pool allows. A model that nobody named has them,
-    too, so that a first run starts on any GPU; `assumed` then says so."""
-    config = fitting(config, room)
+    """The settings with the largest `max_model_len` that fits, up to the model's own limit. A model
+    that nobody named has it, too, so that a first run starts on any GPU; `assumed` then says so.
+
+    Source: vLLM 0.33.0, v1/core/kv_cache_planning.py, `_auto_fit_max_model_len`. Memory was counted
+    with the model's limit, as there.
+    """
+    assert isinstance(config.max_model_len, int)
+    config = replace(config, max_model_len=room.longest(config, config.max_model_len))
     if "max_model_len" in assumed and config.max_model_len != assumed["max_model_len"].value:
         assumed["max_model_len"] = Default(config.max_model_len, "the most that fits")
     return config
@@ -371,9 +357,3 @@ def stages_at_work(config: RunConfig, engine: Engine, model: Model) -> int:
                 " --pipeline-parallel-size 1"
             )
     return stages
-
-
-def cost_of_stages(config: RunConfig, model: Model, hardware: Hardware, stages: int) -> Cost:
-    """The cost model of a run, divided among `stages` stages. Raises `ConfigError`."""
-    cost = make_cost(config, model, hardware)
-    return cost if stages == 1 else StagedCost(cost, model, hardware, config)

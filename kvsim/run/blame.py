@@ -112,14 +112,11 @@ def _call(frame: FrameType | None, packages: Collection[str], begin: FrameType) 
     call = None
     while frame is not None and frame is not begin:
         # A generator has the same frame whenever it goes on.
-        if _of(frame) in packages and not frame.f_code.co_flags & inspect.CO_GENERATOR:
+        package = _package(str(frame.f_globals.get("__name__")))
+        if package in packages and not frame.f_code.co_flags & inspect.CO_GENERATOR:
             call = frame
         frame = frame.f_back
     return call
-
-
-def _of(frame: FrameType) -> str:
-    return _package(str(frame.f_globals.get("__name__")))
 
 
 def raised_here(error: BaseException) -> bool:

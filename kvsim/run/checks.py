@@ -5,8 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import NamedTuple
 
-import msgspec
-
 from kvsim.core.blocks import BlockManager
 from kvsim.core.scheduler import Scheduler
 from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine
@@ -153,9 +151,7 @@ def check_features(key: str, config: RunConfig, engine: Engine, lacks: str) -> N
 
 def check_sharing(config: RunConfig, manager: str, engine: Engine) -> None:
     """Refuse rules of sharing where nothing is shared."""
-    if manager not in BLOCK_MANAGERS:
-        return
-    if manager != engine.prefix_manager:
+    if manager in BLOCK_MANAGERS and manager != engine.prefix_manager:
         for key in ("eviction", "publish_at", "hits_save", "full_hit"):
             if key in config.block_manager_args:
                 raise ConfigError(
@@ -203,17 +199,6 @@ def checked_pool(config: RunConfig, room: Room, engine: Engine) -> RunConfig:
             f" {shorter if longest else ''}raise --{pool_setting(config).replace('_', '-')}"
         )
     return config
-
-
-def fitting(config: RunConfig, room: Room) -> RunConfig:
-    """The settings with the largest `max_model_len` that fits, up to the model's own limit.
-
-    Source: vLLM 0.33.0, v1/core/kv_cache_planning.py, `_auto_fit_max_model_len`. Memory was
-    counted with the model's limit, as there.
-    """
-    assert isinstance(config.max_model_len, int)
-    longest = room.longest(config, config.max_model_len)
-    return msgspec.structs.replace(config, max_model_len=longest)
 
 
 def check_manager(config: RunConfig, blocks: BlockManager, manager: str) -> None:

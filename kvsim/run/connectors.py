@@ -1,6 +1,6 @@
-"""Builds the KV connector of a run: its tiers, their rules and their speed.
+"""The KV connector that the settings of a run ask for: its tiers, their rules and their speed.
 
-vLLM 0.33.0 `v1/kv_offload/cpu/spec.py`,
+vLLM 0.33.0 `config/vllm.py`, `config/kv_transfer.py`, `v1/kv_offload/cpu/spec.py`,
 `distributed/kv_transfer/kv_connector/v1/simple_cpu_offload_connector.py`.
 """
 
@@ -9,10 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+from msgspec import Struct
+
 from kvsim.core.blocks import BlockManager
+from kvsim.core.request import DECODE, PREFILL
 from kvsim.core.scheduler import Scheduler
+from kvsim.engines import Engine
 from kvsim.engines.vllm_v1.connector import Connector
 from kvsim.engines.vllm_v1.cpu_tier import POLICIES, CpuTier
+from kvsim.engines.vllm_v1.groups import Group, Mamba
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.engines.vllm_v1.nixl import Nixl
 from kvsim.engines.vllm_v1.offloading import Offloading
@@ -23,10 +28,108 @@ from kvsim.errors import ConfigError
 from kvsim.machine.hardware import GIB, Hardware, TransferTimes, make_link, make_transfer_times
 from kvsim.machine.memory import block_bytes
 from kvsim.machine.models import Model
-from kvsim.run.offload import NATIVE, asked, role_of
-from kvsim.run.replica.rdma import Lease
+from kvsim.run.checks import check_features
 from kvsim.settings.config import RunConfig
-from kvsim.settings.library import build, construct, look_up
+from kvsim.settings.library import build, construct, convert, look_up
+
+NATIVE = "OffloadingConnector"
+"""The connector of `kv_offloading_size`, where no other one is named."""
+NIXL = "NixlConnector"
+"""The connector of a prefill/decode split."""
+ROLES = {"kv_producer": PREFILL, "kv_consumer": DECODE}
+"""`kv_role` → the part of an engine in such a split."""
+
+
+class KvTransferConfig(Struct, frozen=True, kw_only=True):
+    """`--kv-transfer-config`, under vLLM's own keys."""
+
+    kv_connector: str | None = None
+    kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
+    kv_connector_extra_config: dict[str, Any] = {}
+    kv_connector_module_path: str | None = None
+    kv_load_failure_policy: Literal["recompute", "fail"] = "fail"
+    """Simulated loads do not fail."""
+    engine_id: str | None = None
+    kv_buffer_device: str | None = None
+    kv_port: int | None = None
+    enable_permute_local_kv: bool = False
+
+
+def asked(config: RunConfig) -> KvTransferConfig | None:
+    """The connector that the settings ask for; None without one. Raises `ConfigError`."""
+    transfer = convert(config.kv_transfer_config, KvTransferConfig, "kv_transfer_config")
+    extra = {**transfer.kv_connector_extra_config, **config.kv_connector_extra_config}
+    name = transfer.kv_connector
+    if config.kv_offloading_size:
+        if config.kv_offloading_backend != "native":
+            raise ConfigError(
+                f"kv_offloading_backend: {config.kv_offloading_backend} keeps the blocks in a"
+                " server of its own, which is not simulated; use native"
+            )
+        name = name or NATIVE
+        extra["cpu_bytes_to_use"] = int(config.kv_offloading_size * GIB)
+    if name is None:
+        if extra:
+            raise ConfigError(
+                "kv_connector_extra_config: there is no KV offload; set --kv-offloading-size"
+            )
+        return None
+    if name == NIXL:
+        return _split(config, transfer, extra)
+    if not config.kv_offloading_size and transfer.kv_role != "kv_both":
+        raise ConfigError(
+            f"kv_transfer_config: kv_role: {transfer.kv_role or 'none'}; a tier stores and loads,"
+            " so use kv_both"
+        )
+    path = transfer.kv_connector_module_path
+    return KvTransferConfig(
+        kv_connector=f"{path}:{name}" if path else name, kv_connector_extra_config=extra
+    )
+
+
+def role_of(config: RunConfig) -> str:
+    """The part of an engine in a prefill/decode split, a value of `ROLES`; empty: it has none.
+    Raises `ConfigError`."""
+    wanted = asked(config)
+    if wanted is None or wanted.kv_connector != NIXL:
+        return ""
+    assert wanted.kv_role is not None
+    return ROLES[wanted.kv_role]
+
+
+def _split(
+    config: RunConfig, transfer: KvTransferConfig, extra: dict[str, Any]
+) -> KvTransferConfig:
+    """The connector of a prefill/decode split. Raises `ConfigError`."""
+    if config.kv_offloading_size:
+        raise ConfigError(
+            f"kv_offloading_size: a tier beside {NIXL} is not simulated; leave one of the two out"
+        )
+    if transfer.kv_role not in ROLES:
+        raise ConfigError(
+            f"kv_transfer_config: kv_role: {transfer.kv_role or 'none'}; an engine either prefills"
+            " (kv_producer) or decodes (kv_consumer); choose one"
+        )
+    if config.n > 1:
+        raise ConfigError(f"n: {NIXL} is simulated with one sample; use --n 1")
+    return KvTransferConfig(
+        kv_connector=NIXL, kv_role=transfer.kv_role, kv_connector_extra_config=extra
+    )
+
+
+def offloads(config: RunConfig, engine: Engine, groups: tuple[Group, ...]) -> bool:
+    """Whether KV blocks leave the GPU. Raises `ConfigError` where the engine cannot."""
+    if asked(config) is None:
+        return False
+    key = "kv_offloading_size" if config.kv_offloading_size else "kv_transfer_config"
+    check_features(key, config, engine, "has no such setting")
+    if any(isinstance(group, Mamba) for group in groups):
+        raise ConfigError(
+            f"{key}: the offload of states of linear attention is not simulated; leave it out for"
+            " this model"
+        )
+    return True
+
 
 PAGE_BYTES = 4096
 """Chunks begin at a multiple of this."""
@@ -75,13 +178,15 @@ class Offload(NamedTuple):
 
 def offload_of(
     config: RunConfig, model: Model, hardware: Hardware, blocks: BlockManager, engine: Scheduler
-) -> Offload:
-    """The connector and the copies that the settings ask for. Raises `ConfigError`."""
+) -> Offload | Side:
+    """What keeps KV beyond the GPU, as the settings ask for it. Raises `ConfigError`."""
     wanted = asked(config)
     assert isinstance(blocks, KVCacheManager) and wanted is not None
     assert wanted.kv_connector is not None
     size = block_bytes(model, config)
     whole = size * config.tensor_parallel_size
+    if wanted.kv_role is not None:
+        return _side(config, wanted, wanted.kv_role, blocks, whole)
     name = wanted.kv_connector
     if config.kv_offloading_size and name not in CONNECTORS:
         raise ConfigError(
@@ -231,6 +336,24 @@ CONNECTORS: dict[str, Callable[..., Connector]] = {
 """Values of `kv_connector`; also `package.module:Class`."""
 
 
+class Lease:
+    """How long a prefill engine keeps the blocks of a prompt that nobody reads.
+
+    They are kept for `kv_lease_duration` seconds. While the decode engine has the request, its
+    heartbeats, a sixth of that time apart at least, make it two thirds from then on, at least
+    (`nixl/base_scheduler.py`, `nixl/base_worker.py`). Raises `ValueError`.
+    """
+
+    def __init__(self, *, kv_lease_duration: int = 30) -> None:
+        if kv_lease_duration < 1:
+            raise ValueError(
+                f"kv_lease_duration: {kv_lease_duration} is not a time of at least 1 s"
+            )
+        self.duration_ns = kv_lease_duration * 10**9
+        self.interval_ns = kv_lease_duration // 6 * 10**9
+        self.extension_ns = kv_lease_duration * 2 // 3 * 10**9
+
+
 class Side(NamedTuple):
     """What makes an engine one side of a split."""
 
@@ -261,19 +384,14 @@ class Side(NamedTuple):
         return {"kv_transfer": {"role": self.role, **self.times.describe()}}
 
 
-def side_of(config: RunConfig, model: Model, blocks: KVCacheManager) -> Side:
-    """The part of an engine that the settings ask for. Raises `ConfigError`."""
-    wanted = asked(config)
-    assert wanted is not None and wanted.kv_role is not None
+def _side(
+    config: RunConfig, wanted: KvTransferConfig, role: str, blocks: KVCacheManager, block_bytes: int
+) -> Side:
+    """An engine as one side of a split. Raises `ConfigError`."""
     if config.data_parallel_size > 1:
         raise ConfigError(
             "data_parallel_size: ranks of a prefill/decode split are not simulated; use 1"
         )
     lease = build("kv_connector_extra_config", Lease, wanted.kv_connector_extra_config)
-    return Side(
-        role_of(config),
-        Nixl(blocks, wanted.kv_role),
-        make_transfer_times(config),
-        lease,
-        block_bytes(model, config) * config.tensor_parallel_size,
-    )
+    times = make_transfer_times(config)
+    return Side(ROLES[role], Nixl(blocks, role), times, lease, block_bytes)

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.core import compiled
-from kvsim.core.records.tally import Tally
+from kvsim.core.records import Tally
 from kvsim.engines import ENGINES
 from kvsim.results.plain import plain
 from kvsim.run.assembly import Parts

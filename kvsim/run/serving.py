@@ -12,8 +12,7 @@ import simpy
 from kvsim.core.batch import Batch
 from kvsim.core.host import NEVER_NS, Receiver, SimulatedTime
 from kvsim.core.loop import Loop
-from kvsim.core.records.logs import transitions
-from kvsim.core.records.packed import PackedColumns
+from kvsim.core.records import PackedColumns, transitions
 from kvsim.core.request import ABORTED, Request
 from kvsim.core.rows import RequestRows, StepRows
 from kvsim.core.schema import REQUESTS, TEXT, Source
@@ -23,9 +22,7 @@ from kvsim.errors import EngineStopped
 from kvsim.results.ledger.account import account_prompts, account_times
 from kvsim.run.assembly import Parts
 from kvsim.run.blame import blaming
-from kvsim.run.replica.events import Link, Process
-from kvsim.run.replica.lockstep import Ranks, RankTime
-from kvsim.run.replica.pipeline import PipelineTime
+from kvsim.run.replica.time import Link, PipelineTime, Process, Ranks, RankTime
 from kvsim.run.result import Books, Outcome, Result, provenance
 from kvsim.run.watchers import Watcher
 from kvsim.workload.clients import Requests

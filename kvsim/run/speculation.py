@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from kvsim.core.plan import Plan
-from kvsim.core.records.logs import DraftLog
+from kvsim.core.records import DraftLog
 from kvsim.cost import Cost, make_cost
 from kvsim.cost.estimates import DraftedCost, Fixed, Passes
 from kvsim.cost.explain import Explains

@@ -127,7 +127,7 @@ ENGINE = (
 ROOMS = {
     "kvsim/core": Room(
         "*",
-        f"{EXACT} exact/test_audits.py unit/core/test_tally.py {FREED} unit/policies",
+        f"{EXACT} exact/test_audits.py unit/core/test_records.py {FREED} unit/policies",
     ),
     "kvsim/engines": Room("*", ENGINE),
     "kvsim/engines/nano": Room("nano*", f"{ENGINE} {CASES}/test_nano.py"),

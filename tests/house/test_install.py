@@ -6,7 +6,7 @@ import sys
 import tomllib
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from shutil import copytree
+from shutil import copy
 
 import pytest
 from marks import whole
@@ -20,7 +20,6 @@ pytestmark = [
 ]
 
 TABLE = tomllib.loads((ROOT / "pyproject.toml").read_text())
-BUILT = TABLE["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]
 
 PROJECT = f"""
 [build-system]
@@ -32,8 +31,7 @@ version = "1"
 [tool.hatch.build]
 dev-mode-dirs = ["."]
 [tool.hatch.build.targets.wheel.hooks.custom]
-path = "{BUILT["path"]}"
-modules = ["kvsim/core/*.py"]
+modules = ["kvsim/core/squares.py"]
 """
 SOURCE = """
 from librt.vecs import append, vec
@@ -68,7 +66,9 @@ EDITED = (
 def project(tmp_path: Path) -> Path:
     """The source of a small kvsim with the real build hook and finder."""
     folder = tmp_path / "project"
-    copytree(ROOT / "kvsim/core/compiled", folder / "kvsim/core/compiled")
+    (folder / "kvsim/core").mkdir(parents=True)
+    for name in ("hatch_build.py", "kvsim/core/compiled.py", "kvsim/core/vecs.py"):
+        copy(ROOT / name, folder / name)
     (folder / "kvsim/core/__init__.py").touch()
     (folder / "kvsim/core/squares.py").write_text(SOURCE)
     (folder / "kvsim/__init__.py").write_text((ROOT / "kvsim/__init__.py").read_text())

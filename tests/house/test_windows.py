@@ -26,8 +26,7 @@ from kvsim.errors import ConfigError
 
 refused = set()
 for module in pkgutil.walk_packages(kvsim.__path__, "kvsim."):
-    # The one runs the command line, the other only while kvsim is installed.
-    if module.name not in ("kvsim.__main__", "kvsim.core.compiled.hook"):
+    if module.name != "kvsim.__main__":  # It runs the command line.
         try:
             importlib.import_module(module.name)
         except ConfigError as error:

@@ -11,10 +11,8 @@ from kvsim.against.conform import sglang, vllm_v1
 from kvsim.against.conform.step_log import Record
 from kvsim.against.conform.virtual import replay
 from kvsim.engines import ENGINES
-from kvsim.engines.nano.blocks import NanoTables, NanoTables2025
-from kvsim.engines.nano.scheduler import Nano, Nano2025
-from kvsim.engines.vllm_033.blocks import Vllm033Tables
-from kvsim.engines.vllm_033.scheduler import Vllm033
+from kvsim.engines.nano import Nano, Nano2025, NanoTables, NanoTables2025
+from kvsim.engines.vllm_033 import Vllm033, Vllm033Tables
 from kvsim.engines.vllm_063.blocks import Naive, PrefixCaching
 from kvsim.engines.vllm_063.scheduler import Vllm063, Vllm063Async
 from kvsim.errors import TraceError

@@ -15,6 +15,7 @@ from kvsim.core.batch import Batch
 from kvsim.core.blocks import BlockManager
 from kvsim.core.plan import SWAP, Plan
 from kvsim.core.request import RUNNING, Request
+from kvsim.engines.nano import NanoTables
 from kvsim.writing import replacing
 
 Record = dict[str, Any]
@@ -69,12 +70,14 @@ def queue_digest(queue: Iterable[Any]) -> int:
 
 def _table_digest(blocks: BlockManager, plan: Plan) -> int:
     digest = 0
+    below = isinstance(blocks, NanoTables)  # The engine counts its blocks from 0.
     for request, _, _ in plan.entries:
         for sequence in request.sequences:
             if sequence.state == RUNNING:
                 for group, table in enumerate(blocks.tables(sequence)):
                     label = f"{request.id}#{group}" if group else request.id
-                    digest = crc32(f"{label}={','.join(map(str, table))};".encode(), digest)
+                    ids = ",".join([str(block - below) for block in table])
+                    digest = crc32(f"{label}={ids};".encode(), digest)
     return digest
 
 

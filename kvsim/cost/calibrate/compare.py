@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvsim.cost.lines import Fused
+from kvsim.cost.kernels import Fused
 from kvsim.cost.profile import Curve, Fit, Grid, Interpolation, MixedGrid, Profile
 
 Point = tuple[float, ...]

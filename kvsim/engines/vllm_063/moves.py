@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from mypy_extensions import i64
 
+from kvsim.core import records
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
-from kvsim.core.records import logs
 from kvsim.core.request import FINISHED, RUNNING, SWAPPED, WAITING, Request
 from kvsim.engines.deaths import died
 from kvsim.engines.vllm_063.blocks import Naive, Pairs
@@ -104,7 +104,7 @@ def decode(batch: Batch, blocks: Naive, plan: Plan, request: Request, tokens: i6
     plan.yields[place] = 1
     if tokens > 1:
         plan.add_repair(tokens - 1)
-        batch.note(request, logs.RESUMED)
+        batch.note(request, records.RESUMED)
     if not request.forked:
         blocks.scheduled(request, batch.now_ns)
         plan.add_decode(request.length)

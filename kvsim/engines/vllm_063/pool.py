@@ -164,7 +164,6 @@ class PrefixPool(BlockPool):
 
     known: dict[int, int]
     """Content → its block."""
-    """Content → its block, counted from 1."""
     content_of: dict[int, int]
     """Block → the number of its content."""
     content: Any

@@ -420,11 +420,17 @@ class KVCacheManager(BlockManager):
             ends = [max(end // align - 1, 0) * align for end in (tokens - 1, tokens)]
         return Prompt(tokens, int(request.junction), tuple(ends))
 
-    def reserve(self, request: Request, extra: i64) -> i64:
-        """The free blocks that a request still needs for all its known tokens and `extra` more."""
-        most: i64 = min(request.length, self.layout.max_model_len)
-        ask = Ask(most + extra, most, request.computed, self._prefill_end(request), True)
-        return self._missing(request, ask, False)
+    def reserved(self, requests: Iterable[Request], extra: i64) -> i64:
+        """The free blocks that requests still need for all their known tokens, with `extra` more
+        for each and as many besides."""
+        blocks: i64 = 0
+        for group in self.groups:
+            blocks += (extra + group.block_size - 1) // group.block_size
+        for request in requests:
+            most: i64 = min(request.length, self.layout.max_model_len)
+            ask = Ask(most + extra, most, request.computed, self._prefill_end(request), True)
+            blocks += self._missing(request, ask, False)
+        return blocks
 
     # -- moves -----------------------------------------------------------------------------------
 

@@ -390,6 +390,7 @@ class Offloading(Connector):
         self._step += 1
         knowns: list[_Known] = []
         touched, put = self._touched, list[tuple[int, _Chunks, int]]()
+        watches: bool = self._sparse or len(self._fences) > 0 or len(plan.finished) > 0
         chunks: _Chunks
         table: Table
         k: i64
@@ -410,7 +411,7 @@ class Offloading(Connector):
                 for place in range(known_blocks, len(table.blocks)):
                     block = int(table.blocks[place])
                     chunks.blocks.append(block)
-                    if block:
+                    if block and watches:
                         touched.add(block)
                         if self._sparse and self._groups[number].window:
                             put.append((block, chunks, place))

@@ -16,10 +16,10 @@ from typing import Any, Final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
+from kvsim.core import records
 from kvsim.core.batch import Batch
 from kvsim.core.plan import NOTHING_MOVED, Moved, Plan
-from kvsim.core.records import logs
-from kvsim.core.records.logs import DraftLog
+from kvsim.core.records import DraftLog
 from kvsim.core.request import ABORTED, FINISHED, LOADED, LOADING, RUNNING, UNLOADED, Request
 from kvsim.core.scheduler import Scheduler
 from kvsim.engines.deaths import died
@@ -28,6 +28,7 @@ from kvsim.engines.vllm_v1.drafts import Speculation
 from kvsim.engines.vllm_v1.manager import Admission, KVCacheManager
 from kvsim.engines.vllm_v1.passing import AdapterSlots, Cadence
 from kvsim.engines.vllm_v1.releases import Release
+from kvsim.policies import victims
 from kvsim.policies.requeue import make_requeue, priority_by_trace
 
 SLOTS: Final = 1
@@ -67,7 +68,7 @@ class VllmV1(Scheduler):
     """Tokens that a step computes; `max_num_batched_tokens` limits its input, with what drafts need
     besides."""
     victim: Callable[..., Request] | None
-    """Chooses whom to preempt; None: the engine's own rule."""
+    """Chooses whom to preempt; None: the last of those that run."""
     requeue: Callable[[Any, Any], None]
     asynchronous: bool
     connector: Connector | None
@@ -145,6 +146,9 @@ class VllmV1(Scheduler):
         self.chunked = enable_chunked_prefill or not release.cuts_on_request
         self.priority = scheduling_policy == "priority" and release.knows_priorities
         self.victim = victim
+        if victim is None and self.priority:
+            ties = release.ties_in_order_of_the_trace
+            self.victim = victims.priority_by_trace if ties else victims.priority
         own = "priority" if self.priority else "head"
         self.requeue = make_requeue(requeue, own, sorts=self.priority)
         if self.priority and release.ties_in_order_of_the_trace:
@@ -200,22 +204,7 @@ class VllmV1(Scheduler):
         running: list[Request] = batch.running
         if self.victim is not None:
             return self.victim(running, self.blocks)
-        worst: Request = running[len(running) - 1]
-        if self.priority:
-            worst = running[0]
-            other: Request
-            for other in running:
-                if other.priority > worst.priority or (
-                    other.priority == worst.priority and self._later(other, worst)
-                ):
-                    worst = other
-        return worst
-
-    def _later(self, one: Request, other: Request) -> bool:
-        """Whether one of two requests of equal priority is the worse victim."""
-        if one.arrival_ns == other.arrival_ns and self.release.ties_in_order_of_the_trace:
-            return one.index > other.index
-        return one.arrival_ns > other.arrival_ns
+        return running[len(running) - 1]
 
     def after_step(self, batch: Batch, plan: Plan, now_ns: int) -> None:
         """Called when a step is settled."""
@@ -339,7 +328,7 @@ class VllmV1(Scheduler):
                     request.drafts = 0
                 if request.passed_over:
                     request.passed_over = False
-                    batch.note(request, logs.CONTINUED)
+                    batch.note(request, records.CONTINUED)
                 if request.mid_prompt:
                     self.cadence.carries = True
                 plan.add(request, tokens, drafts)
@@ -381,7 +370,7 @@ class VllmV1(Scheduler):
             request: Request = batch.running[k]
             if not (request.passed_over or _pauses(batch, request, self._call, stops)):
                 request.passed_over = True
-                batch.note(request, logs.PASSED_OVER)
+                batch.note(request, records.PASSED_OVER)
 
     def _is_late(self, request: Request) -> bool:
         """Whether the blocks of a request cannot be released before a step in flight is known, as
@@ -496,7 +485,7 @@ class VllmV1(Scheduler):
         held = match is None
         if held != request.held and not request.num_preemptions:
             request.held = held
-            batch.note(request, logs.HELD if held else logs.LOOKED_UP)
+            batch.note(request, records.HELD if held else records.LOOKED_UP)
         if request.options.skip_reading_prefix_cache:
             self.blocks.forget_hits()
             return NO_MATCH
@@ -537,7 +526,7 @@ class VllmV1(Scheduler):
         if loads:
             request.load = LOADING
             again = request.num_preemptions > 0
-            kind = logs.RELOADING if again else logs.LOADING
+            kind = records.RELOADING if again else records.LOADING
             batch.note(request, kind, match.tokens)
             self._prefills[request] = None
             return 0
@@ -591,13 +580,7 @@ class VllmV1(Scheduler):
         """The blocks that unfinished prompts and loads will still need. A load holds its blocks
         without progress, so it may not take them."""
         spec: i64 = self._num_spec_tokens
-        extra: i64 = 1 + spec + self._lookahead if spec else 0
-        lacking: i64 = 0
-        for group in self.blocks.groups:
-            lacking += (extra + group.block_size - 1) // group.block_size
-        for request in self._prefills:
-            lacking += self.blocks.reserve(request, extra)
-        return lacking
+        return self.blocks.reserved(self._prefills, 1 + spec + self._lookahead if spec else 0)
 
     # -- after composing -------------------------------------------------------------------------
 
@@ -750,7 +733,7 @@ class VllmV1(Scheduler):
             if request.state < FINISHED:
                 request.load = LOADED
                 again = request.num_preemptions > 0
-                kind = logs.RELOADED if again else logs.LOADED
+                kind = records.RELOADED if again else records.LOADED
                 batch.note(request, kind, 0, batch.now_ns)
             else:
                 self.blocks.drop_tables(self._kept.pop(request))

@@ -105,12 +105,16 @@ class Lanes(Generic[T]):
 
     def _speeds(self) -> list[tuple[Lane[T], int]]:
         """Returns the lanes that copy, and how fast."""
-        busy: list[list[Lane[T]]] = []
+        copying: list[list[Lane[T]]] = []
         for lanes in self._directions:
-            if copying := [lane for lane in lanes if lane.copies]:
-                busy.append(copying)
-        whole = _FULL if len(busy) == 1 else self._both
-        return [(lane, whole // len(lanes)) for lanes in busy for lane in lanes]
+            for lane in lanes:
+                if lane.copies:
+                    copying.append([each for each in lanes if each.copies])
+                    break
+        if not copying:
+            return []
+        whole = _FULL if len(copying) == 1 else self._both
+        return [(lane, whole // len(lanes)) for lanes in copying for lane in lanes]
 
 
 class TimedWorker(Worker):

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvsim.core.records import logs as kinds
+from kvsim.core import records as kinds
 from kvsim.explain.cachelab.curve import kept_tokens, optimum_tokens
 from kvsim.workload.reuse import Chain, Counting, Reuse, Walk
 from kvsim.workload.streams import SpannedStream

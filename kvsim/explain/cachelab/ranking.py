@@ -18,8 +18,7 @@ from kvsim.errors import ConfigError
 from kvsim.explain.cachelab.curve import optimum_tokens
 from kvsim.explain.certainty import LEVEL, Estimate, Figure, together
 from kvsim.policies.eviction import EVICTIONS, make_eviction
-from kvsim.policies.order import MakeOrder, Order
-from kvsim.policies.replacement import Replacement
+from kvsim.policies.order import MakeOrder, Order, Replacement
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Chain, Counting, bounded_chains, find_reuse
 from kvsim.workload.streams import Span, SpannedStream

@@ -1,16 +1,43 @@
-"""Today's models as geometries: parameters, bytes of the weights, and what the KV cache keeps.
+"""Today's models as geometries, each by a name or a path, without a network.
 
 | module | what it does |
 |---|---|
 | `geometry` | counts parameters and bytes of a model, and of the share of one GPU |
 | `parts` | describes experts, kinds of attention, groups of layers, bits of a weight |
 | `hugging_face` | reads a `config.json`; `families` and `layouts` help it |
-| `names` | gives the model behind a name or a path |
+
+`meta-llama/Llama-3.1-8B-Instruct`, `Llama-3.1-8B` and `unsloth/llama-3.1-8b-bnb-4bit` are all
+`llama-3.1-8b`. Who publishes it, case, dots and dashes do not matter. Words for tuning, such as
+`instruct`, are dropped unless a file is shipped under the full name, because its longest sequence
+differs. Words for quantised weights tell how they are stored.
 """
 
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from kvsim.errors import ConfigError
 from kvsim.machine.models.geometry import Model, Shard
-from kvsim.machine.models.names import load_model, model_of
-from kvsim.machine.models.parts import DTYPE_BYTES, Experts, KvGroup, Latent, Linear, Quantization
+from kvsim.machine.models.parts import (
+    DTYPE_BYTES,
+    METHOD_WORDS,
+    Experts,
+    KvGroup,
+    Latent,
+    Linear,
+    Quantization,
+    method_of,
+    quantization,
+    words_of,
+)
+from kvsim.settings.config import RunConfig, read_toml
+from kvsim.settings.library import convert, find, is_at, names, read_by, read_json
 
 __all__ = [
     "DTYPE_BYTES",
@@ -24,3 +51,188 @@ __all__ = [
     "load_model",
     "model_of",
 ]
+
+_TUNING = frozenset(
+    [
+        *["instruct", "chat", "it", "base", "hf", "pt", "meta", "thinking", "unsloth", "distilled"],
+        *["nvidia", "bf16", "reasoning", "preview", "exp", "terminus", "code"],
+    ]
+)
+"""Words that say how a model was tuned or packed, not how large it is."""
+
+_OF_QUANTIZATION = frozenset({"dynamic", "block", "quantized", "kv", "128g", "8bit"})
+"""Words that come with those of a method and say nothing more here."""
+
+_ALIASES = {
+    "phi3mini": "phi-3-mini-4k",
+    "phi3.5mini": "phi-3-mini-128k",
+    "r1distillqwen14b": "deepseek-r1-distill-qwen-14b",
+    "r1distillqwen32b": "deepseek-r1-distill-qwen-32b",
+    "r1distillllama8b": "deepseek-r1-distill-llama-8b",
+    "r1distillllama70b": "deepseek-r1-distill-llama-70b",
+    "qwen3coder30ba3binstruct": "qwen3-30b-a3b-2507",
+    "mixtral8x7bv01": "mixtral-8x7b",
+    "mixtral8x22bv01": "mixtral-8x22b",
+    "deepseekv31": "deepseek-v3",
+    "deepseekr10528": "deepseek-r1",
+    "llama-3.1-nemotron-nano-8b-v1": "llama-3.1-8b",
+    "llama-3.3-nemotron-super-49b-v1": "llama-3.3-nemotron-super-49b",
+    "devstral-small": "mistral-small-3.1-24b",
+    "magistral-small": "mistral-small-3.2-24b",
+    "qwq-32b": "qwen2.5-32b-instruct",
+    "mistral-nemo": "mistral-nemo-12b",
+    "qwen2-0.5b": "qwen2.5-0.5b",
+    "qwen2-1.5b": "qwen2.5-1.5b-instruct",
+    "qwen2-7b": "qwen2.5-7b-instruct",
+    "qwen2-72b": "qwen2.5-72b-instruct",
+    "minimaxm21": "minimax-m2",
+    "minimaxm25": "minimax-m2",
+    "minimaxm27": "minimax-m2",
+    "kimik26": "kimi-k2.5",
+    "kimik27": "kimi-k2.5",
+    "qwen3.6-27b": "qwen3.5-27b",
+    "qwen3.6-35b-a3b": "qwen3.5-35b-a3b",
+    "qwen3-coder-next": "qwen3-next-80b-a3b",
+    "qwen3-coder-480b-a35b-instruct": "qwen3-coder-480b-a35b",
+    "qwen3guard-gen-8b": "qwen3-8b",
+    "qwen3guard-gen-4b": "qwen3-4b",
+    "glm-4.7": "glm-4.6",
+    "glm-4.5v-air": "glm-4.5v",
+    "nemotron-h-56b-8k": "nemotron-h-56b",
+    "llama-4-scout": "llama-4-scout-17b-16e",
+    "llama-4-maverick": "llama-4-maverick-17b-128e",
+    "gpt-oss-120b-w-a": "gpt-oss-120b",
+    "gpt-oss-20b-w-a": "gpt-oss-20b",
+    "lfm2.5-1.2b-jp": "lfm2.5-1.2b",
+    "lfm2-1.2b": "lfm2.5-1.2b",
+    "lfm2-8b-a1b": "lfm2.5-8b-a1b",
+    "deepseek-v3-0324": "deepseek-v3",
+}
+"""Compact spelling → shipped name, where the words alone do not lead to it."""
+
+
+class Meaning(NamedTuple):
+    """What a spelling stands for."""
+
+    name: str
+    """A shipped name."""
+    quantization: str | None
+    """The method by which the name says that weights are stored."""
+
+
+def meaning(spelling: str, shipped: Iterable[str]) -> Meaning | None:
+    """The shipped model that a spelling means; None for an unknown one."""
+    known = {_compact(name): name for name in shipped}
+    known |= {_compact(alias): name for alias, name in _ALIASES.items() if name in known.values()}
+    words = words_of(spelling)
+    method = method_of(spelling)
+    for candidate in _candidates(words):
+        if _compact(candidate) in known:
+            return Meaning(known[_compact(candidate)], method)
+    return None
+
+
+def nearest_names(spelling: str, shipped: Iterable[str]) -> list[str]:
+    """Up to three shipped names that look most like a spelling."""
+    compact = {_compact(name): name for name in shipped}
+    *_, plain = _candidates(words_of(spelling))
+    found = difflib.get_close_matches(_compact(plain), list(compact), n=3, cutoff=0.5)
+    return [compact[each] for each in found]
+
+
+def _candidates(words: list[str]) -> Iterator[str]:
+    """Names that the words may mean, the most exact one first."""
+    yield "-".join(words)
+    stored = {*METHOD_WORDS, *_OF_QUANTIZATION}
+    words = [word for word in words if word not in stored]
+    yield "-".join(words)
+    if "coder" in words:  # the longest sequence of the instruct model of the size
+        words = [*(word for word in words if word not in ("coder", "instruct")), "instruct"]
+        yield "-".join(words)
+    words = [word for word in words if word not in _TUNING]
+    yield "-".join(words)
+    words = [word for word in words if not re.fullmatch(r"\d{4}|\d{6}", word)]
+    yield "-".join(words)
+
+
+def _compact(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def model_of(config: RunConfig) -> Model:
+    """The model of a run, with its weights stored as `quantization` says."""
+    model = load_model(config.model_name)
+    return model if config.quantization is None else model.quantized(config.quantization)
+
+
+def load_model(name_or_path: str) -> Model:
+    """The model with a shipped name, or that of a TOML, a `config.json` or a folder with one.
+
+    A name may be spelt as on Hugging Face; `source` and `notes` say what it was taken for. Raises
+    `ConfigError` that names the file and the key, or the nearest names.
+    """
+    path = Path(name_or_path)
+    if is_at(Path.is_dir, path):
+        path /= "config.json"
+    if is_at(Path.is_file, path):
+        if path.suffix == ".json":
+            from kvsim.machine.models.hugging_face import from_hugging_face, of_side_car
+
+            beside, side_car = path.with_name("hf_quant_config.json"), None
+            if path.name == "config.json" and is_at(Path.is_file, beside):
+                side_car = of_side_car(read_json(beside), str(beside))
+            return from_hugging_face(read_json(path, infinities=True), str(path), side_car)
+        return _read(path)
+    return _shipped(name_or_path)
+
+
+def _read(path: Path) -> Model:
+    return convert(read_toml(str(path)), Model, str(path))
+
+
+def _shipped(spelling: str) -> Model:
+    known = names("models")
+    found = meaning(spelling, known)
+    if found is None:
+        raise ConfigError(_unknown(spelling, known))
+    model = read_by(_read, "models", find("models", found.name))
+    if spelling == found.name:
+        return model
+    if found.quantization is not None and not _stored_alike(model, found.quantization):
+        stored = model.quantized(found.quantization)
+        assert stored.quantization is not None
+        source = (
+            f"{model.source}; weights as {found.quantization} at {stored.quantization.bits:.4g}"
+            " bits, by the name"
+        )
+        model = replace(stored, source=source)
+    if model.name == spelling.lower():
+        return model
+    weights = f" with {model.quantization.method} weights" if model.quantization else ""
+    remark = (
+        f"{' '.join(spelling.split())} is read as the shipped {model.name}{weights},"
+        f" {model.max_position_embeddings:,} tokens long"
+    )
+    return replace(model, remarks=(*model.remarks, remark))
+
+
+def _stored_alike(model: Model, method: str) -> bool:
+    """Whether the shipped weights have about as many bits as a name says."""
+    own = model.quantization
+    if own is None:
+        return False
+    bits = own.part_bits.get("experts", own.bits)
+    return round(bits) == round(quantization(method).bits)
+
+
+def _unknown(spelling: str, known: list[str]) -> str:
+    if spelling and is_at(Path.is_dir, Path(spelling)):
+        return f"{spelling}: no config.json in this folder; give a folder that has one"
+    if Path(spelling).suffix in (".toml", ".json"):
+        return f"{spelling}: no such file; give a model file that exists"
+    near = nearest_names(spelling, known)
+    words = f" did you mean {', '.join(map(repr, near))}?" if near else ""
+    return (
+        f"no model named {spelling!r:.200};{words} give one of the {len(known)} names in"
+        " configs/models, or the path of a config.json or a TOML"
+    )

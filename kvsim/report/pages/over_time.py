@@ -285,7 +285,7 @@ def _lanes(run: View) -> Iterator[Figure]:
 
 def passages(rows: Mapping[str, Ints], layers: list[int]) -> tuple[Ints, Ints]:
     """When each of these steps begins on each stage, counted from the first, and how long it
-    computes there: as `kvsim.run.replica.pipeline` places them, but for waits for tokens."""
+    computes there: as `kvsim.run.replica.time` places them, but for waits for tokens."""
     whole = rows["end_ns"] - rows["start_ns"] - rows["send_ns"] - rows["stage_wait_ns"]
     whole = whole - rows["host_ns"] - rows["head_ns"]
     ends = whole[:, None] * np.cumsum(layers) // sum(layers)

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.core.records.logs import RESUMED
-from kvsim.core.records.packed import PackedColumns, part_of, rows_in
+from kvsim.core.records import RESUMED, PackedColumns, part_of, rows_in
 from kvsim.core.rows import PIECE_ROWS
 from kvsim.core.schema import STAGE_COLUMNS
 from kvsim.cost.explain import Explains, Work
@@ -42,7 +41,7 @@ def account_times(
     """The columns of `steps` with `KERNELS` added, and `TIME_PARTS` of the requests.
 
     `steps`: the columns of a recorder, with those of a `DraftLog` if there was one; packed columns
-    are widened in place. `transitions`: the columns of `kvsim.core.records.logs`.
+    are widened in place. `transitions`: the columns of `kvsim.core.records`.
     `in_flight`: how many steps the engine composes before the oldest is settled.
     """
     starts, ends = steps["start_ns"], steps["end_ns"]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.core.records import logs as kinds
+from kvsim.core import records as kinds
 from kvsim.results.ledger import PROMPT_PARTS
 from kvsim.results.phases import Ints
 from kvsim.workload.streams import Piece, SpannedStream, Streams

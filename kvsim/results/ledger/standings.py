@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.core.records import logs as kinds
+from kvsim.core import records as kinds
 from kvsim.results.phases import Ints
 
 NAMES = (

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.core.records import logs as kinds
+from kvsim.core import records as kinds
 from kvsim.core.schema import BLOCKED, STAGE_COLUMNS
 from kvsim.results.ledger import TIME_PARTS, WAITING_FOR, standings
 from kvsim.results.ledger.standings import Spells

@@ -19,7 +19,7 @@ import simpy
 
 from kvsim.core.host import NEVER_NS, Receiver
 from kvsim.core.request import Request
-from kvsim.run.replica.events import Later, Process, woken
+from kvsim.run.replica.time import Later, Process, woken
 from kvsim.workload.clients import Released
 
 _NOBODY: tuple[int, Request | None] = NEVER_NS, None

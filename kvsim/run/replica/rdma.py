@@ -21,7 +21,8 @@ from kvsim.core.plan import NOTHING_MOVED, Moved
 from kvsim.core.request import Request
 from kvsim.engines.vllm_v1.connector import NOTHING, Done, Job, Transfers, Worker
 from kvsim.machine.hardware import TransferTimes
-from kvsim.run.replica.events import Process
+from kvsim.run.connectors import Lease
+from kvsim.run.replica.time import Process
 
 
 class Sleeper(Protocol):
@@ -33,24 +34,6 @@ class Sleeper(Protocol):
 
     def wake(self) -> None:
         """Ends the wait."""
-
-
-class Lease:
-    """How long a prefill engine keeps the blocks of a prompt that nobody reads.
-
-    They are kept for `kv_lease_duration` seconds. While the decode engine has the request, its
-    heartbeats, a sixth of that time apart at least, make it two thirds from then on, at least
-    (`nixl/base_scheduler.py`, `nixl/base_worker.py`). Raises `ValueError`.
-    """
-
-    def __init__(self, *, kv_lease_duration: int = 30) -> None:
-        if kv_lease_duration < 1:
-            raise ValueError(
-                f"kv_lease_duration: {kv_lease_duration} is not a time of at least 1 s"
-            )
-        self.duration_ns = kv_lease_duration * 10**9
-        self.interval_ns = kv_lease_duration // 6 * 10**9
-        self.extension_ns = kv_lease_duration * 2 // 3 * 10**9
 
 
 class Handover:

@@ -9,8 +9,7 @@ from kvsim.against.conform.cases import run_case
 from kvsim.core.batch import Batch
 from kvsim.core.request import Request
 from kvsim.core.schema import BLOCKED
-from kvsim.engines.nano.blocks import NanoTables, NanoTables2025
-from kvsim.engines.nano.scheduler import Nano, Nano2025
+from kvsim.engines.nano import Nano, Nano2025, NanoTables, NanoTables2025
 from kvsim.errors import EngineStopped
 from kvsim.run.simulation import simulate
 from kvsim.workload.streams import TokenStream

@@ -9,9 +9,10 @@ from twins.nano import August2025, Head
 from twins.steps import generated
 
 from kvsim.against.conform.virtual import RuleStream
+from kvsim.core.pool import CONTENT, FIELDS, REFS
 from kvsim.core.request import Request
-from kvsim.core.vectors import numbers
-from kvsim.engines.nano.blocks import NanoPool, NanoTables, NanoTables2025
+from kvsim.core.vectors import EMPTY, numbers
+from kvsim.engines.nano import NanoTables, NanoTables2025
 
 
 class KeysOnly:
@@ -53,7 +54,7 @@ def test_freed_blocks_wait_behind_all_others_last_block_first() -> None:
     tables.free(a)
     b = request([6, 6, 7, 7, 8, 8, 9, 9])
     allocate(tables, b)
-    assert (a.table, b.table) == ([], [3, 4, 2, 1])
+    assert (a.table, b.table) == ([], [4, 5, 3, 2])
 
 
 def test_blocks_are_hit_once_computed_but_never_the_last_one() -> None:
@@ -64,7 +65,7 @@ def test_blocks_are_hit_once_computed_but_never_the_last_one() -> None:
     assert hits(tables, b) == []
     tables.publish(a, 3)
     assert run(tables, c) == 2
-    assert c.table == [0, 2]
+    assert c.table == [1, 3]
     assert tables.lookups == (4, 1)
 
 
@@ -89,10 +90,10 @@ def test_content_outlives_its_prefix() -> None:
     for each in (a, b):
         tables.publish(each, 3)
     tables.free(b)
-    assert hits(tables, c) == [3, 4, 5]
+    assert hits(tables, c) == [4, 5, 6]
     run(tables, other)
-    assert other.table == [6, 5, 4]
-    assert hits(tables, c) == [3]
+    assert other.table == [7, 6, 5]
+    assert hits(tables, c) == [4]
     assert tables.gpu.cached == 1
     tables.audit([a, other])
 
@@ -108,7 +109,7 @@ def test_an_admission_needs_a_block_for_every_hit_that_is_free() -> None:
     assert tables.need(b) == 3
     assert tables.gpu.cached == 2
     run(tables, b)
-    assert (b.table, tables.gpu.cached) == ([0, 1, 3], 0)
+    assert (b.table, tables.gpu.cached) == ([1, 2, 4], 0)
     tables.audit([b])
 
 
@@ -155,7 +156,7 @@ def test_what_follows_a_stale_hit_is_chained_to_its_finder() -> None:
     x, c = request([2, 2, 5, 5], "x"), request([1, 1, 5, 5, 7], "c")
     allocate(tables, x)
     allocate(tables, c)
-    assert (x.table, c.table) == ([2, 1], [0, 1, 5])
+    assert (x.table, c.table) == ([3, 2], [1, 2, 6])
     for _ in range(2):
         x.length += 1
         tables.append(x)
@@ -189,7 +190,8 @@ class Held:
 def test_a_pool_gives_out_the_blocks_that_a_plain_list_gives(kind: Any, seed: int) -> None:
     """Tables are taken, registered in part for three contents, hit, and given back."""
     rng = random.Random(seed)
-    pool = NanoPool(9, forgets=kind is Head)
+    made = NanoTables(1, 9) if kind is Head else NanoTables2025(1, 9)
+    pool = made.gpu
     config = {"block_size": 1, "max_num_seqs": 1, "max_num_batched_tokens": 1, "num_gpu_blocks": 9}
     plain = kind(config)
     tables: list[list[int]] = []
@@ -197,37 +199,39 @@ def test_a_pool_gives_out_the_blocks_that_a_plain_list_gives(kind: Any, seed: in
     for _ in range(120):
         move = rng.randrange(4)
         if move == 0 and pool.free:
-            taken = [pool.take() for _ in range(rng.randint(1, min(3, pool.free)))]
-            assert taken == [plain.take() for _ in taken], f"seed {seed}"
+            taken = list(made.extended(EMPTY, rng.randint(1, min(3, pool.free))))
+            assert taken == [plain.take() + 1 for _ in taken], f"seed {seed}"
             tables.append(taken)
         elif move == 1 and tables:
             block, content = rng.choice(rng.choice(tables)), rng.randint(1, 3)
-            if kind is August2025 or not plain.key[block]:  # A block gets no other content there.
-                pool.register(block, content)
-                plain.store(block, content, content)
+            if kind is August2025 or not plain.key[block - 1]:  # Here, none gets another content.
+                made.register(block, content, 1)
+                plain.store(block - 1, content, content)
         elif move == 2:
             content = rng.randint(1, 3)
-            block = pool.find(content)
-            assert block == plain.map.get(content, -1)
-            if block >= 0 and pool.content[block] == content:
-                pool.hit(numbers([block]))
-                plain.share(block)
+            stale = isinstance(made, NanoTables2025)
+            block = made.known.get(content, 0) if stale else pool.find(content)
+            assert block == plain.map.get(content, -1) + 1
+            holds = made.numbers.get(block, 0) if stale else pool.content(block)
+            if block and holds == content:
+                pool.touch(block)
+                plain.share(block - 1)
                 tables.append([block])
                 shared += 1
         elif tables:
             table = tables.pop(rng.randrange(len(tables)))
-            pool.release(numbers(table), 1, 0)
-            plain.release(Held(table))
+            pool.release(numbers(table), 0, len(table), 0)
+            plain.release(Held([block - 1 for block in table]))
         pool.audit()
         assert pool.free == len(plain.free), f"seed {seed}"
-        assert pool.references == {b: n for b, n in enumerate(plain.count) if n}
-        served = [b for b in plain.free if plain.key[b] and plain.map.get(plain.key[b]) == b]
+        assert pool.references == {b: n for b, n in enumerate(plain.count, 1) if n}
+        served = [b + 1 for b in plain.free if plain.key[b] and plain.map.get(plain.key[b]) == b]
         assert sorted(pool.cached_blocks()) == sorted(served), f"seed {seed}"
     assert shared > 2
 
 
-@pytest.mark.parametrize("fault", ["num_free", "num_cached", "refs", "content"])
-def test_a_planted_fault_is_found(fault: str) -> None:
+@pytest.mark.parametrize("fault", ["num_free", "num_cached", REFS, CONTENT])
+def test_a_planted_fault_is_found(fault: str | int) -> None:
     tables = NanoTables(1, 9)
     a, b = request([1, 2, 3]), request([1, 2, 9])
     for each in (a, b):
@@ -235,9 +239,8 @@ def test_a_planted_fault_is_found(fault: str) -> None:
     tables.free(b)
     tables.audit([a])
     pool: Any = tables.gpu
-    if fault in ("refs", "content"):
-        vector = getattr(pool, fault)
-        vector[a.table[0]] += 1
+    if isinstance(fault, int):
+        pool._cells[a.table[0] * FIELDS + fault] += 1
     else:
         setattr(pool, fault, getattr(pool, fault) + 1)
     with pytest.raises(AssertionError):

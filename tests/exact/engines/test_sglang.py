@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
-from kvsim.core.records.logs import PREEMPTED
+from kvsim.core.records import PREEMPTED
 from kvsim.core.request import Request
 from kvsim.engines.sglang.node import Node, Text
 from kvsim.engines.sglang.scheduler import Sglang, SglangOverlap

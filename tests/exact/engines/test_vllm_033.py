@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvsim.against.conform.cases import run_case
-from kvsim.engines.vllm_033.scheduler import Vllm033
+from kvsim.engines.vllm_033 import Vllm033
 
 
 def log(lengths: list[int], output_len: int = 2, arrivals: Any = None, **config: Any) -> Any:

@@ -6,7 +6,7 @@ import pytest
 
 from kvsim.against.conform.virtual import RuleStream
 from kvsim.core.request import RUNNING, SWAPPED, Request
-from kvsim.engines.vllm_033.blocks import Vllm033Tables
+from kvsim.engines.vllm_033 import Vllm033Tables
 from kvsim.errors import ConfigError, EngineStopped
 
 

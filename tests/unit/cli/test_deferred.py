@@ -65,7 +65,7 @@ def test_a_run_imports_what_it_needs() -> None:
     )
     rooms += (
         "kvsim.explain.cachelab",
-        "kvsim.engines.vllm_033.scheduler",
+        "kvsim.engines.vllm_033",
         "kvsim.fleet.fleet",
         "kvsim.fleet.routers",
     )

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from mypy_extensions import i64
 from places import ROOT
 
-from kvsim.core import compiled
-from kvsim.core.compiled import FOLDER, SOURCES, VARIABLE, vecs
+from kvsim.core import compiled, vecs
+from kvsim.core.compiled import FOLDER, SOURCES, VARIABLE
 
 MODULE, SOURCE = "kvsim.against.bench.measure", "kvsim/against/bench/measure.py"
 """Nothing imports it here."""

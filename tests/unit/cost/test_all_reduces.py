@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.cost.experts import AllReduces
-from kvsim.cost.lines import Line
+from kvsim.cost.kernels import Line
 from kvsim.machine import AllReduce, load_hardware
 from kvsim.machine.hardware import LargeMessages
 

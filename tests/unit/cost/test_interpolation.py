@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.cost.lines import Fused, Line, Lines
+from kvsim.cost.kernels import Fused, Line, Lines
 from kvsim.cost.profile import Interpolation, MixedGrid, PrefillGrid
 
 AXES = ([16.0, 32.0, 128.0], [0.0, 16.0, 64.0], [1.0, 4.0, 8.0], [16.0, 64.0])

@@ -11,7 +11,7 @@ from trees import BLOCK, random_case
 
 from kvsim.explain.cachelab.ranking import prompts, replay
 from kvsim.policies.eviction import EVICTIONS
-from kvsim.policies.replacement import Aside, Line, Replacement
+from kvsim.policies.order import Aside, Line, Replacement
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting
 

@@ -17,8 +17,7 @@ from kvsim.core.batch import Batch
 from kvsim.core.plan import RECOMPUTE, SWAP
 from kvsim.core.request import RUNNING, Request
 from kvsim.cost import ConstantCost, MeansPrices, TableCost, make_prices
-from kvsim.engines.vllm_033.blocks import Vllm033Tables
-from kvsim.engines.vllm_033.scheduler import Vllm033
+from kvsim.engines.vllm_033 import Vllm033, Vllm033Tables
 from kvsim.engines.vllm_063.blocks import Naive
 from kvsim.engines.vllm_063.scheduler import Vllm063
 from kvsim.errors import ConfigError

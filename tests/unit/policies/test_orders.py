@@ -16,7 +16,7 @@ from orders import Uses
 import kvsim
 from kvsim.core.pool import Pool
 from kvsim.core.vectors import EMPTY, numbers
-from kvsim.engines.nano.blocks import NanoTables
+from kvsim.engines.nano import NanoTables
 from kvsim.errors import ConfigError
 from kvsim.policies.eviction import EVICTIONS, make_eviction
 from kvsim.policies.order import IDLE_ORDERS
@@ -164,12 +164,13 @@ def test_with_an_order_of_its_own_nano_uses_up_blank_blocks_first() -> None:
     """A table of one full block and a part: the full one is first in the queue of the engine."""
     taken = {}
     for eviction in (None, "lru"):
-        pool = NanoTables(4, 3, eviction=eviction).gpu
+        tables = NanoTables(4, 3, eviction=eviction)
+        pool = tables.gpu
         full, part = pool.take(), pool.take()
         pool.keys[7] = 70
-        pool.register(full, 7)
-        pool.release(numbers([full]), 4, 0)
-        pool.release(numbers([part]), 4, 0)
+        tables.register(full, 7, 4)
+        for block in (full, part):
+            pool.release(numbers([block]), 0, 1, 0)
         pool.take()
         taken[eviction] = pool.take()
         pool.audit()
@@ -181,15 +182,23 @@ def test_with_an_order_of_its_own_nano_uses_up_blank_blocks_first() -> None:
 SAME = worlds.hashed(4, *((i * 5.0, 8, 9, [i, i + 50]) for i in range(30)))
 
 
-def run(engine: str = "vllm-v1", **rules: str) -> Any:
+def run(engine: str = "vllm-v1", vllm_version: str | None = None, **rules: str) -> Any:
     settings = worlds.config(
         engine=engine,
+        vllm_version=vllm_version,
         disable_async_output_proc=None,
         enable_prefix_caching=True,
         num_gpu_blocks_override=18,
         block_manager_args=rules,
     )
     return kvsim.simulate(SAME, settings)
+
+
+@pytest.mark.parametrize("version", ["0.10.0", "0.15.0"])
+def test_an_order_of_its_own_leaves_blank_blocks_in_the_queue_of_old_releases(version: str) -> None:
+    """Before 0.24, blocks without content wait behind those released before them."""
+    summary = run(vllm_version=version, eviction="lfu").summary
+    assert (summary["completed"], summary["failed"]) == (len(SAME.rows), 0)
 
 
 @pytest.mark.parametrize("engine", ["vllm-0.6.3", "vllm-v1"])

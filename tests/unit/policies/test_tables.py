@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from marks import examples
 
 from kvsim.core.request import RUNNING, SWAPPED, Request
-from kvsim.engines.contiguous import Contiguous
-from kvsim.engines.vllm_063.blocks import Naive, PrefixCaching
+from kvsim.engines.vllm_063.blocks import Contiguous, Naive, PrefixCaching
 from kvsim.errors import ConfigError, EngineStopped
 
 

@@ -19,10 +19,8 @@ import kvsim
 from kvsim.core.blocks import BlockManager
 from kvsim.core.request import RUNNING, Request
 from kvsim.core.vectors import numbers
-from kvsim.engines.nano.blocks import NanoTables, NanoTables2025
-from kvsim.engines.nano.scheduler import Nano, Nano2025
-from kvsim.engines.vllm_033.blocks import Vllm033Tables
-from kvsim.engines.vllm_033.scheduler import Vllm033
+from kvsim.engines.nano import Nano, Nano2025, NanoTables, NanoTables2025
+from kvsim.engines.vllm_033 import Vllm033, Vllm033Tables
 from kvsim.engines.vllm_063.blocks import Naive
 from kvsim.engines.vllm_063.scheduler import Vllm063, Vllm063Async
 from kvsim.engines.vllm_v1.scheduler import VllmV1, VllmV1Async

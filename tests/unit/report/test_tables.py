@@ -15,7 +15,7 @@ from places import ROOT
 from runs import real_run, without_ledger
 from tiny import tiny_run
 
-from kvsim.core.records.packed import PackedColumns
+from kvsim.core.records import PackedColumns
 from kvsim.core.schema import STEP_COLUMNS
 from kvsim.report import files
 from kvsim.results import tables

@@ -2,7 +2,7 @@ import numpy as np
 from runs import real_run
 from tiny import MS, no_run, tiny_run
 
-from kvsim.core.records.packed import PackedColumns
+from kvsim.core.records import PackedColumns
 from kvsim.core.schema import STEP_COLUMNS
 from kvsim.results import timeline
 

@@ -24,9 +24,8 @@ from kvsim.errors import ConfigError
 from kvsim.machine import load_hardware, load_model
 from kvsim.results.ledger import KERNELS, TIME_PARTS
 from kvsim.run.assembly import Parts, assemble
-from kvsim.run.replica.events import Clock, Link
 from kvsim.run.replica.inbox import Inbox
-from kvsim.run.replica.pipeline import PipelineTime
+from kvsim.run.replica.time import Clock, Link, PipelineTime
 from kvsim.run.result import Result
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import RunConfig, make_config

@@ -17,8 +17,8 @@ from kvsim.core.loop import Loop
 from kvsim.core.request import Request
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.run.assembly import Parts, assemble
-from kvsim.run.replica.events import Clock, Link
 from kvsim.run.replica.inbox import Inbox
+from kvsim.run.replica.time import Clock, Link
 from kvsim.run.serving import Archive
 from kvsim.settings.config import make_config
 from kvsim.workload import Row, SegmentContent, Trace

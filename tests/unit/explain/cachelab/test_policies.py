@@ -22,7 +22,7 @@ from kvsim.explain.cachelab.ranking import (
     replay_radix,
 )
 from kvsim.policies.eviction import EVICTIONS
-from kvsim.policies.replacement import Replacement
+from kvsim.policies.order import Replacement
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, find_reuse
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kvsim.errors import ConfigError
 from kvsim.machine import load_model
-from kvsim.machine.models.names import meaning
+from kvsim.machine.models import meaning
 from kvsim.settings.library import names
 
 

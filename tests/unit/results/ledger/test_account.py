@@ -7,8 +7,7 @@ import pytest
 from small_engines import engine, make_trace
 
 import kvsim
-from kvsim.core.records.logs import TRANSITION_COLUMNS
-from kvsim.core.records.packed import PackedColumns
+from kvsim.core.records import TRANSITION_COLUMNS, PackedColumns
 from kvsim.core.schema import STEP_COLUMNS
 from kvsim.results.ledger import KERNELS, TIME_PARTS, account
 from kvsim.results.ledger.account import account_times, check_sums

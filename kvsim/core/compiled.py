@@ -1,7 +1,7 @@
 """Compiled modules where they are installed, their sources otherwise: equal results, other speed.
 
-`hook.py` compiles modules while kvsim is installed. What it makes lies in a folder of its own
-among the installed packages, `kvsim_compiled`, also for a checkout. So nothing compiled hides a
+`hatch_build.py` compiles modules while kvsim is installed. What it makes lies in a folder of its
+own among the installed packages, `kvsim_compiled`, also for a checkout. So nothing compiled hides a
 source by itself: the finder below hands out compiled modules, and only while the source of each of
 them is the one that was compiled. After an edit all sources run, as compiled modules go together.
 """
@@ -18,7 +18,7 @@ FOLDER = "kvsim_compiled"
 SOURCES = "sources.txt"
 """In that folder: a line for each compiled module, the hash of its source and its name."""
 
-_ROOT = __file__.rsplit(os.sep, 4)[0]
+_ROOT = __file__.rsplit(os.sep, 3)[0]
 
 
 class _Finder:
@@ -43,9 +43,9 @@ def find_compiled_first() -> None:
     """Lets compiled modules be imported instead of their sources. To be called before either is."""
     vectors = _has_vectors()
     if not vectors:
-        from kvsim.core.compiled import vecs
+        import kvsim.core.vecs
 
-        sys.modules["librt.vecs"] = vecs
+        sys.modules["librt.vecs"] = kvsim.core.vecs
     _FINDER.files, _FINDER.lack = _usable() if vectors else ({}, "there is no librt.vecs")
     if _FINDER.files:
         sys.meta_path.insert(0, _FINDER)

@@ -1,14 +1,16 @@
-"""Rows of steps come back as they went in, however many there are and wherever they are kept."""
+"""What a run notes comes back as it went in, however it is packed and wherever it is kept."""
 
 import pickle
+import tempfile
+from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.core.records import packed
-from kvsim.core.records.packed import PackedColumns
+from kvsim.core import records
+from kvsim.core.records import PackedColumns, Tally
 from kvsim.core.schema import STEP_COLUMNS
 from kvsim.errors import OutputError
 
@@ -58,6 +60,40 @@ def test_a_disk_that_takes_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     def full(**_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(packed.tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
     with pytest.raises(OutputError, match=r"No space left on device; .* or set TMPDIR"):
         PackedColumns(STEP_COLUMNS, most=0).add(rows(2))
+
+
+NUMBERS = st.integers(-(2**62), 2**62) | st.integers(0, 5)
+ENTRIES = st.lists(st.tuples(st.lists(NUMBERS, min_size=1, max_size=5), st.integers(1, 9)))
+
+
+@given(ENTRIES, st.integers(1, 6), st.integers(0, 20))
+def test_counts_are_those_of_a_dictionary(
+    entries: list[tuple[list[int], int]], piece: int, rough: int
+) -> None:
+    expected: Counter[int] = Counter()
+    found = Tally()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "_LISTED", piece)
+        patch.setattr(records, "_ROUGH", rough)
+        for numbers, times in entries:
+            expected.update(dict.fromkeys(numbers, 0))
+            for number in numbers:
+                expected[number] += times
+            for number in numbers[:1]:
+                found.add(number, times)
+            rest = np.array(numbers[1:], np.int64)
+            found.add_vectors(rest, np.full(len(rest), times, np.int64))
+        assert found == expected
+    numbers_, times_ = found.arrays()
+    assert numbers_.tolist() == sorted(expected) and len(found) == len(expected)
+    assert times_.tolist() == [expected[number] for number in sorted(expected)]
+    found.add(3)
+    assert found == expected + Counter({3: 1})
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+def test_an_empty_tally_is_empty() -> None:
+    assert Tally() == {} and not Tally() and len(Tally().arrays()[0]) == 0

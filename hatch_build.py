@@ -1,7 +1,7 @@
 """Compiles modules with mypyc while hatchling makes a wheel; `kvsim.core.compiled` finds them.
 
-Which ones stands beside this file's name in pyproject.toml. Where there is no compiler, or whatever
-it lacks, the wheel is made of sources alone: what runs is the same, only slower.
+Which ones stands in pyproject.toml (`modules`). Where there is no compiler, or whatever it lacks,
+the wheel is made of sources alone: what runs is the same, only slower.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PyMODINIT_FUNC PyInit_nothing(void) { return NULL; }
 """Is compiled first: what is missing is known before mypyc has worked for a minute."""
 
 
-class Compile(BuildHookInterface):  # type: ignore[misc]
+class Compile(BuildHookInterface):  # type: ignore[misc,type-arg,unused-ignore]
     """Adds compiled modules to a wheel, or to what an editable install puts beside the checkout."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

@@ -1,1 +1,0 @@
-"""nano-vllm: its scheduler, its blocks, and how it counts its memory."""

@@ -1,1 +1,0 @@
-"""vLLM 0.3.3: its scheduler and its blocks."""
