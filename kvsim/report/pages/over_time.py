@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.core.records.packed import part_of, rows_in
+from kvsim.core.records import part_of, rows_in
 from kvsim.core.schema import BLOCKED
 from kvsim.core.sums import added
 from kvsim.cost.bounds import Bounds
