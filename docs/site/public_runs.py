@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from kvsim.run.result import Result
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config
-from kvsim.workload.spec import Lengths, synthesise_lengths
+from kvsim.workload.spec import Workload, make_trace
 from kvsim.workload.trace import SegmentContent, Trace
 
 CODELLAMA = "codellama/CodeLlama-34b-Instruct-hf"
@@ -109,8 +109,8 @@ def _cases(folder: Path) -> Iterator[Row]:
         front_end_ms = TEMPLATE_MS.get((model, case["vllm_version"]))
         if front_end_ms is not None:
             settings["cost"] = {"front_end": {"request_ms": front_end_ms}}
-        lengths = Lengths(case["input_len"]), Lengths(case["output_len"])
-        trace = synthesise_lengths(*lengths, requests=case["num_prompts"])
+        lengths = {key: case[key] for key in ("input_len", "output_len")}
+        trace = make_trace(Workload("random", case["num_prompts"], **lengths), 0)
         result = simulate(trace, make_config(settings))
         predicted = {key: result.summary[name] for key, name in METRICS.items()}
         load = "saturated, long prompts" if case["input_len"] > 1000 else "saturated, short"
@@ -178,7 +178,9 @@ def _stage(
 def _repeated(app: str, output: int, requests: int) -> Trace:
     """Users whose prompts are sent again and again."""
     prefixes, users, prefix, question = PROMPTS[app]
-    trace = synthesise_lengths(Lengths(prefix + question), Lengths(output), requests=requests)
+    trace = make_trace(
+        Workload("random", requests=requests, input_len=prefix + question, output_len=output), 0
+    )
     for row in trace.rows:
         user = row.index % (prefixes * users)
         row.content = SegmentContent(

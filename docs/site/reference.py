@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 import msgspec  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from kvsim.cli.deferred import COMMANDS, load  # noqa: E402
+from kvsim.cli.commands import COMMANDS, load  # noqa: E402
 from kvsim.cli.policies import catalogue  # noqa: E402
 from kvsim.core.schema import TABLES  # noqa: E402
 from kvsim.core.schema import Table as Columns  # noqa: E402

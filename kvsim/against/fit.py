@@ -34,7 +34,7 @@ from kvsim.cost.profile import Curve, ExpertGrid, Fit, Profile, Tail
 from kvsim.cost.table import multiplied
 from kvsim.errors import ConfigError
 from kvsim.fleet import simulate_engine
-from kvsim.machine.hardware import AllReduce
+from kvsim.machine.hardware import LINKS, AllReduce
 from kvsim.results.phases import Floats
 from kvsim.run.assembly import assemble
 from kvsim.settings.config import RunConfig
@@ -81,10 +81,10 @@ def fit_run(
     """`profile` with constants fitted to the first `first` measured requests of `trace`, without
     the `WARM_UP` at its start.
 
-    `config` holds the settings of the server that was measured; its `cost` is replaced. `done` is
-    called with 1 after each replay. Constants, their standard errors, the run, its late start and
-    the errors on the rest are kept in `Profile.fitted`. Raises `ConfigError` where a part has fewer
-    than `FEWEST` measured requests, and where the profile was fitted before.
+    `config` holds the settings of the server that was measured; what prices its steps is replaced.
+    `done` is called with 1 after each replay. Constants, their standard errors, the run, its late
+    start and the errors on the rest are kept in `Profile.fitted`. Raises `ConfigError` where a part
+    has fewer than `FEWEST` measured requests, and where the profile was fitted before.
     """
     if profile.fitted:
         raise ConfigError(
@@ -125,6 +125,12 @@ def with_constants(profile: Profile, values: Values) -> Profile:
     """`profile` with these constants in its fits, at every block size."""
     others = {size: _changed(fit, values) for size, fit in profile.others.items()}
     return msgspec.structs.replace(profile, fit=_changed(profile.fit, values), others=others)
+
+
+def priced_by(profile: Profile | str, config: RunConfig) -> RunConfig:
+    """The settings, with this profile, or that of a path, in place of what prices steps."""
+    kept = {key: each for key, each in config.cost.items() if key in LINKS}
+    return msgspec.structs.replace(config, cost={**kept, "model": "table", "profile": profile})
 
 
 def _changed(fit: Fit, values: Values) -> Fit:
@@ -213,9 +219,7 @@ class _Bench:
 
     def _priced(self, values: Values) -> RunConfig:
         """The settings, with prices of the profile with these constants."""
-        kept = {key: each for key, each in self._config.cost.items() if key == "link"}
-        cost = {**kept, "model": "table", "profile": with_constants(self.profile, values)}
-        return msgspec.structs.replace(self._config, cost=cost)
+        return priced_by(with_constants(self.profile, values), self._config)
 
     def pricing_unevenly(self, values: Values) -> _Bench | None:
         """The bench with the term of uneven batches, if there is such a question."""

@@ -20,8 +20,8 @@ from typing import NoReturn
 import typer
 from typer import Option
 
-from kvsim.cli import console, deferred
-from kvsim.cli.deferred import DeferredGroup
+from kvsim.cli import commands
+from kvsim.cli.commands import DeferredGroup
 from kvsim.core import compiled
 from kvsim.errors import KvsimError, shortened
 from kvsim.settings.limits import VARIABLE, factor
@@ -74,9 +74,8 @@ def _without_command(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit; a user's error is one line and exit code 2."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    deferred.asked["all"] = deferred.SHOW_ALL in given
-    console.asked |= {each: f"--{each}" in given for each in console.asked}
-    given = ["--help" if each == deferred.SHOW_ALL else each for each in given if each != "--quiet"]
+    commands.asked |= {each: f"--{each}" in given for each in commands.asked}
+    given = ["--help" if each == commands.SHOW_ALL else each for each in given if each != "--quiet"]
     # The user's own schedulers are imported from the folder in which the command runs.
     if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109
         sys.path.append("")

@@ -1,8 +1,10 @@
-"""`check`, `validate`, `conform`: kvsim beside measured runs, a real GPU, and real decisions."""
+"""kvsim beside something real: `check` beside measured runs, `validate` beside a GPU, `conform`
+beside real decisions, `bench` beside other simulators and earlier versions."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from kvsim.cli.console import command_line, note, progress_bar, run_module, tell_written
+import kvsim
+from kvsim.cli.commands import command_line, note, progress_bar, run_module, tell_written, watched
 from kvsim.cli.options import (
     AsJson,
     Bundle,
@@ -30,8 +33,12 @@ from kvsim.report import make_console, make_table, print_remarks
 from kvsim.settings.config import RunConfig, load_config, read_toml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
+    from rich.table import Table as RichTable
+
+    from kvsim.against.bench import Bench
+    from kvsim.against.bench_workloads import Case as Benched
     from kvsim.against.conform.cases import Case
     from kvsim.against.conform.step_log import Record
     from kvsim.settings.server import ServerWord
@@ -496,3 +503,139 @@ def _write_log(path: Path, log: list[dict[str, object]]) -> None:
 
     lines = (json.dumps(record, separators=(",", ":")) + "\n" for record in log)
     write_text(path, "".join(lines))
+
+
+Workloads = Annotated[
+    list[str] | None,
+    Option(
+        "--workload",
+        metavar="NAME",
+        help="A name such as W1, or `decode` for all of decode-N; may be repeated. Default: the"
+        " usual ones of the settings; conversation-N only with --trace.",
+    ),
+]
+BenchSettings = Annotated[
+    list[str] | None,
+    Option(
+        "--settings",
+        metavar="NAME|FILE",
+        help="An engine such as sglang, `feature` or `own` for all features of vLLM V1 or policies"
+        " of one's own, or a TOML file of settings; may be repeated. Default: all; vllm-v1 if there"
+        " is a --workload.",
+    ),
+]
+BenchTrace = Annotated[
+    str | None,
+    Option(
+        "--trace", metavar="FILE", help="Mooncake's conversation_trace.jsonl, for conversation-N."
+    ),
+]
+Earlier = Annotated[
+    str | None,
+    Option("--compare", metavar="FILE", help="Show the ratio to an earlier output of --json."),
+]
+_BENCH_WIDTH = 120
+"""Columns of the widest table; a narrow terminal folds its lines."""
+
+
+@dataclass(frozen=True)
+class Peer(Bundle):
+    """Another simulator to measure beside."""
+
+    name: Annotated[
+        str | None,
+        Option(
+            "--peer",
+            metavar="aisimulate",
+            help="Run another simulator in turns, on the same requests with its prefix cache on.",
+        ),
+    ] = None
+    python: Annotated[
+        str, Option("--peer-python", metavar="PATH", help="The Python that has it.")
+    ] = "python3"
+
+
+@takes_bundles
+def bench(
+    *,
+    names: Workloads = None,
+    engines: BenchSettings = None,
+    repeats: Annotated[int, Option(min=1, metavar="N", help="Runs of each.")] = 3,
+    trace: BenchTrace = None,
+    as_json: AsJson = False,
+    stored: Earlier = None,
+    peer: Peer,
+    around: Annotated[
+        bool, Option("--around", help="Measure what a run costs besides the simulation.")
+    ] = False,
+) -> None:
+    """Measure CPU time and memory of runs that anybody can rebuild.
+
+    Each run reads a file of requests and simulates them, on an H100 where the settings name no
+    other times, in a process of its own. All take turns; the tables show the least and the median
+    of the repeats. ns/seq: per decoding sequence and step; over base: a feature's or policy's time
+    of a step over the default's on the same requests, a fleet's time of a request over that of one
+    replica; MB: peak memory.
+    """
+    from kvsim.against.bench import check_peer, load, run, store_bytecode, to_json
+    from kvsim.against.bench_workloads import choose
+
+    cases = choose(names or [], engines or [], trace)
+    store_bytecode(Path(kvsim.__file__).parent)
+    if around:
+        _show_parts(cases, trace)
+        return
+    if peer.name is not None:
+        check_peer(peer.name, peer.python)
+    then = None if stored is None else load(stored)
+    beside = None if peer.name is None else (peer.name, peer.python)
+    measured = run(cases, repeats, trace, _note_case, beside)
+    if as_json:
+        print(to_json(measured), end="")
+    else:
+        _show_bench(measured, then)
+
+
+def _note_case(case: Benched) -> None:
+    if watched():
+        print(f"{case}: measured", file=sys.stderr)
+
+
+def _show_bench(bench: Bench, then: Bench | None) -> None:
+    from kvsim.against.bench import columns_of, ratios
+
+    console = make_console()
+    console.width = max(console.width, _BENCH_WIDTH)
+    load = "" if bench.load_average is None else f", load {bench.load_average:.2f}"
+    console.print(
+        f"kvsim {bench.kvsim_version}, Python {bench.python}, {bench.machine}{load}", soft_wrap=True
+    )
+    for rows, columns in columns_of(bench):
+        if rows and columns:
+            cells = ([*row.case, *(write(row) for _, write in columns)] for row in rows)
+            console.print(_cases_table([head for head, _ in columns], cells))
+    if then is not None:
+        found = ratios(bench, then).items()
+        changes = [[*case, f"{ratio:.2f}"] for case, ratio in found]
+        if changes:
+            console.print(_cases_table(("CPU now / then",), changes))
+
+
+def _show_parts(cases: list[Benched], trace: str | None) -> None:
+    from kvsim.against.bench import around, in_fresh_process
+
+    rows = (
+        [*case, part, f"{cpu_s:.3f}"]
+        for case in cases
+        for part, cpu_s in in_fresh_process(around, case, trace).items()
+    )
+    make_console().print(_cases_table(("part", "CPU s"), rows))
+
+
+def _cases_table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> RichTable:
+    """A table of cases: workload, settings, and columns with these heads."""
+    look: dict[str, Any] = {"pad_edge": False, "padding": (0, 1), "collapse_padding": True}
+    table = make_table("workload", "settings", *heads, rows=rows, texts=2, **look)
+    for column in table.columns:
+        column.no_wrap = True
+    return table

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from kvsim.cli.console import progress_bar
-from kvsim.cli.deferred import group_of
+from kvsim.cli.commands import group_of, progress_bar
 from kvsim.cli.options import AsJson, Bundle, RunDir, TraceForm, takes_bundles
 from kvsim.errors import ConfigError
 from kvsim.report import make_console, make_table
 from kvsim.settings.versions import DEFAULT_BLOCK_SIZE
 
 if TYPE_CHECKING:
-    from kvsim.explain.cachelab.audit import Recorded
-    from kvsim.explain.cachelab.sentences import Audited
-    from kvsim.explain.cachelab.study import Asked, Study
+    from kvsim.explain.cache_curve import Asked, Study
+    from kvsim.explain.cache_eviction import Recorded
+    from kvsim.report.pages.cache import Audited
+    from kvsim.settings.config import RunConfig
     from kvsim.workload.reuse import Counting
     from kvsim.workload.trace import Trace
 
@@ -83,7 +83,7 @@ class Sizes(Bundle):
 
     def asked(self, block_size: int) -> Asked:
         """What is asked, in blocks of so many tokens. Raises `ConfigError`."""
-        from kvsim.explain.cachelab.study import Asked
+        from kvsim.explain.cache_curve import Asked
         from kvsim.machine.memory import block_bytes as bytes_of
         from kvsim.machine.models import load_model
         from kvsim.settings.config import make_config
@@ -106,7 +106,7 @@ class Sizes(Bundle):
 @takes_bundles
 def curve(*, blocks: Counted, sizes: Sizes, out: Out = None, as_json: AsJson = False) -> None:
     """Hits by capacity: least recently used at every size, the optimum, and no limit."""
-    from kvsim.explain.cachelab.study import study_trace
+    from kvsim.explain.cache_curve import study_trace
 
     opened, counting = blocks.counted()
     study = study_trace(opened, counting, sizes.asked(counting.block_size))
@@ -129,7 +129,7 @@ def stream(
 
     Its rows are counted and forgotten: a native trace, in blocks of its hash ids.
     """
-    from kvsim.explain.cachelab.study import open_recording, study_recording
+    from kvsim.explain.cache_curve import open_recording, study_recording
     from kvsim.workload.source import Source
 
     with Source(trace) as source:
@@ -139,7 +139,7 @@ def stream(
 
 
 def _show(study: Study, *, as_json: bool) -> None:
-    from kvsim.explain.cachelab.sentences import CURVE_HEAD, curve_rows, definitions, sentences
+    from kvsim.report.pages.cache import CURVE_HEAD, curve_rows, definitions, sentences
     from kvsim.writing import json_text
 
     if as_json:
@@ -166,7 +166,7 @@ def sample(
     seed: Annotated[int, Option(min=0, help="Another seed keeps other blocks.")] = 0,
 ) -> None:
     """Estimate the hits of least recently used from a sample of the blocks."""
-    from kvsim.explain.cachelab.curve import sampled_lru_tokens
+    from kvsim.explain.cache_curve import sampled_lru_tokens
     from kvsim.results.numerals import count, percent
     from kvsim.workload.keys import streams
 
@@ -198,8 +198,8 @@ def policies(
     as_json: AsJson = False,
 ) -> None:
     """Compare eviction policies with the optimum, in a cache alone."""
-    from kvsim.explain.cachelab.ranking import POLICIES, rank_policies
-    from kvsim.explain.cachelab.sentences import POLICY_HEAD, policy_rows, policy_sentences
+    from kvsim.explain.cache_eviction import POLICIES, rank_policies
+    from kvsim.report.pages.cache import POLICY_HEAD, policy_rows, policy_sentences
     from kvsim.writing import json_text
 
     opened, counting = blocks.counted()
@@ -232,7 +232,7 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Split a run's prompt tokens: hit, lost to policy, pinning, capacity or timing, cold."""
-    from kvsim.explain.cachelab.sentences import audit_rows, audit_sentences
+    from kvsim.report.pages.cache import audit_rows, audit_sentences
     from kvsim.writing import json_text
 
     with progress_bar("auditing") as done:
@@ -255,28 +255,26 @@ def _audited(
 ) -> list[Audited]:
     """The audit of a run, and of the same run with other evictions; or that of each replica of a
     fleet."""
-    from kvsim.explain.cachelab.audit import Recorded
-    from kvsim.explain.cachelab.audit import audit as audit_run
-    from kvsim.explain.cachelab.sentences import Audited
+    from msgspec.structs import replace
+
+    from kvsim.explain.cache_eviction import Recorded
+    from kvsim.explain.cache_eviction import audit as audit_run
     from kvsim.report.files import FLEET
-    from kvsim.results.plain import numeric
+    from kvsim.report.pages.cache import Audited
     from kvsim.run.simulation import simulate
-    from kvsim.settings.config import make_config
 
     if (Path(directory) / FLEET).exists():
         folders = sorted(Path(directory).glob("replica-*"), key=lambda path: (len(path.name), path))
         if evictions:
             raise ConfigError(f"--eviction: {directory} is a fleet, and cannot be run again here")
         return [Audited(each.name, audit_run(_recorded(str(each))[0])) for each in folders]
-    run, trace = _recorded(directory)
-    settings = numeric(run.summary["meta"]["config"])
-    args = settings.get("block_manager_args") or {}
+    run, trace, settings = _recorded(directory)
+    args = settings.block_manager_args
     oracles = run.summary["meta"]["oracles"]
     runs = [Audited(args.get("eviction", "this run"), audit_run(run), bool(oracles))]
     for name in evictions:
         done(1)
-        config = make_config({**settings, "block_manager_args": {**args, "eviction": name}})
-        again = simulate(trace, config)
+        again = simulate(trace, replace(settings, block_manager_args={**args, "eviction": name}))
         if list(again.requests["id"]) != list(run.requests["id"]):
             raise ConfigError(
                 f"--eviction: {directory} is a replica, and cannot be run again alone"
@@ -288,40 +286,24 @@ def _audited(
     return runs
 
 
-def _recorded(directory: str) -> tuple[Recorded, Trace]:
-    """What a run folder holds, and the trace that the run replayed. Raises `ConfigError`."""
-    from kvsim.explain.cachelab.audit import Recorded
+def _recorded(directory: str) -> tuple[Recorded, Trace, RunConfig]:
+    """What a run folder holds, and what the run replayed. Raises `ConfigError`."""
+    from kvsim.explain.cache_eviction import Recorded
     from kvsim.report import read_results, read_transitions
+    from kvsim.run.simulation import to_repeat
     from kvsim.workload.keys import streams
 
     summary, requests, steps = read_results(directory)
     if not summary["meta"]["prefix_caching"]:
         raise ConfigError(f"{directory}: a run without prefix caching has no hits to audit")
-    trace = _trace_of(directory, summary["meta"])
+    trace, config = to_repeat(summary["meta"], directory)
     # A replica has some of the requests.
     places = {row.id: row.index for row in trace.rows}
     if not places.keys() >= set(requests["id"]):
         raise ConfigError(f"{directory}: its requests are not those of its trace; run it again")
     prompts = streams(trace).picked(places[id] for id in requests["id"])
     transitions = read_transitions(directory, summary)
-    return Recorded(summary, requests, steps, transitions, prompts), trace
-
-
-def _trace_of(directory: str, meta: dict[str, Any]) -> Trace:
-    """The trace that a run replayed. Raises `ConfigError` if it is another one by now."""
-    from kvsim.results.plain import numeric
-    from kvsim.settings.config import make_config
-    from kvsim.workload import open_trace
-    from kvsim.workload.spec import trace_of
-
-    config = make_config(numeric(meta["config"]))
-    named = meta["trace"]
-    trace = trace_of(config) if config.workload else None
-    if trace is None or trace.sha256 != named["sha256"]:  # A trace counts more than a workload.
-        trace = open_trace(named["path"])
-    if trace.sha256 != named["sha256"]:
-        raise ConfigError(f"{directory}: its trace {named['path']} has changed since; run it again")
-    return trace
+    return Recorded(summary, requests, steps, transitions, prompts), trace, config
 
 
 def _blocks(gib: float, block_bytes: int) -> int:

@@ -1,16 +1,16 @@
-"""`report`, `why`, `timeline` and `diff`: what the folders of runs have to say."""
+"""Folders of runs, written, read and drawn for both kinds of them, one engine or a fleet; and what
+they have to say: `report`, `why`, `timeline` and `diff`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Argument, Option
 
-from kvsim.cli.console import tell_written
-from kvsim.cli.kinds import of_engines, of_fleets
+from kvsim.cli.commands import tell_written
 from kvsim.cli.options import AsJson, Bundle, OutDir, RunDir, takes_bundles
 from kvsim.errors import ConfigError, OutputError, check_choice
 from kvsim.report import make_console, make_table
@@ -21,10 +21,113 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from kvsim.explain.certainty import Comparison
     from kvsim.explain.differences import Carrier, Waterfall
     from kvsim.explain.story import Story
     from kvsim.fleet import FleetRun
-    from kvsim.report import Explanation
+    from kvsim.fleet.folder import Replica
+    from kvsim.report import Explanation, Run
+    from kvsim.report.files import Results
+    from kvsim.results.blockmap import BlockMap
+    from kvsim.run.result import Result
+
+
+Named = tuple[str, Any]
+"""A run and its name."""
+
+
+class Kind(NamedTuple):
+    """What is done with runs of one kind; each run has a `summary` and `requests`."""
+
+    simulate: Callable[..., Any]
+    """Runs a trace with settings."""
+    read: Callable[[str], Any]
+    """Reads a run from its folder."""
+    write: Callable[[Any, Path], None]
+    """Writes a run into a folder."""
+    explain: Callable[[Named, Named], Explanation]
+    """Says why the second run differs from the first."""
+    diff_page: Callable[[Named, Named], str]
+    """Makes the page of that."""
+    comparison_page: Callable[[Sequence[Named], Comparison | None], str]
+    """Makes the page of several runs."""
+
+
+def write_run(
+    run: Result | Replica,
+    out: str | Path,
+    block_map: BlockMap | None = None,
+    *,
+    csv: bool = False,
+    page: bool = False,
+) -> None:
+    """Write the folder of one engine."""
+    from kvsim.report import write_results
+
+    html, tables = None, (run.summary, run.requests, run.steps)
+    if page:
+        from kvsim.report.pages.run import build_page
+
+        html = build_page(*tables, block_map)
+    further: dict[str, Any] = {"transitions": run.transitions, "block_map": block_map}
+    write_results(out, *tables, csv=csv, page=html, **further)
+
+
+def write_replicas(
+    run: FleetRun, out: str | Path, *, csv: bool = False, page: bool = True, pages: bool = False
+) -> None:
+    """Write the folder of each replica, with its page if `pages`, then what they have in common."""
+    from kvsim.fleet import build_fleet
+    from kvsim.fleet.folder import write_fleet
+
+    def write(number: int, folder: str) -> None:
+        write_run(run.replicas[number], folder, csv=csv, page=pages)
+
+    write_fleet(out, run, write, build_fleet(run) if page else None)
+
+
+def of_engines() -> Kind:
+    """One engine each."""
+    from kvsim.report import explain, read_results
+    from kvsim.run.simulation import simulate
+
+    def tables(named: tuple[str, Result | Results]) -> Run:
+        name, run = named
+        return name, run.summary, run.requests, run.steps
+
+    def diff_page(first: Named, other: Named) -> str:
+        from kvsim.report.pages.compare import build_diff
+
+        return build_diff(tables(first), tables(other))
+
+    def comparison_page(runs: Sequence[Named], comparison: Comparison | None) -> str:
+        from kvsim.report.pages.compare import build_comparison
+
+        return build_comparison(list(map(tables, runs)), comparison)
+
+    return Kind(
+        simulate,
+        read_results,
+        write_run,
+        lambda first, other: explain(tables(first), tables(other)),
+        diff_page,
+        comparison_page,
+    )
+
+
+def of_fleets() -> Kind:
+    """Several replicas each, behind a router."""
+    from kvsim.fleet import explain_fleets, read_fleet, simulate_contender
+    from kvsim.fleet.page import build_fleet_comparison, build_fleet_diff
+
+    return Kind(
+        simulate_contender,
+        read_fleet,
+        write_replicas,
+        explain_fleets,
+        build_fleet_diff,
+        build_fleet_comparison,
+    )
 
 
 def report(directory: RunDir) -> None:
@@ -54,7 +157,7 @@ def diff(
 ) -> None:
     """Say why two runs of the same requests differ: which decision, which time, which requests."""
     from kvsim.report import is_fleet
-    from kvsim.report.explanation import explanation_record
+    from kvsim.report.compare import explanation_record
     from kvsim.writing import json_text, write_together
 
     fleets = is_fleet(first) and is_fleet(other)
@@ -117,7 +220,7 @@ def _replicas(first: FleetRun, other: FleetRun) -> Table:
 def _parts(falls: Sequence[Waterfall]) -> Table:
     """By how much each part of the latencies changed, and their sums."""
     from kvsim.explain.differences import LABELS
-    from kvsim.report.explanation import title_of
+    from kvsim.report.compare import title_of
     from kvsim.results.numerals import signed
 
     table = make_table("difference", *map(title_of, falls))
@@ -185,7 +288,7 @@ def why(
         console.print(sentence)
     _render_story(story, console)
     if html is not None:
-        from kvsim.report.pages.diff import build_story
+        from kvsim.report.pages.compare import build_story
 
         console.print(f"\nwritten to {write_text(html, build_story(story, said))}")
 
@@ -258,7 +361,7 @@ class Served(Bundle):
         from kvsim.writing import write_bytes, write_text
 
         try:
-            from kvsim.against.serve.again import replayed
+            from kvsim.against.serve.metrics import replayed
         except ImportError as error:
             raise ConfigError(f"timeline: {error}; pip install 'kvsim[serve]'") from None
         again = replayed(meta, self.interval, self.start, self.trust or ())

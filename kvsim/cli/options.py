@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from typer import Argument, Option
 
-from kvsim.cli.console import note
+from kvsim.cli.commands import note
 from kvsim.errors import ConfigError, check_choice
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from kvsim.policies.tables import FULL_HITS, GROWTH, HITS_SAVE, PUBLISH_AT
 from kvsim.policies.victims import VICTIMS
 from kvsim.report import make_console, make_table
 from kvsim.settings.config import RunConfig
-from kvsim.settings.signatures import docstring, signature
+from kvsim.settings.library import docstring, signature
 
 SHARED = frozenset(("self", "model", "hardware", "config", "candidates", "blocks")) | {
     "num_gpu_blocks",

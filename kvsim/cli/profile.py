@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Argument, Option
 
-from kvsim.cli.console import progress_bar, run_module
-from kvsim.cli.deferred import group_of
+from kvsim.cli.commands import group_of, progress_bar, run_module
 from kvsim.cli.options import (
     AsJson,
     Bundle,
@@ -164,7 +163,7 @@ def show(
     """What was measured, where, how well it fits, and the ranges that it covers."""
     from kvsim.cost.calibrate.compare import parts
     from kvsim.cost.profile import load_profile
-    from kvsim.report.pages.profile import build_profile, error_rows, other_statements
+    from kvsim.report.pages.cost import build_profile, error_rows, other_statements
 
     profile = load_profile(name)
     made, console = profile.model, make_console()
@@ -266,8 +265,7 @@ def with_fitted(
 
     The profile is the run's own, or the shipped one that would price it.
     """
-    from msgspec.structs import replace
-
+    from kvsim.against.fit import priced_by
     from kvsim.cost.table import profile_for
     from kvsim.machine.hardware import load_hardware
     from kvsim.machine.models import model_of
@@ -282,8 +280,7 @@ def with_fitted(
             " --set cost.profile=FILE"
         )
     tables = fit_profile(name, trace, config, first, out)
-    kept = {key: each for key, each in config.cost.items() if key == "link"}
-    return replace(config, cost={**kept, "model": "table", "profile": out}), tables
+    return priced_by(out, config), tables
 
 
 Count = Annotated[int | None, Option(min=1, metavar="N")]
@@ -439,7 +436,7 @@ def crossover(
     else:
         _print(found)
     if out is not None:
-        from kvsim.report.pages.crossover import build_crossover
+        from kvsim.report.pages.cost import build_crossover
 
         drawn = priced.crossings(sorted({*_curve(lengths[-1]), *lengths}))
         write_text(out, build_crossover(drawn, priced.hardware, lengths))
@@ -462,11 +459,12 @@ def _curve(longest: int) -> list[int]:
 
 
 def _print(models: list[ModelCrossings]) -> None:
-    from kvsim.report.pages.crossover import UNITS, caption, head, priced, rows
+    from kvsim.report.pages.cost import UNITS, caption, crossing_head, crossing_rows, priced
 
     console = make_console()
     for each in models:
-        console.print(make_table(*head(each), rows=rows(each), title=caption(each), texts=0))
+        head, rows = crossing_head(each), crossing_rows(each)
+        console.print(make_table(*head, rows=rows, title=caption(each), texts=0))
         console.print(f"{priced(each)}\n", style="dim")
     link = next(iter(models[0].link.values()))
     console.print(

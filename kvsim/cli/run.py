@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from kvsim.cli.console import note, simulate_shown, tell_written
-from kvsim.cli.kinds import write_replicas, write_run
+from kvsim.cli.commands import note, simulate_shown, tell_written
 from kvsim.cli.options import (
     AsJson,
     Bundle,
@@ -83,6 +82,8 @@ def run(
             simulate_contender, form.requests(trace, configs[0]), several, "simulating"
         )
         if out is not None:
+            from kvsim.cli.folders import write_replicas
+
             write_replicas(result, out, csv=csv, page=page, pages=page)
     else:
         watcher = seen = None
@@ -103,6 +104,8 @@ def run(
             seen = watcher.block_map()
             result.meta["block_map"] = {"samples": len(seen.time_ns)}
         if out is not None:
+            from kvsim.cli.folders import write_run
+
             write_run(result, out, seen, csv=csv, page=page)
     if as_json:
         print(json.dumps(result.summary, indent=1))

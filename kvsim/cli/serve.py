@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from kvsim.cli.console import command_line, note, tell_written
+from kvsim.cli.commands import command_line, note, tell_written
 from kvsim.cli.options import Bundle, ConfigFile, OutDir, takes_bundles
 from kvsim.cli.settings import Settings
 from kvsim.errors import ConfigError
@@ -128,7 +128,7 @@ def serve(
         for line in made.clock.report():
             print(line)
         if out is not None:
-            from kvsim.cli.kinds import write_run
+            from kvsim.cli.folders import write_run
             from kvsim.report import PAGE
 
             write_run(session.result(command_line()), out, page=True)

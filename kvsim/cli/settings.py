@@ -27,7 +27,7 @@ from typing import (
 import msgspec
 from typer import Option
 
-from kvsim.cli.console import note
+from kvsim.cli.commands import note
 from kvsim.cli.options import Bundle
 from kvsim.errors import ConfigError, check_choice
 from kvsim.settings.config import (

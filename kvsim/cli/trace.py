@@ -8,8 +8,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from kvsim.cli.console import note
-from kvsim.cli.deferred import group_of
+from kvsim.cli.commands import group_of, note
 from kvsim.cli.options import AsJson, Bundle, TraceForm, takes_bundles
 from kvsim.errors import TraceError
 

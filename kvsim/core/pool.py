@@ -68,8 +68,8 @@ class Pool:
     """Contents given to blocks in the current scheduling call, where somebody asks for them."""
     names: bool
     blank_last: bool
-    """Whether blocks without content go to the end of the free blocks, too. With an `order`, they
-    are reused next all the same: it is one of contents."""
+    """Whether blocks without content go to the end of the free blocks, too; with an `order`, before
+    those that it holds."""
     evictions: i64
     """Blocks whose content was lost to another use."""
     order: Any
@@ -227,10 +227,11 @@ class Pool:
         """Adds a reference to a block, free or in use."""
         at: i64 = block * FIELDS + REFS
         if self._cells[at] == 0:
-            if self.order is None:
-                self._queue[self._cells[block * FIELDS + NEXT]] = 0
-            if self.content(block):
+            content: i64 = self.content(block)
+            if content:
                 self.num_cached -= 1
+            if self.order is None or content == 0:
+                self._queue[self._cells[block * FIELDS + NEXT]] = 0
             self.num_free -= 1
         if self.order is not None:
             self.order.hit(block)
@@ -262,7 +263,7 @@ class Pool:
                     self.num_cached += 1
                 if content and self.order is not None:
                     self.order.put(block, self.keys[content], cells[at + END], access_ns)
-                elif content or (self.blank_last and self.order is None):
+                elif content or self.blank_last:
                     queue[tail], cells[at + NEXT] = block, tail
                     tail += 1
                 else:

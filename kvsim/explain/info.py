@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.explain.cachelab.curve import lru_tokens, optimum_tokens
+from kvsim.explain.cache_curve import lru_tokens, optimum_tokens
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, ceiling_tokens, find_reuse
 from kvsim.workload.streams import Stream

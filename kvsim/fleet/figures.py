@@ -23,7 +23,7 @@ import numpy as np
 
 from kvsim.core.schema import CAUSES
 from kvsim.core.sums import added
-from kvsim.explain.cachelab.curve import lru_tokens, optimum_tokens
+from kvsim.explain.cache_curve import lru_tokens, optimum_tokens
 from kvsim.fleet.result import FleetResult, handover_figures
 from kvsim.results.phases import Ints
 from kvsim.results.statistics import ratio

@@ -13,9 +13,8 @@ from kvsim.explain.certainty import Comparison
 from kvsim.fleet.figures import in_flight, of_admitted, sent_to
 from kvsim.fleet.folder import FleetRun
 from kvsim.report import Explanation, wording
-from kvsim.report.explanation import explain_requests
-from kvsim.report.pages.compare import COLOURS, comparison_page
-from kvsim.report.pages.diff import diff_page
+from kvsim.report.compare import explain_requests
+from kvsim.report.pages.compare import COLOURS, comparison_page, diff_page
 from kvsim.report.pages.figures import (
     Figure,
     Points,
@@ -49,7 +48,7 @@ from kvsim.report.pages.latencies import distribution_figures
 from kvsim.report.pages.over_time import one_axis
 from kvsim.report.pages.run import figure_cards, labels, provenance_panels
 from kvsim.report.pages.view import RATES, View, bin_states, lined, look_at, sums_of
-from kvsim.report.routing import (
+from kvsim.report.wording import (
     CAUSE_WORDS,
     HITS,
     REGRET_HEAD,

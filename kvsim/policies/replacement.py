@@ -121,7 +121,7 @@ class Belady(Ranked):
 
     Belady, "A study of replacement algorithms for a virtual-storage computer", 1966. When a turn
     will follow is estimated from its think time, and requests may overtake each other. So a run can
-    have fewer hits than the bounds of `kvsim.explain.cachelab.audit`.
+    have fewer hits than the bounds of `kvsim.explain.cache_eviction`.
     """
 
     __slots__ = ("_block_size", "_coming", "_expected", "_future", "_holder", "_now_ns", "_tokens")

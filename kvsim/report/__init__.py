@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING
 from kvsim.face import face_of
 
 if TYPE_CHECKING:
-    from kvsim.report.compare import Row, change_words, compare_table, value_words
-    from kvsim.report.explanation import Explanation, Run, explain
+    from kvsim.report.compare import (
+        Explanation,
+        Row,
+        Run,
+        change_words,
+        compare_table,
+        explain,
+        value_words,
+    )
     from kvsim.report.files import (
         PAGE,
         is_fleet,
@@ -39,6 +46,5 @@ __getattr__ = face_of(
     wording="Remark diagnosis_of finished measured outcome_title time_source verdict",
     files="PAGE is_fleet read_block_map read_results read_transitions write_results",
     terminal="render render_comparison render_fleet",
-    compare="Row change_words compare_table value_words",
-    explanation="Explanation Run explain",
+    compare="Explanation Row Run change_words compare_table explain value_words",
 )

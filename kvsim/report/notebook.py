@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.errors import ConfigError, check_choice
-from kvsim.report.compare import change_words, compare_table
-from kvsim.report.explanation import Run, explain
+from kvsim.report.compare import Run, change_words, compare_table, explain
 from kvsim.report.pages.figures import Figure, coloured
 from kvsim.report.pages.html import Html, element, join, table
 from kvsim.report.pages.latencies import distribution_figures

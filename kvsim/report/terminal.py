@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvsim.core.sums import added
-from kvsim.report import routing, wording
+from kvsim.report import wording
 from kvsim.report.screen import make_table, print_remarks
 from kvsim.results.ledger import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
 from kvsim.results.metrics import BLOCKED_BY, NAMED
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kvsim.explain.certainty import Comparison
-    from kvsim.report.compare import Row
+    from kvsim.report.compare import Row, Summaries
 
-Summaries = Sequence[tuple[str, Mapping[str, Any]]]
 Line = tuple[str, list[str]]
 """A label, and the parts of what stands beside it."""
 
@@ -62,11 +61,11 @@ def render(summary: Mapping[str, Any], console: Console) -> None:
 def render_fleet(summary: Mapping[str, Any], console: Console) -> None:
     """Print the verdict, the latencies of all requests, a line for each replica, and what the
     router's decisions cost."""
-    console.print(routing.fleet_title(summary), style="bold")
-    print_remarks(console, routing.fleet_verdict(summary))
+    console.print(wording.fleet_title(summary), style="bold")
+    print_remarks(console, wording.fleet_verdict(summary))
     console.print()
     console.print(_latencies(summary))
-    for head, rows in routing.routing_tables(summary).values():
+    for head, rows in wording.routing_tables(summary).values():
         console.print(make_table(*head, rows=rows, pad_edge=False))
 
 

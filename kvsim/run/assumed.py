@@ -29,7 +29,7 @@ from kvsim.machine.hardware import Hardware, load_hardware
 from kvsim.machine.memory import cache_groups, is_plain, kv_dtype, state_block_size, tables_of
 from kvsim.machine.models import DTYPE_BYTES, Model, model_of
 from kvsim.settings.config import RunConfig
-from kvsim.settings.signatures import signature
+from kvsim.settings.library import signature
 from kvsim.settings.versions import (
     DEFAULT_BLOCK_SIZE,
     DEFAULT_LORA_RANK,

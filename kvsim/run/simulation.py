@@ -93,6 +93,20 @@ def opened(trace: Trace | str | Path | None, config: RunConfig) -> Trace:
     return trace if isinstance(trace, Trace) else open_trace(str(trace))
 
 
+def to_repeat(meta: Mapping[str, Any], where: str) -> tuple[Trace, RunConfig]:
+    """The requests and the settings of a run, by its provenance, to run it again. Raises
+    `ConfigError`, which `where` opens, if its trace is another one by now."""
+    from kvsim.results.plain import numeric
+
+    config, named = make_config(numeric(meta["config"])), meta["trace"]
+    trace = None if config.workload is None else opened(None, config)
+    if trace is None or trace.sha256 != named["sha256"]:  # A trace counts more than a workload.
+        trace = open_trace(named["path"], named["format"])
+    if trace.sha256 != named["sha256"]:
+        raise ConfigError(f"{where}: its trace {named['path']} has changed since; run it again")
+    return trace, config
+
+
 def assembled(
     config: RunConfig,
     rows: Sequence[Row],

@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 from kvsim.engines import ENGINES
 from kvsim.explain import MARGIN
-from kvsim.explain.cachelab.sentences import sentences as study_sentences
-from kvsim.explain.cachelab.study import Asked, study_trace
+from kvsim.explain.cache_curve import Asked, study_trace
 from kvsim.explain.certainty import LEVEL
 from kvsim.machine.memory import block_bytes
 from kvsim.report import Remark, diagnosis_of, measured, time_source
 from kvsim.report.compare import NO_DIFFERENCE
+from kvsim.report.pages.cache import sentences as study_sentences
 from kvsim.report.pages.compare import interval_figure
 from kvsim.report.pages.html import (
     Html,
@@ -36,7 +36,8 @@ from kvsim.results.plain import plain
 from kvsim.run.assembly import assemble
 from kvsim.run.told import settled
 from kvsim.search.advise import Advice, Change, Tried
-from kvsim.search.sweep import origin_panels, value_words
+from kvsim.search.sweep import value_words
+from kvsim.search.sweep_page import origin_panels
 from kvsim.settings.config import RunConfig, to_table
 from kvsim.settings.server import ServerWord
 from kvsim.settings.server.arguments import Argument

@@ -26,7 +26,7 @@ from kvsim.explain.differences import compare_replay
 from kvsim.machine.memory import pool_setting
 from kvsim.run.assembly import Parts, assemble
 from kvsim.run.result import Result
-from kvsim.search.replicates import HERE, How, Load, estimate_of, redrawn, replicate
+from kvsim.search.compare import HERE, How, Load, estimate_of, redrawn, replicate
 from kvsim.search.runner import figures_of
 from kvsim.search.slo import Objective, Objectives
 from kvsim.search.store import Record

@@ -5,26 +5,31 @@ against it before calling, so that a policy states each of its settings exactly 
 `**settings` of a class stand for what the class that it is made from takes.
 
 A policy is an *oracle* if its constructor names the parameter `future`: nothing else hands it out.
+
+What a class takes and is, is found also where it is compiled and does not say it itself. Nothing
+that a machine with torch alone lacks is imported before it is used.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
+import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
-import msgspec
-
-from kvsim.errors import ConfigError, KvsimError, PolicyError
-from kvsim.settings.config import nearest
+from kvsim.errors import ConfigError, KvsimError, PolicyError, nearest
 from kvsim.settings.parsing import parse_json, typed
-from kvsim.settings.signatures import scope_of, signature
 
-T = TypeVar("T", bound=msgspec.Struct)
+if TYPE_CHECKING:
+    import msgspec
+
+T = TypeVar("T", bound="msgspec.Struct")
 
 _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _KINDS = {
@@ -106,7 +111,7 @@ def converted(table: Mapping[str, Any], struct: type[T], where: str) -> T:
     """`convert` for a document of others: keys that `struct` does not have are skipped."""
     try:
         result: T = typed(dict(table), struct)
-    except msgspec.ValidationError as error:
+    except ValueError as error:
         text, _, at = str(error).partition(" - at `$.")
         key = f"{at.rstrip('`')}: " if at else ""
         raise ConfigError(f"{where}: {key}{text[:1].lower()}{text[1:]}") from None
@@ -264,7 +269,7 @@ def checked(label: str, value: Any, hint: Any) -> Any:
         return value
     try:
         return typed(value, hint)
-    except msgspec.ValidationError as error:
+    except ValueError as error:
         text = str(error)
         raise ConfigError(f"{label}: {text[:1].lower()}{text[1:]} ({value!r})") from None
     except TypeError:  # a type that cannot be checked
@@ -285,3 +290,115 @@ def overridden(built: object, known: type) -> set[str]:
 
 
 _SAYS_NOTHING = {"__module__", "__doc__", "__annotations__", "__dict__", "__weakref__"}
+
+
+_Kind = inspect._ParameterKind
+
+
+def signature(constructor: Callable[..., Any]) -> inspect.Signature:
+    """The parameters of a function, or of a class. Raises `TypeError` or `ValueError` where nobody
+    says them."""
+    owner: Any = _owner(constructor)
+    node = _written(owner) if owner else _written_function(constructor)
+    if node is None:
+        return inspect.signature(constructor)
+    scope, arguments = scope_of(constructor), node.args
+    places = arguments.args[1 if owner else 0 :]
+    defaults = [None] * (len(places) - len(arguments.defaults)) + list(arguments.defaults)
+    named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    parameters = [
+        _parameter(each, default, kind, scope)
+        for kind, pairs in (
+            (_Kind.POSITIONAL_OR_KEYWORD, zip(places, defaults, strict=True)),
+            (_Kind.KEYWORD_ONLY, named),
+        )
+        for each, default in pairs
+    ]
+    return inspect.Signature(parameters)
+
+
+def docstring(described: Any) -> str:
+    """What a class or function says of itself; empty: nothing."""
+    compiled = isinstance(described, type) and "__mypyc_attrs__" in vars(described)
+    node = _class_of(described) if compiled else None
+    return (ast.get_docstring(node) if node else inspect.getdoc(described)) or ""
+
+
+def scope_of(constructor: Callable[..., Any]) -> Mapping[str, Any]:
+    """The names that its annotations may use."""
+    compiled: Any = constructor if _is_compiled(constructor) else _owner(constructor)
+    if compiled is not None:
+        return vars(sys.modules[compiled.__module__])
+    function = constructor
+    if isinstance(constructor, type):
+        function = getattr(constructor, "__init__", constructor)
+    found: Mapping[str, Any] = getattr(function, "__globals__", {})
+    return found
+
+
+def _owner(constructor: Callable[..., Any]) -> type | None:
+    """The compiled class whose constructor a class has; None if it is not compiled."""
+    for each in constructor.__mro__ if isinstance(constructor, type) else ():
+        compiled = "__mypyc_attrs__" in vars(each)
+        if compiled and _written(each) is not None:
+            return each
+        if not compiled and "__init__" in vars(each):
+            return None
+    return None
+
+
+@cache
+def _written(compiled: type) -> ast.FunctionDef | None:
+    """The constructor of a compiled class in its source; None if it has none
+    of its own."""
+    node = _class_of(compiled)
+    for each in node.body if node else ():
+        if isinstance(each, ast.FunctionDef) and each.name == "__init__":
+            return each
+    return None
+
+
+def _written_function(function: Callable[..., Any]) -> ast.FunctionDef | None:
+    """A compiled function in its source; None if it is not compiled."""
+    node = _definition(function.__module__, function.__name__) if _is_compiled(function) else None
+    return node if isinstance(node, ast.FunctionDef) else None
+
+
+def _is_compiled(function: Callable[..., Any]) -> bool:
+    return inspect.isbuiltin(function) and function.__module__.startswith("kvsim.")
+
+
+def _class_of(compiled: type) -> ast.ClassDef | None:
+    """A class in its source."""
+    node = _definition(compiled.__module__, compiled.__name__)
+    return node if isinstance(node, ast.ClassDef) else None
+
+
+@cache
+def _definition(module: str, name: str) -> ast.stmt | None:
+    """What has a name in a module, a class up to its constructor, in its source, which may lie
+    elsewhere than what is compiled."""
+    package, *names = module.split(".")
+    place = sys.modules[package].__file__
+    assert place is not None
+    source = Path(place).parent.joinpath(*names).with_suffix(".py").read_text("utf-8")
+    begin = re.search(rf"^(?:class|def) {name}\b", source, re.MULTILINE)
+    if begin is None:
+        return None
+    end = re.compile(r"^[\w@]", re.MULTILINE).search(source, begin.end())
+    found = source[begin.start() : end.start() if end else len(source)]
+    # To parse what follows the constructor takes longer than a short run.
+    following = re.compile(r"^    (?:def|@)", re.MULTILINE)
+    next_one = following.search(found, found.find("\n    def __init__(") + 2)
+    return ast.parse(found[: next_one.start()] if next_one else found).body[0]
+
+
+def _parameter(
+    argument: ast.arg, default: ast.expr | None, kind: Any, scope: Mapping[str, Any]
+) -> inspect.Parameter:
+    empty = inspect.Parameter.empty
+    value = empty
+    if default is not None:
+        value = eval(compile(ast.Expression(default), "<default>", "eval"), dict(scope))
+    annotation = empty if argument.annotation is None else ast.unparse(argument.annotation)
+    return inspect.Parameter(argument.arg, kind, default=value, annotation=annotation)

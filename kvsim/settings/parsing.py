@@ -1,7 +1,8 @@
 """Parses JSON and TOML that others wrote: every fault is a `ValueError` of one line.
 
 The parsers of the standard library advise programmers about integers of thousands of digits. How
-deep a nesting they take depends on the version of Python, so there is a limit of our own.
+deep a nesting they take depends on the version of Python, so there is a limit of our own. What of
+it names code is found, and refused where nobody here trusts it.
 
 Whole numbers may have a suffix, as on vLLM's command line: 32K, 25.6k, 10G. Lower-case suffixes are
 powers of 1,000, upper-case ones powers of 1,024. Source: vLLM 0.33.0, vllm/utils/argparse_utils.py,
@@ -14,8 +15,10 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
+
+from kvsim.errors import ConfigError
 
 DEEP = "nested too deeply; flatten it"
 DIGITS = "an integer has too many digits"
@@ -99,6 +102,23 @@ _WITH_INFINITIES = json.JSONDecoder(
     parse_float=_finite,
     parse_int=_short,
 )
+
+
+FILES = ("model", "hardware")
+"""Settings that are no code, whatever the names of the files are; of a drafter, too."""
+
+
+def refuse_code(
+    named: Iterable[str], trusted: Collection[str], told: str, remedy: str = "add --trust {}"
+) -> None:
+    """Raise `ConfigError` for code that something from elsewhere names, unless it is `trusted`: it
+    must not run what it likes. `told`: how the message begins."""
+    for name in named:
+        if name not in trusted:
+            raise ConfigError(
+                f"{told} {name!r}, which is not of kvsim; if you know that code,"
+                f" {remedy.format(name)}"
+            )
 
 
 def named_code(value: Any) -> Iterator[str]:

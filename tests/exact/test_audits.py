@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvsim import simulate
-from kvsim.against.bench.workloads import Lengths, poisson
+from kvsim.against.bench_workloads import Lengths, poisson
 from kvsim.core.pool import FIELDS, REFS, Pool
 from kvsim.run.assembly import Parts, assemble
 from kvsim.settings.config import RunConfig

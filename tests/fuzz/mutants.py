@@ -138,7 +138,7 @@ ROOMS = {
     "kvsim/policies": Room(
         "vllm*",
         "unit/policies exact/core exact/engines exact/cachelab"
-        " unit/explain/cachelab/test_policies.py",
+        " unit/explain/caches/test_policies.py",
     ),
     "kvsim/fleet": Room(
         "router-*", f"exact/routers {FREED} pages/test_fleet.py pages/test_colours.py"

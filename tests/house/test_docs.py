@@ -14,7 +14,7 @@ from exact.conformance.test_sample import SHOWN
 from marks import WHOLE, long
 from places import ROOT
 
-from kvsim.cli.deferred import COMMANDS, load
+from kvsim.cli.commands import COMMANDS, load
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]

@@ -14,10 +14,8 @@ from kvsim.cost.crossover import crossings
 from kvsim.cost.profile import load_profile
 from kvsim.explain.differences import compare_replay
 from kvsim.machine import load_hardware, load_model
-from kvsim.report.pages.compare import build_comparison
-from kvsim.report.pages.crossover import build_crossover
-from kvsim.report.pages.diff import build_diff
-from kvsim.report.pages.profile import build_profile
+from kvsim.report.pages.compare import build_comparison, build_diff
+from kvsim.report.pages.cost import build_crossover, build_profile
 from kvsim.report.pages.run import build_page
 from kvsim.results.blockmap import BlockMapWatcher
 from kvsim.settings.config import make_config

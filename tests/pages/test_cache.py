@@ -7,10 +7,9 @@ from typing import Any
 
 from places import ROOT
 
-from kvsim.explain.cachelab.audit import Audit
-from kvsim.explain.cachelab.sentences import Audited
-from kvsim.explain.cachelab.study import Asked, study_trace
-from kvsim.report.pages.cache import build_audit, build_curve
+from kvsim.explain.cache_curve import Asked, study_trace
+from kvsim.explain.cache_eviction import Audit
+from kvsim.report.pages.cache import Audited, build_audit, build_curve
 from kvsim.workload import open_trace
 from kvsim.workload.reuse import Counting
 

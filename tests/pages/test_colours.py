@@ -6,11 +6,9 @@ import pytest
 from places import ROOT
 
 from kvsim.core.schema import BLOCKED, CAUSES
-from kvsim.explain.cachelab.sentences import PARTS
 from kvsim.fleet.page import CAUSE_COLOURS
-from kvsim.report.pages.cache import PART_COLOURS
-from kvsim.report.pages.compare import COLOURS, run_colour
-from kvsim.report.pages.diff import STANDING_COLOURS
+from kvsim.report.pages.cache import PART_COLOURS, PARTS
+from kvsim.report.pages.compare import COLOURS, STANDING_COLOURS, run_colour
 from kvsim.report.pages.figures import coloured
 from kvsim.report.pages.run import MEMORY
 from kvsim.results.ledger import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS

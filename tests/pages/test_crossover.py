@@ -7,7 +7,7 @@ import pytest
 
 from kvsim.cost.crossover import ModelCrossings, crossings
 from kvsim.machine import load_hardware, load_model
-from kvsim.report.pages.crossover import build_crossover, head, rows
+from kvsim.report.pages.cost import build_crossover, crossing_head, crossing_rows
 from kvsim.settings.config import make_config
 
 LENGTHS = [512, 8192]
@@ -49,7 +49,7 @@ def test_the_table_has_the_lengths_that_were_asked_for(
     assert body.count("<td>512</td>") == body.count("<td>8,192</td>") == len(models)
     assert "<td>64</td>" not in body
     for model in models:
-        assert all(len(row) == len(head(model)) for row in rows(model))
+        assert all(len(row) == len(crossing_head(model)) for row in crossing_rows(model))
 
 
 def test_words_say_who_wins_and_by_which_times(page: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from kvsim.cost.profile import MixedGrid, Profile, load_profile
-from kvsim.report.pages.profile import LINES, build_profile
+from kvsim.report.pages.cost import LINES, build_profile
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,14 @@
 import pytest
 from browsers import eventually
 
-from kvsim.search.size import Bounds, Laboratory, Search, build_page, make_knob
-from kvsim.search.size.search import answer
+from kvsim.search.size import Bounds, Laboratory, Search, answer, make_knob
+from kvsim.search.size_verdict import build_page
 from kvsim.search.slo import parse_slo
 from kvsim.search.store import Store
 from kvsim.settings.config import make_config, to_table
-from kvsim.workload.spec import Lengths, synthesise_lengths
+from kvsim.workload.spec import Workload, make_trace
 
-LOAD = synthesise_lengths(Lengths(100), Lengths(60), 5, requests=8)
+LOAD = make_trace(Workload("random", requests=8, input_len=100, output_len=60), 5)
 BASE = make_config({"max_model_len": 256, "num_gpu_blocks_override": 90, "request_rate": 400.0})
 
 

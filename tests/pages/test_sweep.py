@@ -9,11 +9,12 @@ from browsers import eventually
 from msgspec.structs import replace
 
 from kvsim.results.numerals import show
+from kvsim.search.grid import expand, parse_space
 from kvsim.search.runner import Task, run_point
-from kvsim.search.sweep import Outcome, build_page, choose, expand, make_plan, parse_space
-from kvsim.search.sweep.page import heat_maps
+from kvsim.search.sweep import Outcome, choose, make_plan
+from kvsim.search.sweep_page import build_page, heat_maps
 from kvsim.settings.config import make_config, to_table
-from kvsim.workload.spec import Lengths, synthesise_lengths
+from kvsim.workload.spec import Workload, make_trace
 
 BASE = to_table(make_config({"request_rate": 50.0, "max_model_len": 256}))
 SLO = "p99_ttft<130ms,p99_tpot<30ms"
@@ -46,7 +47,9 @@ JSON = r'<script type="application/json" id="figures">(.*?)</script>'
 @cache
 def swept(name, slo=None):
     """A plan and what is chosen of its runs: 20 requests, which 60 blocks put under pressure."""
-    load = synthesise_lengths(Lengths(60), Lengths(40), 3, range_ratio=0.4, requests=20)
+    load = make_trace(
+        Workload("random", requests=20, input_len=60, output_len=40, range_ratio=0.4), 3
+    )
     load.path = "<load>.jsonl"
     points = expand(parse_space(SPACES[name], seeds=None if SPACES[name] else 2), BASE)
     plan = make_plan(load, BASE, points, slo)

@@ -7,7 +7,7 @@ import time
 from itertools import pairwise
 
 from kvsim.core.collector import collect_seldom
-from kvsim.explain.cachelab.curve import lru_tokens, optimum_tokens
+from kvsim.explain.cache_curve import lru_tokens, optimum_tokens
 from kvsim.workload import open_trace
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, find_reuse

@@ -12,7 +12,7 @@ from kvsim.against.matched import Change, with_change
 from kvsim.run.result import Result
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config
-from kvsim.workload.spec import Lengths, synthesise_lengths
+from kvsim.workload.spec import Workload, make_trace
 
 SETTINGS: dict[str, Any] = {
     "model": "llama-3.1-8b",
@@ -26,7 +26,9 @@ LOAD = {"request_rate": 20.0, "seed": 3}
 
 def serve(change: Change, requests: int = 120, **settings: Any) -> Result:
     """A run on a machine whose steps take a changed time."""
-    trace = synthesise_lengths(Lengths(800), Lengths(120), 1, range_ratio=0.7, requests=requests)
+    trace = make_trace(
+        Workload("random", requests=requests, input_len=800, output_len=120, range_ratio=0.7), 1
+    )
     config = make_config({**SETTINGS, **LOAD, **settings})
     return simulate(trace, config, parts_of=with_change(change))
 

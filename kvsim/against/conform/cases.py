@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from kvsim.against.conform import sglang, vllm_v1
-from kvsim.against.conform.step_log import Record
-from kvsim.against.conform.virtual import replay
+from kvsim.against.conform.step_log import Record, replay
 from kvsim.engines import ENGINES
 from kvsim.engines.nano import Nano, Nano2025, NanoTables, NanoTables2025
 from kvsim.engines.vllm_033 import Vllm033, Vllm033Tables

@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from sys import maxsize
 from typing import Any
 from zlib import crc32
 
-from kvsim.against.conform.step_log import Record, queue_digest
-from kvsim.against.conform.virtual import LogClock, RuleStream, played
+from kvsim.against.conform.step_log import (
+    LogClock,
+    Record,
+    RuleStream,
+    corpus_requests,
+    played,
+    queue_digest,
+)
 from kvsim.core.batch import Batch
 from kvsim.core.host import Waiting
 from kvsim.core.plan import Plan
@@ -107,8 +114,10 @@ def replay(
     refuses to start.
     """
     scheduler, blocks = _build(config)
-    batch = Batch(blocks, _lengths(config, trace).__getitem__)
-    clock = _Clock(batch, scheduler, _requests(config, trace), config.get("max_steps", 1_000_000))
+    ends = [NEVER if _ignores_eos(config, row) else row["output_len"] or NEVER for row in trace]
+    arrivals = corpus_requests(trace, partial(_request, config))
+    batch = Batch(blocks, ends.__getitem__)
+    clock = _Clock(batch, scheduler, arrivals, config.get("max_steps", 1_000_000))
     return played(clock, scheduler, batch, audit_every)
 
 
@@ -138,37 +147,22 @@ def _build(config: Mapping[str, Any]) -> tuple[_Noting, SglangTables]:
     )
 
 
-def _requests(
-    config: Mapping[str, Any], trace: list[dict[str, Any]]
-) -> list[tuple[float, Request]]:
-    found = []
-    for index, row in enumerate(trace):
-        tokens, output = row["prompt_token_ids"], row["output_len"]
-        ignores = row.get("ignore_eos", config.get("ignore_eos", False))
-        ends = [0 if ignores else output]
-        request = Request(
-            index,
-            row["id"],
-            len(tokens),
-            RuleStream(row["id"], tokens, lengths=ends),
-            priority=row.get("priority", 0),
-            max_new_tokens=row.get("max_new_tokens", output),
-            ignore_eos=ignores,
-            session=row.get("routing_key"),
-        )
-        request.arrival_ns = round(row["arrival"] * 1e9)
-        found.append((row["arrival"], request))
-    found.sort(key=lambda entry: entry[0])
-    return found
+def _request(config: Mapping[str, Any], index: int, row: dict[str, Any]) -> Request:
+    tokens, output, ignores = row["prompt_token_ids"], row["output_len"], _ignores_eos(config, row)
+    return Request(
+        index,
+        row["id"],
+        len(tokens),
+        RuleStream(row["id"], tokens, lengths=[0 if ignores else output]),
+        priority=row.get("priority", 0),
+        max_new_tokens=row.get("max_new_tokens", output),
+        ignore_eos=ignores,
+        session=row.get("routing_key"),
+    )
 
 
-def _lengths(config: Mapping[str, Any], trace: list[dict[str, Any]]) -> list[int]:
-    return [
-        NEVER
-        if row.get("ignore_eos", config.get("ignore_eos", False)) or not row["output_len"]
-        else row["output_len"]
-        for row in trace
-    ]
+def _ignores_eos(config: Mapping[str, Any], row: dict[str, Any]) -> bool:
+    return bool(row.get("ignore_eos", config.get("ignore_eos", False)))
 
 
 class _Clock(LogClock):

@@ -11,8 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from zlib import crc32
 
-from kvsim.against.conform.step_log import Record, queue_digest
-from kvsim.against.conform.virtual import SERVED, UnitClock, corpus_requests, played, seconds
+from kvsim.against.conform.step_log import (
+    SERVED,
+    Record,
+    UnitClock,
+    corpus_requests,
+    played,
+    queue_digest,
+    seconds,
+)
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
 from kvsim.core.request import Options, Request

@@ -10,5 +10,5 @@ tokens at the right time; KV events (ZMQ) and metrics (Prometheus) leave as vLLM
  HTTP ◄── protocol ◄────────── watch ──► metrics, kv_events
 ```
 Its clock follows the wall's times a speed, or none at all. Words stand in for tokens (`watch`);
-`again` lets a finished run speak.
+`metrics` lets a finished run speak, too.
 """

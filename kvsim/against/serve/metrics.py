@@ -3,7 +3,8 @@
 Sources: `v1/metrics/loggers.py` (`PrometheusStatLogger`), `v1/metrics/stats.py`,
 `v1/metrics/buckets.py`, `v1/engine/output_processor.py`. Times are simulated ones. Not there: what
 nothing here can change (sleep, multi-modal caches, queue limits of the front end), and metrics of
-Python and of the HTTP server.
+Python and of the HTTP server. A run that is over is replayed for them and for its KV events, and
+decides the same.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from __future__ import annotations
 import tomllib
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -24,9 +25,14 @@ from prometheus_client.core import (
     Metric,
 )
 
-from kvsim.against.serve.watch import Entry, Step
+from kvsim.against.serve.kv_events import Batch as Published
+from kvsim.against.serve.kv_events import KVEvents, made_up_tokens
+from kvsim.against.serve.watch import Entry, Step, Steps
 from kvsim.core.batch import Batch
-from kvsim.run.assembly import Parts
+from kvsim.errors import ConfigError
+from kvsim.run.assembly import Parts, assemble
+from kvsim.run.simulation import simulate, to_repeat
+from kvsim.settings.parsing import FILES, named_code, refuse_code
 
 _TABLE = tomllib.loads(Path(__file__).with_name("metrics.toml").read_text())
 GAUGES, COUNTERS, HISTOGRAMS = _TABLE["gauges"], _TABLE["counters"], _TABLE["histograms"]
@@ -230,3 +236,55 @@ def history(scrapes: Iterable[Iterable[Metric]]) -> str:
         family.samples = [sample for each in series.values() for sample in each]
     merged: Any = SimpleNamespace(collect=lambda: [family for family, _ in families.values()])
     return str(generate_latest(merged, "allow-utf-8").decode())  # type: ignore[no-untyped-call]
+
+
+class Again(NamedTuple):
+    """What the clients of a finished run would have heard."""
+
+    batches: list[Published] | None
+    """The KV events, by step, with simulated seconds; None: the engine publishes none."""
+    openmetrics: str
+    """All metrics, one scrape for each interval, as OpenMetrics text."""
+
+
+def replayed(
+    meta: Mapping[str, Any], interval_s: float, start_s: float, trusted: Collection[str]
+) -> Again:
+    """`meta`: of the summary of the run. Metrics are collected every `interval_s` simulated
+    seconds, and their times begin at `start_s`. `trusted`: code that the settings may name. Raises
+    `ConfigError`, `TraceError`."""
+    if not interval_s >= 1e-3:
+        raise ConfigError(f"--interval: {interval_s} s is below 1 ms; give more")
+    used = {key: value for key, value in meta["config"].items() if key not in FILES}
+    refuse_code(named_code(used), trusted, "timeline: the run has")
+    if meta["engine_errors"] or meta["trace"]["format"] == "served":
+        raise ConfigError(
+            "timeline: a run whose requests came over HTTP, or one that went on after an"
+            " engine error, cannot be replayed; collect its metrics while it runs"
+        )
+    trace, config = to_repeat(meta, "timeline")
+    parts, steps = assemble(config), Steps()
+    metrics = EngineMetrics(parts, parts.model.name, lambda now_ns: start_s + now_ns / 1e9)
+    events = KVEvents(int(parts.blocks.block_size), made_up_tokens, parts.config.vllm_version)
+    publishes = parts.offload is None and parts.blocks.report(events)
+    batches, scrapes, every_ns = list[Published](), list[Any](), round(interval_s * 1e9)
+
+    def scrape(at_ns: int) -> None:
+        scrapes.append([*metrics.collect(start_s + at_ns / 1e9)])
+
+    def took(batch: Batch, step: Step) -> None:
+        while step.now_ns > len(scrapes) * every_ns:
+            scrape(len(scrapes) * every_ns)
+        metrics(batch, step)
+        if (published := events.batch(step.now_ns / 1e9)) is not None:
+            batches.append(published)
+
+    steps.listeners.append(took)
+    result = simulate(trace, config, watcher=steps, parts_of=lambda _: parts)
+    if result.meta["outcome"] != meta["outcome"]:
+        raise ConfigError(
+            f"timeline: this version decides otherwise than kvsim {meta['kvsim_version']},"
+            " which made the run; run it again"
+        )
+    scrape(int(meta["outcome"]["time_s"] * 1e9))
+    return Again(batches if publishes else None, history(scrapes))

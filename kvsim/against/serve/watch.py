@@ -77,7 +77,7 @@ class Entry:
 
     request: Request
     output: bytes = b""
-    """The text of all its tokens, those to come included (`words.filler`)."""
+    """The text of all its tokens, those to come included (`filler`)."""
     client: Callable[[], None] = nobody
     """Called when anything has changed of it, or of its `family`."""
     family: Sequence[Entry] = ()

@@ -37,8 +37,8 @@ from kvsim.core.blocks import BlockManager
 from kvsim.core.scheduler import Scheduler
 from kvsim.engines.vllm_v1.manager import KVCacheManager, full_attention
 from kvsim.errors import ConfigError, check_choice
-from kvsim.settings.parsing import named_code, parse_json
-from kvsim.settings.signatures import signature
+from kvsim.settings import library
+from kvsim.settings.parsing import FILES, named_code, refuse_code
 from kvsim.version import __version__
 from kvsim.writing import write_text
 
@@ -63,9 +63,6 @@ THREE = ("recompute", "swap", "prefix-caching")
 ENGINES = ("vllm-0.6.3", "vllm-v1")
 """Engines whose plans list all that is computed. Other engines pad prompts to rectangles, or count
 a full hit as no work."""
-
-_FILES = ("model", "hardware")
-"""Settings that are no code, whatever the names of the files are."""
 
 Table = dict[str, Any]
 
@@ -110,24 +107,18 @@ def foreign(setup: Mapping[str, Any]) -> list[str]:
     """The code that a setup names, other than kvsim's schedulers and block managers."""
     found: dict[str, None] = {}
     for policy in setup["policies"]:
-        config = {key: value for key, value in policy["config"].items() if key not in _FILES}
+        config = {key: value for key, value in policy["config"].items() if key not in FILES}
         found |= dict.fromkeys(named_code({**policy, "config": config}))
     return [name for name in found if not _is_ours(name)]
 
 
 def refuse_foreign(setup: Mapping[str, Any], trusted: Collection[str], path: str | Path) -> None:
-    """Raise `ConfigError` for code that the setup in a file names, unless it is `trusted`: a file
-    from elsewhere must not run what it likes."""
+    """Raise `ConfigError` for code that the setup in a file names, unless it is `trusted`."""
     try:
         names = foreign(setup)
     except (AttributeError, KeyError, TypeError):
         raise ConfigError(f"{path}: the setup is damaged; make it again") from None
-    for name in names:
-        if name not in trusted:
-            raise ConfigError(
-                f"{path}: runs {name!r}, which is not of kvsim; if you know that code, add"
-                f" --trust {name}"
-            )
+    refuse_code(names, trusted, f"{path}: runs")
 
 
 def _is_ours(name: str) -> bool:
@@ -162,7 +153,7 @@ def build_scheduler(recipe: Mapping[str, Any], config: Mapping[str, Any], blocks
     from kvsim.policies.victims import make_victim
 
     module, _, name = recipe["class"].partition(":")
-    named = signature(getattr(import_module(module), name)).parameters
+    named = library.signature(getattr(import_module(module), name)).parameters
     further = {"blocks": blocks} if "blocks" in named else {}
     if "victim" not in recipe["arguments"]:
         return build(recipe, **further)
@@ -225,7 +216,7 @@ def _recipe(built: object, parts: Parts, own: Mapping[str, Any]) -> Table:
         kind, given["num_gpu_blocks"] = full_attention, built.gpu.size + 1
         if len(built.groups) > 1 or not built.groups[0].full:
             raise ConfigError("model: validate runs models whose layers all keep all tokens")
-    named = signature(kind).parameters
+    named = library.signature(kind).parameters
     return {
         "class": f"{kind.__module__}:{kind.__qualname__}",
         "arguments": {key: value for key, value in given.items() if key in named},
@@ -270,17 +261,12 @@ def write_json(path: str | Path, table: Mapping[str, Any]) -> Path:
 
 def read_json(path: str | Path, *schemas: str) -> dict[str, Any]:
     """A table of one of these schemas. Raises `ConfigError` that names the file and the remedy."""
-    try:
-        table = parse_json(Path(path).read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path}: not JSON: {error}") from None
-    found = table.get("schema") if isinstance(table, dict) else None
+    table = library.read_json(Path(path))
+    found = table.get("schema")
     if found not in schemas:
         said = f"its schema is {found!r}" if found else "it has no schema"
         raise ConfigError(f"{path}: {said}; expected {' or '.join(schemas)}")
-    return dict(table)
+    return table
 
 
 def require(table: Mapping[str, Any], keys: Iterable[str], path: str | Path) -> None:

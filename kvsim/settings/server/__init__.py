@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from kvsim.errors import ConfigError
 from kvsim.settings.config import RunConfig, make_config, to_table
-from kvsim.settings.parsing import named_code
+from kvsim.settings.parsing import FILES, named_code, refuse_code
 from kvsim.settings.server.arguments import Meaning, leave_unused
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ _POOL_DEPENDS_ON = (
     "tensor_parallel_size",
 )
 
-FILES = ("model", "hardware")
-"""Settings that are no code, whatever the names of the files are; of a drafter, too."""
 _TEXT = "--vllm: "
 """How sources on the user's own command line begin."""
 
@@ -89,12 +87,8 @@ class ServerWord(Struct, frozen=True):
             if key in FILES or source.startswith(_TEXT):
                 continue
             used = {**value, "model": None} if isinstance(value, dict) else value
-            for name in named_code(used):
-                if name not in trusted:
-                    raise ConfigError(
-                        f"{source}: runs {name!r}, which is not of kvsim; if you know that code,"
-                        f" give {key} on the command line, too"
-                    )
+            remedy = f"give {key} on the command line, too"
+            refuse_code(named_code(used), trusted, f"{source}: runs", remedy)
 
 
 def server_settings(

@@ -79,17 +79,19 @@ def _is_table(head: Head) -> bool:
 
 READERS: dict[str, Format] = {
     "native": Format("native:read", _keys("kvsim_trace")),
-    "qwen": Format("formats.lines:read_qwen", _keys("chat_id", "parent_chat_id")),
-    "llmservingsim": Format("formats.lines:read_llmservingsim", _keys("input_toks", "output_toks")),
-    "lmcache": Format("formats.lines:read_lmcache", _keys("chunk_hashes", "seq_len")),
-    "weka": Format("formats.agents:read_weka", _keys("requests", "hash_id_scope")),
-    "guidellm": Format("formats.bench:read_guidellm", _keys("benchmarks")),
-    "aiperf": Format("formats.bench:read_aiperf", _keys("metadata", "metrics")),
-    "vllm-bench": Format("formats.bench:read_vllm", _is_vllm_bench),
-    "sglang-bench": Format(
-        "formats.bench:read_sglang", _keys("dataset_name", "request_throughput|input_lens")
+    "qwen": Format("formats.prompts:read_qwen", _keys("chat_id", "parent_chat_id")),
+    "llmservingsim": Format(
+        "formats.prompts:read_llmservingsim", _keys("input_toks", "output_toks")
     ),
-    "openai-batch": Format("formats.texts:read_batch", _keys("custom_id", "body|response")),
+    "lmcache": Format("formats.prompts:read_lmcache", _keys("chunk_hashes", "seq_len")),
+    "weka": Format("formats.agents:read_weka", _keys("requests", "hash_id_scope")),
+    "guidellm": Format("formats.served:read_guidellm", _keys("benchmarks")),
+    "aiperf": Format("formats.served:read_aiperf", _keys("metadata", "metrics")),
+    "vllm-bench": Format("formats.served:read_vllm", _is_vllm_bench),
+    "sglang-bench": Format(
+        "formats.served:read_sglang", _keys("dataset_name", "request_throughput|input_lens")
+    ),
+    "openai-batch": Format("formats.prompts:read_batch", _keys("custom_id", "body|response")),
     "claude-code": Format(
         "formats.agents:read_claude_code", _words("sessionId", "message", "cache_read_input_tokens")
     ),
@@ -97,9 +99,9 @@ READERS: dict[str, Format] = {
     "inference-perf": Format("formats.served:read_inference_perf", _is_inference_perf),
     "langfuse": Format("formats.served:read_langfuse", _words("GENERATION", "startTime")),
     "litellm": Format("formats.served:read_litellm", _words("startTime", "prompt_tokens")),
-    "sharegpt": Format("formats.texts:read_sharegpt", _keys("conversations")),
+    "sharegpt": Format("formats.prompts:read_sharegpt", _keys("conversations")),
     "custom": Format(
-        "formats.texts:read_custom",
+        "formats.prompts:read_custom",
         lambda head: "prompt" in head.keys and "body" not in head.keys,
     ),
     "mooncake": Format(

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import ConfigError, TraceError, nearest
-from kvsim.workload.formats.lines import read_llmservingsim
+from kvsim.workload.formats.prompts import read_llmservingsim
 from kvsim.workload.gather import Gathered, date, instant, is_date, sort_rows, tokens
 from kvsim.workload.native import OWN
 from kvsim.workload.source import NS_PER_S, Source, look, separator_of, shown, tables

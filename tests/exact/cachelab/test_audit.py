@@ -9,9 +9,9 @@ import pytest
 import worlds
 
 import kvsim
-from kvsim.explain.cachelab.audit import Audit, Recorded, audit, bounds
-from kvsim.explain.cachelab.sentences import PARTS, Audited, audit_rows, audit_sentences
+from kvsim.explain.cache_eviction import Audit, Recorded, audit, bounds
 from kvsim.policies.eviction import EVICTIONS
+from kvsim.report.pages.cache import PARTS, Audited, audit_rows, audit_sentences
 from kvsim.workload import Trace
 from kvsim.workload.keys import streams
 

@@ -8,7 +8,7 @@ import pytest
 from marks import long
 from shared import SHARED, needs_shared
 
-from kvsim.explain.cachelab.curve import lru_tokens, optimum_tokens
+from kvsim.explain.cache_curve import lru_tokens, optimum_tokens
 from kvsim.workload import Trace, open_trace
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, find_reuse

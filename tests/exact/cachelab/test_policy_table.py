@@ -10,8 +10,8 @@ import pytest
 from marks import long, whole
 from shared import SHARED, needs_shared
 
-from kvsim.explain.cachelab.curve import optimum_tokens
-from kvsim.explain.cachelab.ranking import prompts, replay
+from kvsim.explain.cache_curve import optimum_tokens
+from kvsim.explain.cache_eviction import prompts, replay
 from kvsim.policies.eviction import EVICTIONS
 from kvsim.workload import open_trace
 from kvsim.workload.keys import streams

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from marks import long
 
-from kvsim.explain.cachelab.curve import lru_tokens, make_curve
+from kvsim.explain.cache_curve import lru_tokens, make_curve
 from kvsim.workload import Row, SegmentContent, Trace
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, Reuse, find_reuse

@@ -11,8 +11,14 @@ from typing import Any
 
 from worlds import batch_of, v1
 
-from kvsim.against.conform.step_log import Record
-from kvsim.against.conform.virtual import SERVED, UnitClock, corpus_requests, played, replay
+from kvsim.against.conform.step_log import (
+    SERVED,
+    Record,
+    UnitClock,
+    corpus_requests,
+    played,
+    replay,
+)
 from kvsim.engines.nano import Nano, Nano2025, NanoTables, NanoTables2025
 from kvsim.engines.vllm_063.blocks import PrefixCaching
 from kvsim.engines.vllm_063.scheduler import Vllm063, Vllm063Async

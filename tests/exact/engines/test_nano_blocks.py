@@ -8,7 +8,7 @@ import pytest
 from twins.nano import August2025, Head
 from twins.steps import generated
 
-from kvsim.against.conform.virtual import RuleStream
+from kvsim.against.conform.step_log import RuleStream
 from kvsim.core.pool import CONTENT, FIELDS, REFS
 from kvsim.core.request import Request
 from kvsim.core.vectors import EMPTY, numbers

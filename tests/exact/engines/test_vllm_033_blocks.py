@@ -4,7 +4,7 @@ from collections.abc import Sequence as Seq
 
 import pytest
 
-from kvsim.against.conform.virtual import RuleStream
+from kvsim.against.conform.step_log import RuleStream
 from kvsim.core.request import RUNNING, SWAPPED, Request
 from kvsim.engines.vllm_033 import Vllm033Tables
 from kvsim.errors import ConfigError, EngineStopped

@@ -61,7 +61,7 @@ def served(
         for i in range(NUMBER)
     ]
     _write(path, rows)
-    cost = {"model": "table", "profile": str(made)}
+    cost = {**settings.get("cost", {}), "model": "table", "profile": str(made)}
     late = with_change(Change(start_ns=start_ns))
     result = simulate(path, {**settings, "cost": cost}, parts_of=late)
     for row, (ttft, _, e2el) in zip(rows, replayed(open_trace(str(path)), result), strict=True):
@@ -101,6 +101,14 @@ def test_a_profile_that_meets_the_run_is_left_as_it_is(tmp_path: Path) -> None:
     assert profile.fitted["constants"] == {}
     assert set(profile.fitted["refused"]) == {"linear_factor", "step_us", "prompt_step_us"}
     assert profile.fit == load_profile(PUBLIC).fit
+
+
+def test_the_price_of_the_front_end_is_no_constant_of_the_machine(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "cost": {"front_end": {"request_ms": 60.0}}}
+    trace = served(tmp_path, load_profile(PUBLIC), settings=settings)
+    found = fit_run(load_profile(PUBLIC), trace, make_config(settings), FIRST).fitted
+    assert found["constants"] == {}
+    assert worst(found["error_percent"]) < 0.01
 
 
 def test_the_first_requests_of_a_cold_engine_are_not_fitted(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from places import ROOT
 
 from kvsim.cli import main
-from kvsim.cli.deferred import COMMANDS, load
+from kvsim.cli.commands import COMMANDS, load
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -64,7 +64,7 @@ def test_a_run_imports_what_it_needs() -> None:
         "kvsim.report.pages",
     )
     rooms += (
-        "kvsim.explain.cachelab",
+        "kvsim.explain.cache_",
         "kvsim.engines.vllm_033",
         "kvsim.fleet.fleet",
         "kvsim.fleet.routers",

@@ -11,7 +11,7 @@ import pytest
 from msgspec import Struct
 
 from kvsim.cli import main
-from kvsim.cli.console import asked
+from kvsim.cli.commands import asked
 
 Figures = dict[str, float | None]
 

@@ -19,7 +19,7 @@ from command import run_here
 from marks import long
 from places import ROOT
 
-from kvsim.cli.deferred import COMMANDS, load
+from kvsim.cli.commands import COMMANDS, load
 from kvsim.core.schema import TABLES
 from kvsim.engines import ENGINES
 from kvsim.fleet import ROUTERS

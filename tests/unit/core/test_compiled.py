@@ -22,7 +22,7 @@ from places import ROOT
 from kvsim.core import compiled, vecs
 from kvsim.core.compiled import FOLDER, SOURCES, VARIABLE
 
-MODULE, SOURCE = "kvsim.against.bench.measure", "kvsim/against/bench/measure.py"
+MODULE, SOURCE = "kvsim.against.bench", "kvsim/against/bench.py"
 """Nothing imports it here."""
 
 ASK = f"""
@@ -53,7 +53,7 @@ def ask(packages: Path, **environment: str) -> list[str]:
 def test_compiled_modules_come_first(tmp_path: Path) -> None:
     way, origin, _ = ask(installed(tmp_path, (ROOT / SOURCE).read_bytes()))
     assert way == "compiled"
-    assert origin == f"{tmp_path}/{FOLDER}/kvsim/against/bench/measure{EXTENSION_SUFFIXES[0]}"
+    assert origin == f"{tmp_path}/{FOLDER}/kvsim/against/bench{EXTENSION_SUFFIXES[0]}"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from trees import BLOCK, random_case
 
-from kvsim.explain.cachelab.ranking import prompts, replay
+from kvsim.explain.cache_eviction import prompts, replay
 from kvsim.policies.eviction import EVICTIONS
 from kvsim.policies.order import Aside, Line, Replacement
 from kvsim.workload.keys import streams

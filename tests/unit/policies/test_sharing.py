@@ -12,7 +12,7 @@ from exact.conformance.generate_prompts import make_arrivals, make_prompt
 from exact.engines.mixes import CHUNKED, ENGINES, SIZE, VARIANTS, make, play, prefills, rows
 
 import kvsim
-from kvsim.against.conform.virtual import corpus_requests
+from kvsim.against.conform.step_log import corpus_requests
 from kvsim.engines import BLOCK_MANAGERS
 from kvsim.errors import ConfigError
 from kvsim.policies import tables

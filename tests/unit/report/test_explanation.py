@@ -12,8 +12,8 @@ from tiny import no_run
 from kvsim.cost.calibrate.llmservingsim import import_profile
 from kvsim.cost.profile import to_json
 from kvsim.report import explain
-from kvsim.report.explanation import explanation_record
-from kvsim.report.pages.diff import build_diff
+from kvsim.report.compare import explanation_record
+from kvsim.report.pages.compare import build_diff
 from kvsim.results.numerals import SPACE
 from kvsim.results.summary import summarise
 from kvsim.run.simulation import simulate

@@ -13,7 +13,7 @@ import kvsim
 from kvsim.errors import OutputError
 from kvsim.explain.story import find_request, tell
 from kvsim.report import make_console, read_results, read_transitions, render, write_results
-from kvsim.report.pages.diff import build_story
+from kvsim.report.pages.compare import build_story
 from kvsim.report.pages.run import build_page
 from kvsim.results.ledger import KERNELS, PROMPT_PARTS, TIME_PARTS
 from kvsim.results.numerals import SPACE

@@ -13,12 +13,12 @@ import kvsim
 from kvsim.report import verdict
 from kvsim.results.load import load_words, state_of
 from kvsim.run.simulation import simulate
-from kvsim.workload.spec import Lengths, synthesise_lengths
+from kvsim.workload.spec import Workload, make_trace
 
 
 def summary(requests: int = 400, **settings: Any) -> dict[str, Any]:
     """One request at a time, each 100 ms: ten steps, one token each. Capacity: 10 requests/s."""
-    trace = synthesise_lengths(Lengths(20), Lengths(10), 1, requests=requests)
+    trace = make_trace(Workload("random", requests=requests, input_len=20, output_len=10), 1)
     cost = {"model": "constant", "step_us": 10_000, "prefill_token_us": 0}
     cost |= {"decode_seq_us": 0, "context_token_ns": 0}
     fixed = {"max_num_seqs": 1, "async_scheduling": False, "burstiness": inf, "cost": cost}

@@ -10,7 +10,7 @@ from kvsim.core.schema import BLOCKED
 from kvsim.fleet import simulate_fleet, summarise_fleet
 from kvsim.report import wording
 from kvsim.report.pages.run import labels
-from kvsim.report.routing import fleet_verdict
+from kvsim.report.wording import fleet_verdict
 from kvsim.results.numerals import SPACE
 from kvsim.results.summary import summarise
 

@@ -10,7 +10,7 @@ from exact.conformance.generate_v1 import make_case
 from kvsim.against.conform import vllm_v1
 from kvsim.engines.vllm_v1.releases import IDLE, RULES, Release
 from kvsim.errors import ConfigError
-from kvsim.search.upgrades import changes, upgrades
+from kvsim.search.compare import changes, upgrades
 from kvsim.settings.config import make_config
 
 NAMES = {

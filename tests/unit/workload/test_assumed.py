@@ -12,10 +12,10 @@ from kvsim.run.simulation import simulate
 from kvsim.workload import Row, Trace
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import ceiling_tokens
-from kvsim.workload.spec import Lengths, _rate, _shared, assume_hit_rate, synthesise_lengths
+from kvsim.workload.spec import Workload, _rate, _shared, assume_hit_rate, make_trace
 from kvsim.workload.synthetic import synthesise
 
-LOAD = synthesise_lengths(Lengths(400), Lengths(8), 1, range_ratio=0.5, requests=60)
+LOAD = make_trace(Workload("random", requests=60, input_len=400, output_len=8, range_ratio=0.5), 1)
 
 
 @pytest.mark.parametrize("hit_rate", [0.1, 0.4, 0.7])

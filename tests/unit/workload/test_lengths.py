@@ -11,12 +11,14 @@ import pytest
 from kvsim.cli import main
 from kvsim.errors import ConfigError
 from kvsim.workload import open_trace
-from kvsim.workload.spec import Lengths, parse_long, synthesise_lengths
+from kvsim.workload.spec import Workload, make_trace, parse_long
 
 
 def test_lengths_are_drawn_as_vllm_draws_them() -> None:
     """`integers(low, high + 1)` of `default_rng(seed)`: all inputs, then all outputs."""
-    rows = synthesise_lengths(Lengths(1000), Lengths(5000), 3, range_ratio=0.2, requests=450).rows
+    rows = make_trace(
+        Workload("random", requests=450, input_len=1000, output_len=5000, range_ratio=0.2), 3
+    ).rows
     random = np.random.default_rng(3)
     assert [row.input_length for row in rows] == random.integers(800, 1201, 450).tolist()
     assert [row.output_length for row in rows] == random.integers(4000, 6001, 450).tolist()
@@ -25,18 +27,32 @@ def test_lengths_are_drawn_as_vllm_draws_them() -> None:
 
 def test_seed_0_has_the_mean_output_of_the_published_watermark_run() -> None:
     """Its tokens per second over its requests per second, 5,022.1 .. 5,022.7."""
-    rows = synthesise_lengths(Lengths(1000), Lengths(5000), range_ratio=0.2, requests=450).rows
+    rows = make_trace(
+        Workload("random", requests=450, input_len=1000, output_len=5000, range_ratio=0.2), 0
+    ).rows
     assert 5022.1 < np.mean([row.output_length for row in rows]) < 5022.7
 
 
 def test_bounds_are_rounded_outwards_and_an_output_has_a_token() -> None:
-    rows = synthesise_lengths(Lengths(5), Lengths(1), range_ratio=0.5, requests=500).rows
+    rows = make_trace(
+        Workload("random", requests=500, input_len=5, output_len=1, range_ratio=0.5), 0
+    ).rows
     assert {row.input_length for row in rows} == set(range(2, 9))
     assert {row.output_length for row in rows} == {1, 2}
 
 
 def test_a_share_of_the_requests_is_longer() -> None:
-    rows = synthesise_lengths(Lengths(10, 0.1, 5), Lengths(20, 0.25, 1.5), requests=80).rows
+    rows = make_trace(
+        Workload(
+            "random",
+            requests=80,
+            input_len=10,
+            output_len=20,
+            long_inputs="0.1:5",
+            long_outputs="0.25:1.5",
+        ),
+        0,
+    ).rows
     inputs, outputs = (
         [getattr(row, f"{side}_length") for row in rows] for side in ("input", "output")
     )
@@ -51,8 +67,17 @@ def test_the_command_makes_the_file_again(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["trace", "synth", "random", "--out", file, *wish])
     assert stop.value.code == 0
-    trace = synthesise_lengths(
-        Lengths(172, 0.1, 5), Lengths(188, 0.1, 8), 4, range_ratio=0.5, requests=40
+    trace = make_trace(
+        Workload(
+            "random",
+            requests=40,
+            input_len=172,
+            output_len=188,
+            range_ratio=0.5,
+            long_inputs="0.1:5",
+            long_outputs="0.1:8",
+        ),
+        4,
     )
     read = open_trace(file)
     assert read.rows == trace.rows
@@ -62,19 +87,19 @@ def test_the_command_makes_the_file_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("inputs", "more", "says"),
+    ("wish", "says"),
     [
-        (Lengths(0), {}, "input_len: 0 is not a length"),
-        (Lengths(9), {"range_ratio": 1.0}, "range_ratio: 1 is not from 0 to below 1"),
-        (Lengths(9), {"range_ratio": float("nan")}, "range_ratio: nan"),
-        (Lengths(9, 1.5, 2), {}, "long inputs: a share of 1.5"),
-        (Lengths(9, 0.5, 0.5), {}, "long inputs: a factor of 0.5"),
-        (Lengths(9), {"requests": 0}, "requests: 0 is not above 0"),
+        ({"input_len": 0}, "input_len: 0 is not a length"),
+        ({"range_ratio": 1.0}, "range_ratio: 1 is not from 0 to below 1"),
+        ({"range_ratio": float("nan")}, "range_ratio: nan"),
+        ({"long_inputs": "1.5:2"}, "long inputs: a share of 1.5"),
+        ({"long_inputs": "0.5:0.5"}, "long inputs: a factor of 0.5"),
+        ({"requests": 0}, "requests: 0 is not above 0"),
     ],
 )
-def test_impossible_wishes_are_refused(inputs: Lengths, more: dict[str, Any], says: str) -> None:
+def test_impossible_wishes_are_refused(wish: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        synthesise_lengths(inputs, Lengths(9), **more)
+        make_trace(Workload("random", **{"input_len": 9, "output_len": 9, **wish}), 0)
 
 
 def test_a_long_share_is_a_pair() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from made import make_trace, traces
 from marks import examples, long
 
-from kvsim.explain.cachelab.curve import lru_tokens, optimum_tokens
+from kvsim.explain.cache_curve import lru_tokens, optimum_tokens
 from kvsim.workload import SegmentContent, Trace
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, ceiling_tokens, find_reuse

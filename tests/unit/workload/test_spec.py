@@ -12,21 +12,21 @@ from kvsim.settings.library import names
 from kvsim.workload import open_trace
 from kvsim.workload.native import write
 from kvsim.workload.spec import (
-    Lengths,
     Workload,
     load_workload,
     made_from,
     make_trace,
-    synthesise_lengths,
     trace_of,
 )
 
 
 def test_the_shipped_workloads_are_those_of_the_published_experiments() -> None:
-    watermark = synthesise_lengths(Lengths(1000), Lengths(5000), 3, range_ratio=0.2, requests=450)
+    watermark = make_trace(
+        Workload("random", requests=450, input_len=1000, output_len=5000, range_ratio=0.2), 3
+    )
     assert make_trace(load_workload("watermark"), 3).rows == watermark.rows
-    prompts, outputs = Lengths(172, 0.1, 5), Lengths(188, 0.1, 8)
-    victims = synthesise_lengths(prompts, outputs, 3, range_ratio=0.5, requests=300)
+    longer = {"long_inputs": "0.1:5", "long_outputs": "0.1:8", "range_ratio": 0.5}
+    victims = make_trace(Workload("random", 300, input_len=172, output_len=188, **longer), 3)
     assert make_trace(load_workload("victims"), 3).rows == victims.rows
     assert names("workloads") == ["agentx", "victims", "watermark"]
 

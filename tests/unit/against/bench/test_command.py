@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from marks import long
 
-from kvsim.against.bench import measure
-from kvsim.against.bench.measure import columns_of
-from kvsim.against.bench.workloads import DEFAULT, SETTINGS, WORKLOADS, Lengths, named, poisson
+from kvsim.against import bench as measure
+from kvsim.against.bench import columns_of
+from kvsim.against.bench_workloads import DEFAULT, SETTINGS, WORKLOADS, Lengths, named, poisson
 from kvsim.cli import main
 from kvsim.errors import ConfigError
 
@@ -151,6 +151,6 @@ def test_a_peer_runs_the_same_requests_in_turns(
 
 def test_without_unixs_accounts_bench_says_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "resource", None)
-    monkeypatch.delitem(sys.modules, "kvsim.against.bench.measure", raising=False)
+    monkeypatch.delitem(sys.modules, "kvsim.against.bench", raising=False)
     with pytest.raises(ConfigError, match="use WSL, Linux or macOS"):
-        import_module("kvsim.against.bench.measure")
+        import_module("kvsim.against.bench")

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from kvsim.against.bench import measure as measuring
-from kvsim.against.bench.measure import (
+from kvsim.against import bench as measuring
+from kvsim.against.bench import (
     Measurement,
     Peer,
     Whole,
@@ -16,7 +16,7 @@ from kvsim.against.bench.measure import (
     store_bytecode,
     write_requests,
 )
-from kvsim.against.bench.workloads import CONSTANT, WORKLOADS, Case
+from kvsim.against.bench_workloads import CONSTANT, WORKLOADS, Case
 from kvsim.errors import ConfigError
 
 ONE = Measurement(

@@ -10,7 +10,7 @@ import pytest
 from marks import long, whole
 
 from kvsim import simulate
-from kvsim.against.bench.workloads import DEFAULT, SETTINGS, WORKLOADS, Case, choose, decode, named
+from kvsim.against.bench_workloads import DEFAULT, SETTINGS, WORKLOADS, Case, choose, decode, named
 from kvsim.errors import ConfigError
 from kvsim.workload import Trace
 

@@ -62,6 +62,16 @@ def test_kv_events_as_lines_and_as_messages(folder: Path) -> None:
     assert [*unpacked] == batches
 
 
+def test_a_run_of_requests_sent_at_once_is_replayed(tmp_path: Path) -> None:
+    """Its summary has the infinite rate as a text."""
+    settings = ["--request-rate", "inf", "--workload", "victims", "--out", "run"]
+    done = run_here(["run", "api", "--num-prompts", "9", *settings], tmp_path)
+    assert done.returncode == 0, done.stderr
+    for command in (["timeline", "run", "--openmetrics", "m"], ["cache", "audit", "run"]):
+        done = run_here(command, tmp_path)
+        assert done.returncode == 0, done.stderr
+
+
 def test_what_cannot_be_replayed_is_refused(folder: Path) -> None:
     assert "nothing to write" in run_here(["timeline", "run"], folder).stderr
     low = run_here(["timeline", "run", "--openmetrics", "m", "--interval", "0"], folder)

@@ -201,7 +201,8 @@ def test_files_are_read_as_they_were_written(trace: Trace, tmp_path: Path) -> No
     ("text", "words"),
     [
         ("{", "not JSON"),
-        ("[]", "has no schema"),
+        ("[]", "expected a table of keys, got a list"),
+        ("{}", "has no schema"),
         ('{"schema": "kvsim.profile/1"}', "its schema is 'kvsim.profile/1'; expected"),
     ],
 )

@@ -17,7 +17,7 @@ from kvsim.results.numerals import SPACE
 from kvsim.run.simulation import simulate
 from kvsim.search.advice import not_tried, record, rows, sentences
 from kvsim.search.advise import TRIALS, Tried, advise, changed, changes_of
-from kvsim.search.replicates import How, Load, load_of
+from kvsim.search.compare import How, Load, load_of
 from kvsim.search.slo import parse_slo
 from kvsim.settings.config import RunConfig, make_config
 from kvsim.settings.server.arguments import Used
@@ -30,7 +30,7 @@ from kvsim.settings.server.command import (
 )
 from kvsim.settings.server.vllm_arguments import VLLM
 from kvsim.workload.native import write
-from kvsim.workload.spec import Lengths, synthesise_lengths
+from kvsim.workload.spec import Workload, make_trace
 
 SLO = "p99_ttft<300ms,p99_tpot<50ms"
 ROOFLINE = {"cost": {"model": "roofline"}, "max_model_len": 1024}
@@ -51,7 +51,9 @@ class Asked(NamedTuple):
 
 @pytest.fixture(scope="module")
 def trace():
-    return synthesise_lengths(Lengths(60), Lengths(40), 3, range_ratio=0.4, requests=40)
+    return make_trace(
+        Workload("random", requests=40, input_len=60, output_len=40, range_ratio=0.4), 3
+    )
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.errors import ConfigError
-from kvsim.search.size import Bounds, make_knob
-from kvsim.search.size.search import KNOBS
-from kvsim.workload.spec import Lengths, synthesise_lengths
+from kvsim.search.size import KNOBS, Bounds, make_knob
+from kvsim.workload.spec import Workload, make_trace
 
-LOAD = synthesise_lengths(Lengths(60), Lengths(40), 3, requests=20)
+LOAD = make_trace(Workload("random", requests=20, input_len=60, output_len=40), 3)
 BASE = {"max_model_len": 256, "num_gpu_blocks_override": 400, "request_rate": 8.0}
 
 

@@ -12,14 +12,14 @@ from marks import long, whole
 from kvsim.errors import ConfigError
 from kvsim.results.load import state_of
 from kvsim.run.simulation import simulate
-from kvsim.search.size import Answer, Bounds, Laboratory, make_knob, verdict
-from kvsim.search.size.search import lasting_answer, open_arrivals
+from kvsim.search.size import Answer, Bounds, Laboratory, lasting_answer, make_knob, open_arrivals
+from kvsim.search.size_verdict import verdict
 from kvsim.search.slo import parse_slo
 from kvsim.search.store import Store
 from kvsim.settings.config import make_config, to_table
 from kvsim.workload import Trace, open_trace
 from kvsim.workload.keys import streams
-from kvsim.workload.spec import Lengths, synthesise_lengths
+from kvsim.workload.spec import Workload, make_trace
 from kvsim.workload.trace import repeated
 
 COST = {"model": "constant", "step_us": 10_000, "prefill_token_us": 0}
@@ -50,7 +50,7 @@ def search(
 @whole
 def test_a_generous_bound_does_not_hide_a_growing_queue(tmp_path: Path) -> None:
     """40 requests at 20/s wait 2 s at most; under a longer load they would wait for ever."""
-    trace = synthesise_lengths(Lengths(20), Lengths(10), 1, requests=40)
+    trace = make_trace(Workload("random", requests=40, input_len=20, output_len=10), 1)
     settings = {**ONE_BY_ONE, "burstiness": inf}
     short = simulate(trace, {**settings, "request_rate": 20.0}).summary
     assert short["p99_ttft_ms"] < 2000

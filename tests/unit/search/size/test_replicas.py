@@ -13,23 +13,13 @@ from command import run_here
 from kvsim.fleet import FleetConfig, make_settings
 from kvsim.results.load import state_of
 from kvsim.search.runner import Task, run_point
-from kvsim.search.size import (
-    Bounds,
-    Laboratory,
-    Search,
-    compared,
-    make_knob,
-    router_rows,
-    size_record,
-    verdict,
-)
-from kvsim.search.size.search import lasting_answer
-from kvsim.search.size.verdict import cost_of
+from kvsim.search.size import Bounds, Laboratory, Search, lasting_answer, make_knob
+from kvsim.search.size_verdict import compared, cost_of, router_rows, size_record, verdict
 from kvsim.search.slo import parse_slo
 from kvsim.search.store import Store, address
 from kvsim.settings.config import make_config, to_table
 from kvsim.workload.native import write
-from kvsim.workload.spec import Lengths, synthesise_lengths
+from kvsim.workload.spec import Workload, make_trace
 from kvsim.writing import json_text
 
 ONE_BY_ONE: dict[str, Any] = {
@@ -47,7 +37,7 @@ ONE_BY_ONE: dict[str, Any] = {
     },
 }
 """Ten steps of 10 ms a request: 10 requests/s for each replica, and 25 come every second."""
-LOAD = synthesise_lengths(Lengths(20), Lengths(10), 1, requests=60)
+LOAD = make_trace(Workload("random", requests=60, input_len=20, output_len=10), 1)
 
 
 def search(folder: Path, router: str, **further: Any) -> Search:

@@ -11,25 +11,27 @@ from marks import long
 from kvsim.errors import ConfigError
 from kvsim.run.simulation import simulate
 from kvsim.search import runner
-from kvsim.search.size import Bounds, Laboratory, make_knob, verdict
-from kvsim.search.size.search import (
+from kvsim.search.size import (
     CLOSE,
+    Bounds,
     Knob,
+    Laboratory,
     answer,
     boundary,
     find_beside,
     find_best,
     find_boundary,
     find_cliff,
+    make_knob,
     sharpen,
     slope,
 )
+from kvsim.search.size_verdict import verdict
 from kvsim.search.slo import parse_slo
 from kvsim.search.store import Store
-from kvsim.search.sweep import Outcome, joined
-from kvsim.search.sweep.choose import TTFT
+from kvsim.search.sweep import TTFT, Outcome, joined
 from kvsim.settings.config import make_config, to_table
-from kvsim.workload.spec import Lengths, synthesise_lengths
+from kvsim.workload.spec import Workload, make_trace
 
 SLO = parse_slo("p99_ttft<100ms")
 LADDER = (10, 15, 22, 33, 50, 75, 110, 160, 240, 360, 540, 800)
@@ -171,7 +173,7 @@ def test_a_cliff_is_said_with_its_distance():
 
 # -- real runs ----------------------------------------------------------------------------------
 
-LOAD = synthesise_lengths(Lengths(100), Lengths(60), 5, range_ratio=0.5, requests=16)
+LOAD = make_trace(Workload("random", requests=16, input_len=100, output_len=60, range_ratio=0.5), 5)
 BASE = make_config({"max_model_len": 256, "num_gpu_blocks_override": 160, "request_rate": 400.0})
 
 

@@ -8,13 +8,15 @@ from marks import long
 from places import ROOT
 
 from kvsim.workload.native import write
-from kvsim.workload.spec import Lengths, synthesise_lengths
+from kvsim.workload.spec import Workload, make_trace
 
 
 @pytest.fixture
 def kvsim(tmp_path):
     """Run the command line in a folder with a small load."""
-    load = synthesise_lengths(Lengths(100), Lengths(60), 5, range_ratio=0.5, requests=24)
+    load = make_trace(
+        Workload("random", requests=24, input_len=100, output_len=60, range_ratio=0.5), 5
+    )
     write(load, str(tmp_path / "load.jsonl"))
 
     def run(*arguments, code=0):

@@ -7,13 +7,15 @@ from command import run_here
 from places import ROOT
 
 from kvsim.workload.native import write
-from kvsim.workload.spec import Lengths, synthesise_lengths
+from kvsim.workload.spec import Workload, make_trace
 
 
 @pytest.fixture(scope="session")
 def load():
     """20 requests without content; 60 blocks of 16 tokens put them under pressure."""
-    return synthesise_lengths(Lengths(60), Lengths(40), 3, range_ratio=0.4, requests=20)
+    return make_trace(
+        Workload("random", requests=20, input_len=60, output_len=40, range_ratio=0.4), 3
+    )
 
 
 @pytest.fixture

@@ -2,9 +2,7 @@
 
 import math
 
-from kvsim.search.sweep import Outcome, Plan, choose
-from kvsim.search.sweep.choose import TTFT, pareto
-from kvsim.search.sweep.sweep import Planned, Traced
+from kvsim.search.sweep import TTFT, Outcome, Plan, Planned, Traced, choose, pareto
 
 
 def record(ttft, throughput, memory=100, kind="finished", reason=""):

@@ -3,7 +3,7 @@
 import pytest
 
 from kvsim.errors import ConfigError
-from kvsim.search.sweep import expand, parse_space
+from kvsim.search.grid import expand, parse_space
 
 GRID = ["watermark=0,0.01,0.05", "preemption_mode=recompute,swap"]
 

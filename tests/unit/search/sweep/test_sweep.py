@@ -15,10 +15,10 @@ from marks import WHOLE, long
 from msgspec import structs
 
 from kvsim.run.simulation import simulate
+from kvsim.search.grid import expand, parse_space
 from kvsim.search.runner import Task, figures_of, run_missing, run_point
 from kvsim.search.store import Store, address
-from kvsim.search.sweep import expand, gather, make_plan, parse_space, read_plan, write_plan
-from kvsim.search.sweep.sweep import figure_kinds, sweep_table
+from kvsim.search.sweep import figure_kinds, gather, make_plan, read_plan, sweep_table, write_plan
 from kvsim.settings.config import load_config, to_table
 from kvsim.workload import HashContent, ParentContent, Row, SegmentContent, TokenContent, Trace
 from kvsim.workload.keys import keyed, streams

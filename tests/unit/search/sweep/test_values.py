@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.errors import ConfigError
-from kvsim.search.sweep.grid import Axis, parse_axis, parse_law, whole
+from kvsim.search.grid import Axis, parse_axis, parse_law, whole
 from kvsim.settings.config import RunConfig
 
 

@@ -11,10 +11,10 @@ from kvsim.engines import BLOCK_MANAGERS, ENGINES
 from kvsim.errors import ConfigError
 from kvsim.run.assembly import assemble
 from kvsim.settings.config import make_config
+from kvsim.settings.library import signature
 from kvsim.settings.server import ServerWord, server_settings
 from kvsim.settings.server.arguments import Used
 from kvsim.settings.server.sglang import DEFAULTS, SGLANG
-from kvsim.settings.signatures import signature
 
 ARGUMENTS = (
     "model_path='meta-llama/Meta-Llama-3.1-8B-Instruct', tokenizer_mode='auto', dtype='auto',"

@@ -47,7 +47,7 @@ from kvsim.results.numerals import MISSING, SPACE, count, number, percent, plura
 from kvsim.results.plain import to_toml
 from kvsim.search.slo import Objective
 from kvsim.search.store import Record
-from kvsim.search.sweep.choose import (
+from kvsim.search.sweep import (
     GOODPUT,
     MEMORY,
     RATE,
@@ -57,12 +57,12 @@ from kvsim.search.sweep.choose import (
     TTFT,
     Chosen,
     Configuration,
+    Plan,
     pareto,
     sources,
     value_words,
     words,
 )
-from kvsim.search.sweep.sweep import Plan
 
 _MOST_TICKS = 12
 _TICKS = (0.0, 0.25, 0.5, 0.75, 1.0)

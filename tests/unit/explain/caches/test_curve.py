@@ -9,8 +9,14 @@ import pytest
 from marks import long, mostly_long
 from trees import BLOCK, Case, most_hits, random_case
 
-from kvsim.explain.cachelab.curve import lru_tokens, make_curve, optimum_tokens
-from kvsim.explain.cachelab.study import by_prefix, by_session, who_reuses
+from kvsim.explain.cache_curve import (
+    by_prefix,
+    by_session,
+    lru_tokens,
+    make_curve,
+    optimum_tokens,
+    who_reuses,
+)
 from kvsim.workload import HashContent, Row, Trace
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, Walk, chains

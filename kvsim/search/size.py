@@ -23,7 +23,7 @@ from kvsim.fleet.settings import FleetConfig, parted
 from kvsim.machine.memory import pool_setting
 from kvsim.results.metrics import Metric
 from kvsim.run.assembly import assemble
-from kvsim.search.replicates import Load, redrawn
+from kvsim.search.compare import Load, redrawn
 from kvsim.search.runner import REFUSED, Backend, run_local, run_missing
 from kvsim.search.slo import Objectives
 from kvsim.search.store import Store, address

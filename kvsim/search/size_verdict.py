@@ -28,7 +28,7 @@ from kvsim.results.load import rates_words
 from kvsim.results.metrics import Metric
 from kvsim.results.numerals import MISSING, count, percent, plural, show, signed_percent
 from kvsim.results.plain import plain
-from kvsim.search.size.search import (
+from kvsim.search.size import (
     LASTING,
     Answer,
     Cliff,
@@ -40,7 +40,7 @@ from kvsim.search.size.search import (
     neighbourhood,
     slope,
 )
-from kvsim.search.sweep import Side, origin_panels, side, tags
+from kvsim.search.sweep_page import Side, origin_panels, side, tags
 from kvsim.settings.config import to_table
 from kvsim.version import __version__
 

@@ -10,7 +10,7 @@ from shared import SHARED, needs_shared
 from trees import BLOCK, random_case
 
 from kvsim.errors import ConfigError
-from kvsim.explain.cachelab.curve import lru_tokens, sampled_lru_tokens
+from kvsim.explain.cache_curve import lru_tokens, sampled_lru_tokens
 from kvsim.workload import open_trace
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, find_reuse

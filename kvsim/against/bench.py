@@ -20,11 +20,11 @@ from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from kvsim.against.bench.workloads import WORKLOADS, Case, Workload
+from kvsim.against.bench_workloads import WORKLOADS, Case, Workload
 from kvsim.errors import ConfigError, check_choice
 from kvsim.version import __version__
 from kvsim.workload import open_trace
@@ -189,8 +189,37 @@ def write_requests(workload: str, trace: str | None, path: str) -> None:
     convert(made, path, "native" if any(row.lora for row in made.rows) else "mooncake")
 
 
-PEERS = {"aisimulate": ("dynamo._core", "ai-dynamo-runtime==1.6.1")}
-"""Name → what has to be importable, and the package that brings it."""
+class Simulator(NamedTuple):
+    """Another simulator."""
+
+    module: str
+    """What has to be importable."""
+    package: str
+    """What brings it."""
+    replay: str
+    """What a Python that has it runs, given a Mooncake file, the arguments of the engine in JSON
+    and the tokens of a block; it writes the CPU seconds of the replay."""
+
+
+PEERS = {
+    "aisimulate": Simulator(
+        "dynamo._core",
+        "ai-dynamo-runtime==1.6.1",
+        """\
+import json, sys, time
+from dynamo import _core
+
+path, arguments, block_size = sys.argv[1:]
+engine = {"engine": json.loads(arguments)}
+options = {"trace_block_size": int(block_size), "capture_per_request": False}
+start = time.process_time()
+_core.run_mocker_trace_replay([path], extra_engine_args=engine, **options)
+print(f"\\n{time.process_time() - start}", end="")
+""",
+    )
+}
+"""Name → what it is. AISimulate reads the trace within its replay, too, and keeps figures of all
+requests together only."""
 
 _LIMITS = ("block_size", "max_num_seqs", "max_num_batched_tokens")
 
@@ -206,13 +235,13 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 def check_peer(name: str, python: str) -> None:
     """Raise `ConfigError` unless a Python can run this peer."""
     check_choice("--peer", name, PEERS)
-    module, package = PEERS[name]
+    peer = PEERS[name]
     try:
-        subprocess.run([python, "-c", f"import {module}"], check=True, capture_output=True)
+        subprocess.run([python, "-c", f"import {peer.module}"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
         raise ConfigError(
-            f"--peer {name}: {python} cannot import {module}; give --peer-python PATH, a Python"
-            f" after `pip install {package}`"
+            f"--peer {name}: {python} cannot import {peer.module}; give --peer-python PATH, a"
+            f" Python after `pip install {peer.package}`"
         ) from None
 
 
@@ -223,7 +252,6 @@ def measure_peer(name: str, python: str, case: Case, path: str) -> Peer:
     """
     from kvsim.workload.formats.mooncake import DEFAULT_BLOCK_SIZE
 
-    script = Path(__file__).with_name(f"{name}.py")
     settings = case.table
     engine = {
         **{key: settings[key] for key in _LIMITS},
@@ -232,7 +260,7 @@ def measure_peer(name: str, python: str, case: Case, path: str) -> Peer:
         "enable_prefix_caching": True,
     }
     args = (path, json.dumps(engine), str(DEFAULT_BLOCK_SIZE))
-    whole, out = spent(python, str(script), *args)
+    whole, out = spent(python, "-c", PEERS[name].replay, *args)
     return Peer(core_s=float(out.splitlines()[-1]), whole=whole)
 
 

@@ -12,8 +12,8 @@ from trees import BLOCK, Case, random_case
 
 from kvsim.engines.sglang.ranks import make_rank
 from kvsim.errors import ConfigError
-from kvsim.explain.cachelab.curve import lru_tokens, optimum_tokens
-from kvsim.explain.cachelab.ranking import (
+from kvsim.explain.cache_curve import lru_tokens, optimum_tokens
+from kvsim.explain.cache_eviction import (
     POLICIES,
     RADIX,
     prompts,

@@ -11,7 +11,7 @@ from kvsim.explain.certainty import Comparison, Pair, judge, paired
 from kvsim.explain.differences import compare_replay
 from kvsim.results.metrics import HEADLINES
 from kvsim.run.result import Result
-from kvsim.search.replicates import How, Load, compare_seeds, load_of, redrawn, replicate
+from kvsim.search.compare import How, Load, compare_seeds, load_of, redrawn, replicate
 from kvsim.settings.config import RunConfig, make_config
 from kvsim.workload import open_trace
 from kvsim.workload.spec import Workload

@@ -31,7 +31,7 @@ def victim(candidates: Sequence[Request], blocks: BlockManager) -> Request:
 
 
 class Price:
-    """The constant times of the workloads (`kvsim.against.bench.workloads`)."""
+    """The constant times of the workloads (`kvsim.against.bench_workloads`)."""
 
     kind = "constant"
     source = "6 ms + 40 us per prompt token + 20 us per decode + 43 ns per token of context"

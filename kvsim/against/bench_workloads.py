@@ -237,7 +237,7 @@ _DRAFTS = {
     "num_speculative_tokens": 3,
     "synthetic_acceptance_length": 2.4,
 }
-_OWN = "kvsim.against.bench.own"
+_OWN = "kvsim.against.bench_own"
 
 SETTINGS: dict[str, dict[str, Any]] = {
     DEFAULT: _V1,

@@ -1,16 +1,30 @@
-"""Commands that are imported when they are called, so that the others start quickly."""
+"""Commands: imported when they are called, so that the others start quickly; and what they say
+besides results, notes, progress, and where files are."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
+import subprocess
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command, get_group
+
+from kvsim.report import make_console
+
+if TYPE_CHECKING:
+    from kvsim.settings.config import RunConfig
+    from kvsim.workload.trace import Trace
+
 
 COMMANDS = {
     "run": "Replay a trace through an engine and see where memory and time went.",
@@ -42,8 +56,8 @@ COMMANDS = {
 
 _MODULES = {
     **dict.fromkeys(("diff", "why", "timeline", "report"), "folders"),
-    **dict.fromkeys(("sweep", "size", "advise"), "search"),
-    **dict.fromkeys(("check", "validate", "conform"), "against"),
+    **dict.fromkeys(("compare", "sweep", "size", "advise"), "search"),
+    **dict.fromkeys(("check", "validate", "conform", "bench"), "against"),
     **dict.fromkeys(("calibrate", "crossover"), "profile"),
 }
 _GROUPS = ("trace", "cache", "profile")
@@ -53,8 +67,9 @@ _NAME, _NO_BREAK = re.compile(r"--[\w-]+"), "\u2011"
 """An option in a text, and a hyphen at which no line ends."""
 
 SHOW_ALL = "--help-all"
-asked = {"all": False}
-"""Whether help lists settings, too."""
+asked = {"quiet": False, "json": False, "help-all": False}
+"""Whether nothing but results is to be said, whether these are JSON, and whether help lists
+settings, too."""
 _WITH_TORCH = ("calibrate", "validate")
 
 
@@ -92,7 +107,7 @@ class SectionedCommand(TyperCommand):
             record = each.get_help_record(ctx)
             if record is not None:
                 section = each.rich_help_panel if isinstance(each, TyperOption) else "Arguments"
-                if isinstance(each, TyperOption) and section and not asked["all"]:
+                if isinstance(each, TyperOption) and section and not asked["help-all"]:
                     left_out[section] = left_out.get(section, 0) + 1
                     continue
                 name, text = record
@@ -158,3 +173,94 @@ class _Group(typer.Typer):
 def group_of(name: str) -> typer.Typer:
     """What takes the subcommands of a group of `COMMANDS`."""
     return _Group(help=COMMANDS[name], no_args_is_help=True, rich_markup_mode=None)
+
+
+T = TypeVar("T")
+
+PATIENCE_S = 1.0
+"""A run that ends before has no progress bar: it could not be read."""
+
+
+def note(*texts: str) -> None:
+    """Print these notes to standard error, one a line."""
+    for text in () if asked["quiet"] else texts:
+        print(f"note: {text}", file=sys.stderr)
+
+
+def command_line() -> str:
+    """The command that runs now, as one would type it."""
+    return shlex.join(["kvsim", *sys.argv[1:]])
+
+
+def tell_written(out: str | Path, page: str) -> None:
+    """Say which folder was written, and which of its pages to open."""
+    if not (asked["quiet"] or asked["json"]):
+        make_console().print(f"\nwritten to {out}: open {Path(out) / page}")
+
+
+def watched() -> bool:
+    """Whether somebody reads what is said besides results."""
+    return sys.stderr.isatty() and not asked["quiet"]
+
+
+@contextmanager
+def progress_bar(
+    label: str, total: int | None = None, patience_s: float = 0
+) -> Iterator[Callable[[int], None]]:
+    """Yields a function to call with the number of requests, or runs, that just ended.
+
+    A bar to `total`, or without one a count of runs; it is not shown before `patience_s`.
+    """
+    if not watched():
+        yield lambda number: None
+        return
+    from rich import progress
+    from rich.console import Console
+
+    counted = (
+        (progress.TextColumn("{task.completed} runs"), progress.TimeElapsedColumn())
+        if total is None
+        else (progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeRemainingColumn())
+    )
+    columns = progress.SpinnerColumn(), progress.TextColumn("{task.description}"), *counted
+    shown = progress.Progress(*columns, console=Console(stderr=True), transient=True)
+    task, begin_s = shown.add_task(label, total=total), monotonic()
+
+    def advance(number: int) -> None:
+        if monotonic() - begin_s >= patience_s:
+            shown.start()
+        shown.advance(task, number)
+
+    advance(0)
+    try:
+        yield advance
+    finally:
+        shown.stop()
+
+
+def simulate_shown(
+    simulate: Callable[..., T], trace: Trace, config: RunConfig, label: str, **more: Any
+) -> T:
+    """What `simulate` returns for a trace, with a progress bar if that takes a while.
+
+    `more`: further arguments of `simulate`.
+    """
+    total = min(len(trace.rows), config.num_prompts or len(trace.rows))
+    with progress_bar(label, total, PATIENCE_S) as progress:
+        return simulate(trace, config, progress=progress, command=command_line(), **more)
+
+
+def run_module(module: str, arguments: Sequence[str]) -> None:
+    """Run `python -m module` in a process of its own, because start-up settings
+    decide its times; exits with its exit code if that is not 0.
+
+    The process finds the modules of this one, and `kvsim_kernels` also in a checkout.
+    """
+    beside = Path(__file__).resolve().parents[2] / "kernels"
+    paths = [str(beside), *(str(Path(path).resolve()) for path in sys.path)]
+    quiet = {"KVSIM_QUIET": "1"} if asked["quiet"] else {}
+    environment = {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-m", module, *arguments]
+    code = subprocess.run(command, env=environment, check=False).returncode
+    if code:
+        raise typer.Exit(code if code > 0 else 1)

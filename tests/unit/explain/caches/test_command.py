@@ -14,10 +14,10 @@ from made import jsonl, make_trace
 from marks import long
 from places import ROOT
 
-from kvsim.explain.cachelab.audit import Recorded, audit
-from kvsim.explain.cachelab.sentences import sentences
-from kvsim.explain.cachelab.study import Asked, open_recording, study_recording, study_trace
+from kvsim.explain.cache_curve import Asked, open_recording, study_recording, study_trace
+from kvsim.explain.cache_eviction import Recorded, audit
 from kvsim.report import read_results, read_transitions
+from kvsim.report.pages.cache import sentences
 from kvsim.workload import open_trace
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting

@@ -1,1 +1,0 @@
-"""Measures how fast the simulator is, on workloads that anybody can rebuild."""
