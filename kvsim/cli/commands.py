@@ -59,7 +59,6 @@ _MODULES = {
     **dict.fromkeys(("compare", "sweep", "size", "advise"), "search"),
     **dict.fromkeys(("check", "validate", "conform", "bench"), "against"),
     **dict.fromkeys(("calibrate", "crossover"), "profile"),
-    "serve": "run",
 }
 _GROUPS = ("trace", "cache", "profile")
 """Commands that are groups of commands."""

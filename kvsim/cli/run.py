@@ -1,5 +1,4 @@
-"""The simulated engine at work: `run` replays a trace through one, or through several replicas;
-`serve` is a server."""
+"""Replays a trace through one engine, or through several replicas behind a router."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from kvsim.cli.commands import command_line, note, simulate_shown, tell_written
+from kvsim.cli.commands import note, simulate_shown, tell_written
 from kvsim.cli.options import (
     AsJson,
     Bundle,
@@ -19,7 +18,7 @@ from kvsim.cli.options import (
     TracePath,
     takes_bundles,
 )
-from kvsim.cli.settings import FleetOptions, Settings
+from kvsim.cli.settings import FleetOptions
 from kvsim.core.collector import collect_after
 from kvsim.errors import ConfigError
 from kvsim.report import make_console
@@ -58,6 +57,10 @@ def run(
     fleet: FleetOptions,
 ) -> None:
     """Replay a trace through an engine and see where memory and time went."""
+    # First, not from deep within other imports, where Python 3.11 may ask the kernel for the next
+    # piece of its stack, and give it back, at every call.
+    import numpy  # noqa: F401
+
     from kvsim.report import PAGE, render, render_fleet
     from kvsim.report.files import FLEET, SUMMARY
 
@@ -128,125 +131,3 @@ def _run_engine(
         result = simulate_shown(simulate, trace, config, "simulating", watcher=both)
         log.stopped(result.meta["outcome"])
         return result
-
-
-@dataclass(frozen=True)
-class Front(Bundle):
-    """Where the server is, and as what."""
-
-    host: Annotated[
-        str | None, Option(metavar="ADDRESS", help="Address to listen at. Default: 127.0.0.1.")
-    ] = None
-    port: Annotated[
-        int | None,
-        Option(min=0, max=65535, metavar="N", help="Port. Default: 8000; 0: any free one."),
-    ] = None
-    served_model_name: Annotated[
-        str | None, Option(metavar="NAME", help="Name of the model, for clients.")
-    ] = None
-
-
-@dataclass(frozen=True)
-class Pace(Bundle):
-    """How simulated time passes."""
-
-    speed: Annotated[
-        float, Option(metavar="X", help="Simulated seconds in a second of the wall clock.")
-    ] = 1.0
-    as_fast_as_possible: Annotated[
-        bool, Option("--as-fast-as-possible", help="Answer at once, with simulated times.")
-    ] = False
-    hold: Annotated[int, Option(min=0, metavar="N", help="Begin when N requests have come.")] = 0
-
-    def check(self) -> None:
-        """Raises `ConfigError` if no time could pass."""
-        if not self.speed > 0:
-            raise ConfigError(
-                f"--speed: {self.speed} is not above 0; or give --as-fast-as-possible"
-            )
-        if self.hold and not self.as_fast_as_possible:
-            raise ConfigError("--hold: the wall clock waits for nobody; give --as-fast-as-possible")
-
-
-@dataclass(frozen=True)
-class Answers(Bundle):
-    """What clients and routers are told."""
-
-    stream_interval: Annotated[
-        int | None,
-        Option(min=1, metavar="N", help="Tokens from one event of a stream to the next."),
-    ] = None
-    lora_modules: Annotated[
-        list[str] | None,
-        Option(metavar="NAME=PATH", help="An adapter that clients may ask for; may be repeated."),
-    ] = None
-    mean_output_tokens: Annotated[
-        float,
-        Option(
-            min=1,
-            metavar="N",
-            help="Mean length of answers without ignore_eos; inf: all of max_tokens.",
-        ),
-    ] = 256.0
-    kv_events_config: Annotated[
-        str | None, Option(metavar="JSON", help="As of vllm serve: publish KV events.")
-    ] = None
-
-
-@takes_bundles
-def serve(
-    *,
-    config: ConfigFile = None,
-    front: Front,
-    pace: Pace,
-    answers: Answers,
-    out: OutDir = None,
-    settings: Settings,
-) -> None:
-    """Serve vLLM's HTTP interface, metrics and KV events from the simulated engine."""
-    import asyncio
-    from math import inf
-
-    try:
-        from uvicorn.loops.auto import auto_loop_factory
-
-        from kvsim.against.serve.server import Server, listen
-    except ImportError as error:
-        raise ConfigError(f"serve: {error}; pip install 'kvsim[serve]'") from None
-    from kvsim.against.serve.kv_events import events_config
-    from kvsim.against.serve.session import Options, Session, adapters_of, said_in
-    from kvsim.run.blame import blaming
-    from kvsim.settings.server.command import arguments
-
-    pace.check()
-    said = said_in(arguments(settings.server.vllm, settings.server.vllm_file))
-    loaded = settings.load(config)
-    events = answers.kv_events_config or said.kv_events_config
-    options = Options(
-        speed=inf if pace.as_fast_as_possible else pace.speed,
-        hold=pace.hold,
-        mean_output_tokens=answers.mean_output_tokens,
-        stream_interval=answers.stream_interval or said.stream_interval or 1,
-        adapters=adapters_of(answers.lora_modules or said.lora_modules),
-        kv_events=None if events is None else events_config(events),
-    )
-    with blaming(loaded):
-        session = Session(loaded, records=out is not None)
-        model = front.served_model_name or said.name or session.parts.model.name
-        note(*session.parts.notes)
-        address = front.host or said.host or "127.0.0.1"
-        port = (said.port or 8000) if front.port is None else front.port
-        with listen(address, port) as listening:
-            made = Server(session, model, options)
-            where = f"http://{address}:{listening.getsockname()[1]}"
-            told = f"serving {model} at {where}/v1"
-            with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
-                runner.run(made.run(listening, lambda: print(told, flush=True)))
-        for line in made.clock.report():
-            print(line)
-        if out is not None:
-            from kvsim.cli.folders import write_run
-            from kvsim.report import PAGE
-
-            write_run(session.result(command_line()), out, page=True)
-            tell_written(out, PAGE)

@@ -247,13 +247,12 @@ def _metavar(kind: Any) -> str:
 def _option(
     name: str, kind: Any, flag: str, metavar: str | None, text: str, panel: str
 ) -> inspect.Parameter:
-    option = Option(flag, metavar=metavar, help=text, rich_help_panel=panel, show_default=False)
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[kind | None, option],
+    # As the default, because to annotate a hundred types takes longer than all else of this module.
+    option = Option(
+        None, flag, metavar=metavar, help=text, rich_help_panel=panel, show_default=False
     )
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, keyword, default=option, annotation=kind | None)
 
 
 def _plain(hint: Any) -> Any:

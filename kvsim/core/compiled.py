@@ -1,9 +1,10 @@
 """Compiled modules where they are installed, their sources otherwise: equal results, other speed.
 
-`hatch_build.py` compiles modules while kvsim is installed. What it makes lies in a folder of its
-own among the installed packages, `kvsim_compiled`, also for a checkout. So nothing compiled hides a
-source by itself: the finder below hands out compiled modules, and only while the source of each of
-them is the one that was compiled. After an edit all sources run, as compiled modules go together.
+`kvsim/core/hook.py` compiles modules while kvsim is installed. What it makes lies in a folder of
+its own among the installed packages, `kvsim_compiled`, also for a checkout. So nothing compiled
+hides a source by itself: the finder below hands out compiled modules, and only while the source of
+each of them is the one that was compiled. After an edit all sources run, as compiled modules go
+together.
 """
 
 import os

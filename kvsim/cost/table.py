@@ -43,6 +43,7 @@ from kvsim.cost.profile import (
     MixedGrid,
     Profile,
     Tail,
+    device_of,
     distrust,
     load_profile,
     refuse_special,
@@ -254,8 +255,8 @@ def profile_for(model: Model, hardware: Hardware, config: RunConfig) -> str | No
     """
     ranked = []
     for name in names("profiles"):
-        profile = load_profile(name)
-        if profile.device.get("name") in (hardware.name, *hardware.device_names):
+        if device_of(name) in (hardware.name, *hardware.device_names):
+            profile = load_profile(name)
             changed = bool(differences(profile, model, config))
             if not (changed and (model.special or profile.model.special)):
                 ranked.append((changed, _TRUST.index(profile.source), name))

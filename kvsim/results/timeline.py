@@ -36,6 +36,10 @@ def run_end_ns(steps: Columns, requests: Mapping[str, Any]) -> int:
     return max((int(np.max(column)) for column in instants if len(column)), default=0)
 
 
+_AT_ONCE = 1 << 16
+"""Rows of a column that are worked out at once, to bound the memory."""
+
+
 class States(Mapping[str, Ints]):
     """Rows of constant state that cover `0 .. end_ns` without a gap.
 
@@ -55,26 +59,34 @@ class States(Mapping[str, Ints]):
         start, end = self._from_zero("start_ns"), self._from_zero("end_ns")
         idles = end < np.append(start[1:], end_ns)
         before = np.flatnonzero(idles)
-        self._row = np.repeat(np.arange(len(start)), 1 + idles)
+        # Narrow, because a long run has many steps.
+        kind = np.min_scalar_type(len(start))
+        self._row = np.repeat(np.arange(len(start), dtype=kind), 1 + idles)
         self._idle = np.zeros(len(self._row), dtype=bool)
         self._idle[before + np.arange(1, 1 + len(before))] = True
-        self._start_ns = start[self._row]
+        self._start_ns: Ints = start[self._row]
         self._start_ns[self._idle] = end[before]
-        del start, end  # A long run has many steps.
+        del start, end
         over = self._from_zero("running") == self._from_zero("finished")
         over &= self._from_zero("swapped") == 0
         self._empty = self._idle & over[self._row]
 
     def __getitem__(self, name: str) -> Ints:
-        return self.part(name, 0, len(self._row))
+        if name == "start_ns":
+            return self._start_ns
+        column = np.empty(len(self._row), dtype=np.int64)
+        for first in range(0, len(column), _AT_ONCE):
+            some = slice(first, first + _AT_ONCE)
+            column[some] = self.part(name, first, first + _AT_ONCE)
+        return column
 
     def part(self, name: str, first: int, last: int) -> Ints:
         """Rows `first .. last - 1` of a column, of which no more is made."""
         if name == "start_ns":
             return self._start_ns[first:last]
-        row = self._row[first:last]
+        row = self._row[first:last].astype(np.intp)
         low, high = (int(row[0]), int(row[-1]) + 1) if len(row) else (0, 0)
-        column = self._from_zero(name, low, high)[row - low if low else row]
+        column: Ints = self._from_zero(name, low, high)[row - low if low else row]
         if name in UNDER_WAY:
             column[self._idle[first:last]] = 0
             return column

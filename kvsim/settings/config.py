@@ -15,8 +15,8 @@ model = "roofline"
 ```
 """
 
-from __future__ import annotations
-
+# No annotations from the future: as texts, those of a hundred settings are worked out again by
+# every command, twice.
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal

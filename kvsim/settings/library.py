@@ -382,14 +382,15 @@ def _definition(module: str, name: str) -> ast.stmt | None:
     place = sys.modules[package].__file__
     assert place is not None
     source = Path(place).parent.joinpath(*names).with_suffix(".py").read_text("utf-8")
-    lines = rf"^(?:class|def) {name}\b.*?(?=^[\w@]|\Z)"
-    found = re.search(lines, source, re.DOTALL | re.MULTILINE)
-    if found is None:
+    begin = re.search(rf"^(?:class|def) {name}\b", source, re.MULTILINE)
+    if begin is None:
         return None
+    end = re.compile(r"^[\w@]", re.MULTILINE).search(source, begin.end())
+    found = source[begin.start() : end.start() if end else len(source)]
     # To parse what follows the constructor takes longer than a short run.
     following = re.compile(r"^    (?:def|@)", re.MULTILINE)
-    end = following.search(found[0], found[0].find("\n    def __init__(") + 2)
-    return ast.parse(found[0][: end.start()] if end else found[0]).body[0]
+    next_one = following.search(found, found.find("\n    def __init__(") + 2)
+    return ast.parse(found[: next_one.start()] if next_one else found).body[0]
 
 
 def _parameter(

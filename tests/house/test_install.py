@@ -31,6 +31,7 @@ version = "1"
 [tool.hatch.build]
 dev-mode-dirs = ["."]
 [tool.hatch.build.targets.wheel.hooks.custom]
+path = "kvsim/core/hook.py"
 modules = ["kvsim/core/squares.py"]
 """
 SOURCE = """
@@ -67,7 +68,7 @@ def project(tmp_path: Path) -> Path:
     """The source of a small kvsim with the real build hook and finder."""
     folder = tmp_path / "project"
     (folder / "kvsim/core").mkdir(parents=True)
-    for name in ("hatch_build.py", "kvsim/core/compiled.py", "kvsim/core/vecs.py"):
+    for name in ("kvsim/core/hook.py", "kvsim/core/compiled.py", "kvsim/core/vecs.py"):
         copy(ROOT / name, folder / name)
     (folder / "kvsim/core/__init__.py").touch()
     (folder / "kvsim/core/squares.py").write_text(SOURCE)

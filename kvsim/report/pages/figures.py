@@ -83,11 +83,25 @@ def time_unit(values_ns: Iterable[float]) -> tuple[str, float]:
     return ("s", 1e9) if _ends(values_ns)[1] >= 1e9 else ("ms", 1e6)
 
 
+_TENS = np.array([float(f"1e{power}") for power in range(16)])
+"""Powers of ten, all of which floats hold exactly."""
+
+
 def compact(values: Iterable[float], digits: int = 5) -> Points:
     """Numbers with few digits for a short file; NaN becomes None, a gap in the line."""
-    written = f"%.{digits}g"
-    listed = values.tolist() if isinstance(values, np.ndarray) else map(float, values)
-    return [None if v != v else float(written % v) for v in listed]
+    given = np.asarray(values if isinstance(values, np.ndarray) else [*values], dtype=float)
+    sizes = np.where(given == 0, 1.0, np.abs(given))
+    places = digits - 1 - np.floor(np.log10(sizes))
+    usual = np.abs(places) < len(_TENS)
+    places = np.where(usual, places, 0).astype(int)
+    up, down = _TENS[np.maximum(places, 0)], _TENS[np.maximum(-places, 0)]
+    scaled = np.where(usual, given, 0.0) * up / down
+    whole = np.rint(scaled)
+    written: Points = (whole / up * down).tolist()
+    # Python decides where the products are too inexact to round by: it knows all digits.
+    for i in np.flatnonzero(~usual | (np.abs(scaled - whole) > 0.4999)).tolist():
+        written[i] = None if np.isnan(given[i]) else float(f"{given[i]:.{digits}g}")
+    return written
 
 
 def held(values: Iterable[float]) -> Points:

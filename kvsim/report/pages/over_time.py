@@ -4,11 +4,12 @@ steps took, and what for, is drawn against their size, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from kvsim.core.records import part_of, rows_in
 from kvsim.core.schema import BLOCKED
 from kvsim.core.sums import added
 from kvsim.cost.bounds import Bounds
@@ -43,10 +44,9 @@ from kvsim.report.pages.view import (
     LEAST_SHARE,
     RATES,
     View,
+    durations_of,
     event_bars,
     lined,
-    mean_and_longest,
-    per_second,
 )
 from kvsim.results import phases
 from kvsim.results.ledger import KERNEL_LABELS, TIME_LABELS, TIME_PARTS
@@ -63,22 +63,47 @@ LANE_STEPS = 32
 LATENCY_KINDS = ("ttft", "tpot", "e2el")
 
 
+_AT_ONCE = 1 << 16
+"""Steps that are looked at at once, to bound the memory."""
+
+
+def _pieces(run: View, *names: str, beyond: int = 0) -> Iterator[list[Ints]]:
+    """Columns of steps, some rows at a time; each piece also has the first rows `beyond` it."""
+    number = rows_in(run.steps)
+    for first in range(0, number, _AT_ONCE):
+        last = min(first + _AT_ONCE + beyond, number)
+        yield [part_of(run.steps, name, first, last) for name in names]
+
+
+def _whole(run: View, of: Callable[..., Ints], *names: str) -> Ints:
+    """What `of` makes of these columns of steps, of all of them."""
+    made, first = np.empty(rows_in(run.steps), dtype=np.int64), 0
+    for columns in _pieces(run, *names):
+        last = first + len(columns[0])
+        made[first:last] = of(*columns)
+        first = last
+    return made
+
+
 def _lasts(run: View) -> Ints:
-    return np.asarray(run.steps["end_ns"] - run.steps["start_ns"])
+    return _whole(run, np.subtract, "end_ns", "start_ns")
 
 
 def _tokens_of_steps(run: View) -> Ints:
     """What each step computes: prompt tokens, a token per decode, and drafts."""
     names = ("prefill_tokens", "decode_seqs", "draft_tokens")
-    return added(run.steps[name] for name in names if name in run.steps)
+    return _whole(run, lambda *counts: added(counts), *(n for n in names if n in run.steps))
 
 
 def _step_time(run: View) -> Iterator[Figure]:
-    lasts = _lasts(run)
-    unit, ns = time_unit(lasts)
-    ones = np.ones(len(lasts), np.int64)
-    drawn = mean_and_longest(run, run.steps["end_ns"], lasts, ones, ns, "used", "Mean over steps")
-    note, y = f"{count(len(lasts))} steps.", titled(f"step ({unit})", **scale(lasts / ns, 50))
+    steps = _pieces(run, "start_ns", "end_ns")
+    found = durations_of(run, ((end, end - start, np.ones_like(end)) for start, end in steps))
+    unit, ns = time_unit(found.ends_ns)
+    drawn = found.lines(ns, "used", "Mean over steps")
+    note, y = (
+        f"{count(rows_in(run.steps))} steps.",
+        titled(f"step ({unit})", **scale(found.ends_ns / ns, 50)),
+    )
     yield run.figure("step-time", "Step time", note, drawn, y)
 
 
@@ -200,7 +225,7 @@ WORK = (_step_time, _kernels, _utilisation, _drafts, _bubbles)
 
 def step_figures(run: View) -> list[Figure]:
     """Steps against their size, and on the stages of a pipeline."""
-    return [*_against_tokens(run), *_lanes(run)] if len(run.steps["start_ns"]) > 1 else []
+    return [*_against_tokens(run), *_lanes(run)] if rows_in(run.steps) > 1 else []
 
 
 def _against_tokens(run: View) -> Iterator[Figure]:
@@ -212,12 +237,18 @@ def _against_tokens(run: View) -> Iterator[Figure]:
         shown = places[thinned(len(places), DOTS // 2)]
         x, y = compact(tokens[shown]), compact(lasts[shown] / ns)
         drawn.append(points(x, y, colour, size=4, opacity=0.5) | {"name": label})
-    x_axis = titled("tokens in the step", showgrid=True, **scale(tokens[tokens > 0]))
-    y_axis = titled(f"step ({unit})", **scale(lasts[lasts > 0] / ns))
+    x_axis = titled("tokens in the step", showgrid=True, **scale(_positive_ends(tokens)))
+    y_axis = titled(f"step ({unit})", **scale(_positive_ends(lasts) / ns))
     note = "A dot for each step, of many a sample. A flat floor is memory-bound, a slope is"
     note += " compute-bound."
     title = "Step time by tokens"
     yield chart("step-tokens", title, note, drawn, x_axis, y_axis, hovermode="closest", height=280)
+
+
+def _positive_ends(values: Ints) -> Ints:
+    """The least and the greatest of those above 0; none if there are none."""
+    some = values[values > 0]
+    return np.array((some.min(), some.max())) if len(some) else some
 
 
 def _kinds(prompts: Any, decodes: Any) -> list[tuple[Any, str, str]]:
@@ -232,7 +263,7 @@ def _lanes(run: View) -> Iterator[Figure]:
     layers = (stages or {}).get("layers")
     if "stage_wait_ns" not in run.steps or not layers:
         return
-    first = max(0, (len(run.steps["start_ns"]) - LANE_STEPS) // 2)
+    first = max(0, (rows_in(run.steps) - LANE_STEPS) // 2)
     rows = {
         name: run.steps[name][first : first + LANE_STEPS].astype(np.int64)
         for name in ("start_ns", "end_ns", "host_ns", "head_ns", "send_ns", "stage_wait_ns")
@@ -292,7 +323,7 @@ def _lane_bars(begin: Ints, took: Ints, ns: float, colour: str, label: str) -> d
 
 def time_figures(run: View) -> list[Figure]:
     """Every figure over time that has something to show, from cause to effect."""
-    if not run.end_ns or not len(run.steps["start_ns"]):
+    if not run.end_ns or not rows_in(run.steps):
         return []
     makers = (
         *(_rates, _tokens, _latencies, _itl, _waits, _queues, waiting_by_adapter, _blocked),
@@ -329,22 +360,23 @@ def limits_words(goals: Mapping[str, float]) -> str:
 def _rates(run: View) -> Iterator[Figure]:
     summary, goals = run.summary, run.summary["meta"].get("goodput")
     done, good = phases.completed(run.requests), good_requests(run.durations, goals)
-    finish = np.where(done, np.asarray(run.requests["finish_ns"]), -1)
+    arrival, finish = (ints(run.requests[name]) for name in ("arrival_ns", "finish_ns"))
     note = f"{_number(summary['request_throughput'])} completed per second over the whole run"
     drawn = [
-        per_second(run, "waiting", "Offered", run.requests["arrival_ns"]),
-        per_second(run, "running", "Completed", finish),
+        run.sums(arrival[arrival >= 0], RATES).per_second("waiting", "Offered"),
+        run.sums(finish[done], RATES).per_second("running", "Completed"),
     ]
     if good is not None:
-        kept = np.where(good, finish, -1)
-        drawn.append(per_second(run, "good", "Completed within all limits", kept))
+        kept = run.sums(finish[good & done], RATES)
+        drawn.append(kept.per_second("good", "Completed within all limits"))
         note += f", {_number(summary['request_goodput'])} within {limits_words(goals)}"
     yield run.figure("rates", "Offered and served", f"{note}.", drawn, titled("requests/s"))
 
 
 def _tokens(run: View) -> Iterator[Figure]:
+    bins = run.sums(run.steps["start_ns"], RATES)
     drawn = [
-        per_second(run, colour, label, run.steps["start_ns"], run.steps[column])
+        bins.per_second(colour, label, run.steps[column])
         for colour, label, column in (
             ("prefill", "Prompt", "prefill_tokens"),
             ("decode", "Decode", "decode_seqs"),
@@ -364,7 +396,7 @@ def _latencies(run: View) -> Iterator[Figure]:
         values, arrival = run.durations[kind][known], ints(run.requests["arrival_ns"])[known]
         unit, ns = time_unit(values)
         bins = run.sums(arrival, RATES)
-        cuts = _cuts(values / ns, bins.place, len(bins.x) - 1)
+        cuts = _cuts(bins.ordered(values / ns), bins.ends)
         named = zip(cuts.T, ("running", "peak"), ("p50", "p99"), strict=True)
         drawn = lined(bins.x, ((held(y), colour, label) for y, colour, label in named))
         limit, shapes = _limit(run, kind, ns)
@@ -382,11 +414,9 @@ def _latencies(run: View) -> Iterator[Figure]:
         yield run.figure(kind, name, note, drawn, y, height=height, shapes=shapes)
 
 
-def _cuts(values: Any, place: Any, bins: int) -> Any:
+def _cuts(ordered: Any, ends: Any) -> Any:
     """p50 and p99 of the values in each bin; NaN where there are none."""
-    order = np.argsort(place, kind="stable")
-    ordered, ends = values[order], np.searchsorted(place[order], np.arange(bins + 1))
-    cuts = np.full((bins, 2), np.nan)
+    cuts = np.full((len(ends) - 1, 2), np.nan)
     for i in np.flatnonzero(np.diff(ends)):
         cuts[i] = percentiles(ordered[ends[i] : ends[i + 1]], (50, 99))
     return cuts
@@ -394,19 +424,22 @@ def _cuts(values: Any, place: Any, bins: int) -> Any:
 
 def _itl(run: View) -> Iterator[Figure]:
     """The gaps between the ends of steps that decode, as running requests see them."""
-    ends, decodes = run.steps["end_ns"], run.steps["decode_seqs"]
-    later = (decodes[1:] > 0) & (run.steps["running"][:-1] > 0)
-    if not later.any():
+
+    def gaps() -> Iterator[tuple[Ints, Ints, Ints]]:
+        for ends, decodes, running in _pieces(run, "end_ns", "decode_seqs", "running", beyond=1):
+            later = (decodes[1:] > 0) & (running[:-1] > 0)
+            yield ends[1:][later], np.diff(ends)[later], decodes[1:][later]
+
+    found = durations_of(run, gaps())
+    if not len(found.ends_ns):
         return
-    weights, gaps, instants = decodes[1:][later], np.diff(ends)[later], ends[1:][later]
-    del ends, decodes  # A long run has many steps.
-    unit, ns = time_unit(gaps)
-    drawn = mean_and_longest(run, instants, gaps, weights, ns, "decode", "Mean over tokens")
+    unit, ns = time_unit(found.ends_ns)
+    drawn = found.lines(ns, "decode", "Mean over tokens")
     note, shapes = _limit(run, "tpot", ns)
     note = (
         f"Gaps between the tokens of running requests; waits after a preemption do not count.{note}"
     )
-    y = titled(f"ITL ({unit})", **scale(gaps / ns, 50))
+    y = titled(f"ITL ({unit})", **scale(found.ends_ns / ns, 50))
     yield run.figure("itl", "ITL", note, drawn, y, shapes=shapes)
 
 

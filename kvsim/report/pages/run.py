@@ -34,7 +34,6 @@ from kvsim.report.pages.html import (
     columns,
     document,
     element,
-    embedded,
     facts,
     id_of,
     join,
@@ -57,7 +56,7 @@ from kvsim.results.blockmap import BlockMap
 from kvsim.results.ledger import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS, TIME_PARTS
 from kvsim.results.metrics import LATENCIES
 from kvsim.results.numerals import MISSING, count, milliseconds, plural, seconds, show, size
-from kvsim.results.phases import completed
+from kvsim.results.phases import completed, ints
 from kvsim.results.plain import flat, to_toml
 from kvsim.results.statistics import LISTED, ratio
 from kvsim.results.summary import SHOWN, bare, good_requests
@@ -123,7 +122,7 @@ def explorer(run: View) -> Html:
         element("span", class_="muted", id="requests-shown"),
         class_="controls",
     )
-    data = embedded({"packed": b64encode(packed).decode()})
+    data = Html(f'{{"packed":"{b64encode(packed).decode()}"}}')
     return join(
         (
             lead(words),
@@ -230,10 +229,8 @@ def _columns(run: View, order: NDArray[np.intp]) -> Iterator[tuple[str, Any]]:
         yield name, np.asarray(requests[name])[order].tolist()
     good = good_requests(run.durations, run.summary["meta"].get("goodput"))
     yield "good", None if good is None else good[order].astype(int).tolist()
-    there = TIME_PARTS[0] in requests
-    named = {
-        name: np.asarray(requests[name])[order] // 1000 for name in (TIME_PARTS if there else ())
-    }
+    parts_ns = {name: ints(requests[name]) for name in TIME_PARTS if name in requests}
+    named = {name: ns[order] // 1000 for name, ns in parts_ns.items() if ns.any()}
     yield "parts", {bare(name): us.tolist() for name, us in named.items() if us.any()}
     yield "labels", {bare(name): label for name, label in TIME_LABELS.items()}
 

@@ -22,6 +22,7 @@ from kvsim.report.pages.figures import (
     bars,
     compact,
     held,
+    ratios,
     step_line,
     time_axis,
     time_chart,
@@ -68,16 +69,33 @@ class Sums(NamedTuple):
     x: Points
     """Edges in the unit of the time axis."""
     edges_ns: Ints
-    place: Any
-    """The bin of each instant."""
+    order: NDArray[np.intp] | None
+    """The places of the instants in order of time; None: they are in order."""
+    ends: NDArray[np.intp]
+    """Where the instants of each bin begin in that order, and where the last ones end."""
     width: float
     """Of a bin, in the unit of the time axis."""
 
-    def of(self, amounts: Any = None) -> phases.Floats:
-        """The sum of these amounts in each bin; without amounts, the number of instants."""
-        return np.bincount(self.place, amounts, len(self.edges_ns) - 1).astype(float)
+    def ordered(self, values: NDArray[Any]) -> NDArray[Any]:
+        """These values, one for each instant, in order of time."""
+        return values if self.order is None else values[self.order]
 
-    def bars(self, amounts: phases.Floats, colour: str, label: str) -> Trace:
+    def of(self, amounts: NDArray[Any] | None = None) -> Floats:
+        """The sum of these whole amounts in each bin; without them, the number of instants."""
+        sizes = np.diff(self.ends)
+        if amounts is None:
+            return sizes.astype(float)
+        sums, some = np.zeros(len(sizes)), np.flatnonzero(sizes)
+        if len(some):
+            sums[some] = np.add.reduceat(self.ordered(amounts), self.ends[some], dtype=np.int64)
+        return sums
+
+    def per_second(self, colour: str, label: str, amounts: NDArray[Any] | None = None) -> Trace:
+        """A line of these amounts, or of instants, per second."""
+        rates = self.of(amounts) / np.diff(self.edges_ns) * 1e9
+        return step_line(self.x, held(rates), colour, label)
+
+    def bars(self, amounts: Floats, colour: str, label: str) -> Trace:
         """A bar for each bin."""
         return bars(self.x[:-1], compact(amounts), self.width, colour, label)
 
@@ -85,8 +103,13 @@ class Sums(NamedTuple):
 def sums_of(axis: TimeAxis, end_ns: int, instants_ns: Ints, bins: int) -> Sums:
     """Instants until `end_ns` in at most so many bins."""
     edges = even_edges(end_ns, bins)
-    width = int(edges[1] - edges[0]) / axis.ns
-    return Sums(axis.of(edges), edges, places(instants_ns, edges), width)
+    width, order, ordered = int(edges[1] - edges[0]) / axis.ns, None, instants_ns
+    if (instants_ns[1:] < instants_ns[:-1]).any():
+        order = np.argsort(instants_ns, kind="stable")
+        ordered = instants_ns[order]
+    inner = np.searchsorted(ordered, edges[1:-1], side="left")
+    ends = np.concatenate(([0], inner, [len(ordered)]))
+    return Sums(axis.of(edges), edges, order, ends, width)
 
 
 class View(NamedTuple):
@@ -95,7 +118,7 @@ class View(NamedTuple):
     summary: Mapping[str, Any]
     requests: Mapping[str, Any]
     steps: Mapping[str, Ints]
-    durations: Mapping[str, phases.Floats]
+    durations: Mapping[str, Floats]
     """Durations of each request in ns, as returned by `phases.durations_ns`."""
     end_ns: int
     axis: TimeAxis
@@ -144,29 +167,41 @@ def lined(x: Points, named: Iterable[tuple[Points, str, str]], stack: str = "") 
     return [area(trace, stack) if stack else trace for trace in lines]
 
 
-def per_second(run: View, colour: str, label: str, instants_ns: Any, amounts: Any = None) -> Trace:
-    """A line of events per second; instants below 0 are those of events that never happened."""
-    instants = phases.ints(instants_ns)
-    happened = instants >= 0
-    bins = run.sums(instants[happened], RATES)
-    sums = bins.of(None if amounts is None else amounts[happened])
-    return step_line(bins.x, held(sums / np.diff(bins.edges_ns) * 1e9), colour, label)
+class Durations(NamedTuple):
+    """Durations in bins of equal width, by when they ended."""
+
+    x: Points
+    """Edges in the unit of the time axis."""
+    mean: Floats
+    """Weighted; nanoseconds, NaN where there are none."""
+    most: Floats
+    ends_ns: Ints
+    """The shortest and the longest of all; empty where there are none."""
+
+    def lines(self, ns: float, colour: str, label: str) -> list[Trace]:
+        """Lines of the mean and of the longest, in a unit of so many nanoseconds."""
+        means, longest = held(self.mean / ns), held(self.most / ns)
+        return lined(self.x, ((means, colour, label), (longest, "peak", "Longest")))
 
 
-def mean_and_longest(
-    run: View, instants: Ints, values: Ints, weights: Ints, ns: float, colour: str, label: str
-) -> list[Trace]:
-    """Lines of the weighted mean and of the longest of durations that end at these instants, which
-    are in order."""
+def durations_of(run: View, pieces: Iterable[tuple[Ints, Ints, Ints]]) -> Durations:
+    """Durations of steps, piece by piece: when they ended, in order, how long they were, and how
+    much each weighs."""
     edges = even_edges(run.end_ns, RATES)
-    starts = np.append(0, np.searchsorted(instants, edges[1:-1]))
-    some = np.flatnonzero(np.diff(starts, append=len(instants)))
-    mean, most = np.full((2, len(starts)), np.nan)
-    sums = np.add.reduceat(values * weights, starts[some])
-    mean[some] = sums / np.add.reduceat(weights, starts[some])
-    most[some] = np.maximum.reduceat(values, starts[some])
-    heights = ((held(mean / ns), colour, label), (held(most / ns), "peak", "Longest"))
-    return lined(run.axis.of(edges), heights)
+    sums, weighed = np.zeros((2, len(edges) - 1), dtype=np.int64)
+    most, all_ends = np.full(len(edges) - 1, np.nan), np.zeros(0, dtype=np.int64)
+    for instants, values, weights in pieces:
+        if not len(values):
+            continue
+        starts = np.append(0, np.searchsorted(instants, edges[1:-1]))
+        some = np.flatnonzero(np.diff(starts, append=len(instants)))
+        first = starts[some]
+        sums[some] += np.add.reduceat(values * weights, first)
+        weighed[some] += np.add.reduceat(weights, first)
+        most[some] = np.fmax(most[some], np.maximum.reduceat(values, first))
+        everything = (*all_ends, values.min(), values.max())
+        all_ends = np.array((min(everything), max(everything)))
+    return Durations(run.axis.of(edges), ratios(sums, weighed), most, all_ends)
 
 
 def event_bars(
@@ -216,9 +251,10 @@ def bin_states(
     lasting -= int(start_ns[-1]) == end_ns
     exact = lasting <= limit
     edges = _distinct(np.append(start_ns, end_ns)) if exact else even_edges(end_ns, limit)
+    at_once = max(1, len(edges) * _AT_ONCE // len(start_ns))
     pieces = [
-        _cut(start_ns, edges[first : first + _AT_ONCE + 1], names, part)
-        for first in range(0, len(edges) - 1, _AT_ONCE)
+        _cut(start_ns, edges[first : first + at_once + 1], names, part)
+        for first in range(0, len(edges) - 1, at_once)
     ] or [{name: (np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64)) for name in names}]
     mean, low, high = (
         {name: np.concatenate([piece[name][each] for piece in pieces]) for name in names}
@@ -227,8 +263,8 @@ def bin_states(
     return Bins(edges, exact, mean, low, high)
 
 
-_AT_ONCE = 64
-"""Bins that are filled at once, to bound the memory."""
+_AT_ONCE = 1 << 16
+"""States that are put into bins at once, about, to bound the memory."""
 
 
 def _cut(
@@ -264,10 +300,3 @@ def _distinct(ordered: Ints) -> Ints:
     """The distinct values of a sorted array; `np.unique` sorts again, and imports `numpy.ma`."""
     distinct: Ints = ordered[np.append(True, ordered[1:] != ordered[:-1])]
     return distinct
-
-
-def places(instants_ns: Ints, edges_ns: Ints) -> NDArray[np.intp]:
-    """The bin that each instant lies in; the last bin includes its end."""
-    after = np.searchsorted(edges_ns, instants_ns, side="right")
-    after -= 1
-    return np.clip(after, 0, len(edges_ns) - 2, out=after)

@@ -186,6 +186,7 @@ class Split:
         begin_ns, end_ns = spells.begin_ns[spell], spells.end_ns[spell]
         length = np.where(over, end_ns - begin_ns, 0)
         standing = spells.standing[spell]
+        there = np.flatnonzero(sums[:, -1])  # Most runs have few of the kinds.
         for each in range(standings.LATE + 1):
             here = np.flatnonzero(standing == each)
             if not len(here):
@@ -194,7 +195,10 @@ class Split:
             if each in _AWAY:
                 _add(parts, request, _AWAY[each], length[here])
                 continue
-            within = np.take(sums, rows[here] - first, axis=1) * np.where(over[here], 1, -1)
+            within = np.zeros((len(sums), len(here)), dtype=np.int64)
+            places, sign = rows[here] - first, np.where(over[here], 1, -1)
+            for kind in there:
+                np.multiply(sums[kind].take(places), sign, out=within[kind])
             if each == standings.WAITING:
                 last = rows[here] - 1
                 passed = over[here] & (last >= 0)

@@ -34,6 +34,11 @@ def test_a_weighted_mean_is_that_of_exactly_rounded_sums(pairs):
     assert weighted_mean(values, weights) == expected
 
 
+@given(st.lists(st.floats(-1e15, 1e15), min_size=1))
+def test_a_mean_is_that_of_the_exactly_rounded_sum(values):
+    assert describe(np.array(values), ("mean",))["mean"] == math.fsum(values) / len(values)
+
+
 def test_nothing_has_no_statistics():
     assert set(describe(np.zeros(0)).values()) == {None}
     assert set(describe_counts({}).values()) == set(describe_counts({5: 0}).values()) == {None}
