@@ -319,7 +319,7 @@ class FleetOptions(Bundle):
     def _split(self) -> list[dict[str, Any]]:
         """The kinds of replicas of a prefill/decode split; none without one. Raises
         `ConfigError`."""
-        from kvsim.run.connectors import NIXL
+        from kvsim.run.offload import NIXL
 
         numbers = {"kv_producer": self.prefill_replicas, "kv_consumer": self.decode_replicas}
         if set(numbers.values()) == {None}:

@@ -29,7 +29,8 @@ from kvsim.fleet.result import FleetResult, Ways
 from kvsim.fleet.routers.router import Router
 from kvsim.run.assembly import Parts
 from kvsim.run.attempt import play, show_future
-from kvsim.run.connectors import ROLES, Side, role_of
+from kvsim.run.connectors import Side
+from kvsim.run.offload import ROLES, role_of
 from kvsim.run.replica.rdma import Handover, Keeper, Puller
 from kvsim.run.replica.time import Clock
 from kvsim.run.serving import Serving

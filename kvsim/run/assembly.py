@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -43,12 +43,15 @@ from kvsim.run.checks import (
     check_vllm,
     checked_pool,
 )
-from kvsim.run.connectors import Offload, Side, offload_of, offloads
+from kvsim.run.offload import offloads
 from kvsim.run.speculation import Speculative, speculates, speculation_of
 from kvsim.settings.config import RunConfig, to_table
 from kvsim.settings.library import build, construct, look_up
 from kvsim.settings.versions import DEFAULT_BLOCK_SIZE, Default
 from kvsim.settings.versions import release as version_of
+
+if TYPE_CHECKING:
+    from kvsim.run.connectors import Offload, Side
 
 
 class Parts(NamedTuple):
@@ -125,7 +128,11 @@ def assemble(config: RunConfig, *, switched: tuple[str, ...] = ()) -> Parts:
     blocks = _blocks(config, manager, given)
     caching = {"prices": prices, "enable_prefix_caching": blocks.needs_keys}
     further: dict[str, Any] = {**pools, **caching, "future": future}
-    offload = offload_of(config, model, hardware, blocks, draft) if tiered else None
+    offload = None
+    if tiered:  # Few runs have one.
+        from kvsim.run.connectors import offload_of
+
+        offload = offload_of(config, model, hardware, blocks, draft)
     if isinstance(blocks, KVCacheManager):
         further |= {"blocks": blocks, **(offload.parts() if offload else {})}
         further |= speculation.parts() if speculation else {}

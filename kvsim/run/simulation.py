@@ -11,7 +11,7 @@ from kvsim.errors import ConfigError
 from kvsim.run.assembly import Parts, assemble
 from kvsim.run.assumed import one_of_several, unheeded_wishes
 from kvsim.run.blame import blaming
-from kvsim.run.connectors import role_of
+from kvsim.run.offload import role_of
 from kvsim.settings.config import RunConfig, load_config, make_config
 from kvsim.settings.limits import check_run
 from kvsim.workload import open_trace

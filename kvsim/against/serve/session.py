@@ -26,7 +26,7 @@ from kvsim.core.request import Request
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.machine.hardware import FRONT_END
 from kvsim.run.assembly import Parts
-from kvsim.run.connectors import role_of
+from kvsim.run.offload import role_of
 from kvsim.run.replica.inbox import Mailbox
 from kvsim.run.replica.time import Clock
 from kvsim.run.result import Outcome, Result
