@@ -196,9 +196,8 @@ class Plan:
             self.swaps_out = []
         if self.swaps_in:
             self.swaps_in = []
-        self.num_requests = self.num_repairs = self.swapped = self.cpu_used_blocks = (
-            self.stranded_blocks
-        ) = 0
+        self.num_requests = self.num_repairs = self.swapped = 0
+        self.cpu_used_blocks = self.stranded_blocks = 0
         self.num_continued = self.num_chunks = self.prefill_tokens = self.cached_tokens = 0
         self.decode_seqs = self.context_tokens = self.draft_tokens = self.samples = 0
         self.batched_tokens = self.blocked = self.drafter_ns = 0
@@ -226,12 +225,6 @@ class Plan:
         else:
             requests.append(request)
         self.num_requests = at + 1
-
-    def add_all(self, requests: list[Request]) -> None:
-        """Puts requests into the batch, whose tokens were noted."""
-        end: i64 = self.num_requests + len(requests)
-        self.places[self.num_requests : end] = requests
-        self.num_requests = end
 
     def remove(self, request: Request) -> i64:
         """Takes a request out of the batch, if it is there. Returns its tokens; 0: it was not."""

@@ -676,7 +676,8 @@ def _one_more(scheduler: Sglang, batch: Batch, plan: Plan, members: list[Request
         seqs += 1
     blocks.empty_slots -= seqs - extended
     if before:
-        plan.add_all(members)
+        for request in members:
+            plan.add(request, 1, 0)
     else:
         plan.places, plan.num_requests = members, seqs
     plan.add_decodes(seqs, context_tokens, 0)
