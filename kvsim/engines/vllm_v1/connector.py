@@ -61,6 +61,11 @@ class Transfers(NamedTuple):
     below: Sequence[Any] = ()
     """Copies between CPU memory and a tier below it (`storage.Below`)."""
 
+    @property
+    def begin(self) -> bool:
+        """Whether any copy begins with the step."""
+        return bool(self.loads or self.stores or self.below)
+
 
 class Done(NamedTuple):
     """What a worker reports with the result of a step."""

@@ -84,6 +84,8 @@ class KVCacheManager(BlockManager):
     _steady: bool
     """Whether every group is of a kind that changes only where `Request.room` and
     `Request.leaves` say."""
+    cuts: bool
+    """Whether chunks of prompts are cut for the sake of states at block ends."""
     _aligned: list[AlignedMamba]
     _short_chunk: i64
     """Chunks of at most so many tokens save no state on their way."""
@@ -139,6 +141,7 @@ class KVCacheManager(BlockManager):
         self._begin_kinds()
         self._steady = all(type(group) in STEADY for group in self.groups)
         self._aligned = [each for each in self.groups if isinstance(each, AlignedMamba)]
+        self.cuts = bool(self._aligned)
         self._short_chunk = min([max_model_len, *(each.block_size for each in self._aligned)])
         self._holding = sum([group.holds_tokens for group in self.groups])
         self._marked = any(group.marked() for group in self.groups) or len(set(sizes)) > 1
@@ -191,11 +194,6 @@ class KVCacheManager(BlockManager):
     def full_hit(self) -> FullHit:
         """Its rule for full prefix hits."""
         return FULL_HITS["last-block"]
-
-    @property
-    def cuts(self) -> bool:
-        """Whether chunks of prompts are cut for the sake of states at block ends."""
-        return bool(self._aligned)
 
     def observe(self, plan: Plan) -> None:
         gpu: Pool = self.gpu
@@ -372,15 +370,12 @@ class KVCacheManager(BlockManager):
 
     def cut(self, request: Request, start: i64, tokens: i64) -> i64:
         """How many of the next `tokens` tokens from `start` a step computes, so that states at
-        block ends can be kept (`_mamba_block_aligned_split`).
+        block ends can be kept (`_mamba_block_aligned_split`). Asked only where `cuts`.
 
         A chunk of a prompt ends at a block end, at the last state from which an equal sequence can
         resume, or at the junction, whichever comes first. 0 means that the chunk would reach no
         block end.
         """
-        return self._cut(request, start, tokens) if self._aligned else tokens
-
-    def _cut(self, request: Request, start: i64, tokens: i64) -> i64:
         layout: Layout = self.layout
         size: i64 = self._aligned[0].block_size
         end: i64 = start + tokens
@@ -440,7 +435,7 @@ class KVCacheManager(BlockManager):
             self.gpu.named.clear()
 
     def allocate(
-        self, request: Request, tokens: i64, lookahead: i64 = 0, admission: Admission | None = None
+        self, request: Request, tokens: i64, lookahead: i64, admission: Admission | None
     ) -> bool:
         """Gives a request slots for `tokens` more tokens, and `lookahead` more for drafts
         (`allocate_slots`). Returns False if blocks run short. A waiting request comes with its
@@ -452,7 +447,7 @@ class KVCacheManager(BlockManager):
             self.trim(request, max(0, request.computed - request.in_flight))
             self.empty_slots -= (slots - request.filled) * self._holding
             request.filled = slots
-            if self._aligned:
+            if self.cuts:
                 for group in self._aligned:
                     request.tables[group.number].export_tokens = 0
             self.publish(request, min(upto, request.length))

@@ -264,15 +264,8 @@ class VllmV1(Scheduler):
         """Whether a step takes place for the sake of transfers: to begin them, or because requests
         wait."""
         assert self.connector is not None and self.worker is not None
-        transfers = plan.transfers
-        return bool(
-            len(batch) > 0
-            or self.worker.unsent
-            or self.connector.restless
-            or transfers.loads
-            or transfers.stores
-            or transfers.below
-        )
+        goes_on = self.worker.unsent or self.connector.restless
+        return bool(len(batch) or goes_on or plan.transfers.begin)
 
     def waits(self, batch: Batch, plan: Plan, start_ns: int, next_ns: int) -> Moved:
         """How long a step that begins at `start_ns` waits for transfers before it computes. The
@@ -288,6 +281,7 @@ class VllmV1(Scheduler):
         blocks: KVCacheManager = self.blocks
         running: list[Request] = batch.running
         holds: bool = self.cadence.holds
+        cuts: bool = blocks.cuts
         slots: i64 = self._slots
         lookahead: i64 = self._lookahead
         longest: i64 = self.max_model_len - 1
@@ -308,12 +302,12 @@ class VllmV1(Scheduler):
             known: i64 = request.length + request.placeholders
             tokens: i64 = min(min(known + request.drafts - computed, most), left)
             tokens = min(tokens, longest - computed)
-            if tokens > 0:
+            if cuts and tokens > 0:
                 tokens = blocks.cut(request, computed, tokens)
             if tokens <= 0:
                 k += 1
                 continue
-            while not blocks.allocate(request, tokens, lookahead):
+            while not blocks.allocate(request, tokens, lookahead, None):
                 self._budget, self._inputs = budget, inputs
                 k = self._preempt_for(batch, plan, request, k)
                 budget, inputs = self._budget, self._inputs
@@ -563,7 +557,9 @@ class VllmV1(Scheduler):
         tokens = min(tokens, most)
         if tokens > left and not self.chunked:
             return (ASIDE if self.release.sets_long_prompts_aside else -TOKENS), 0
-        tokens = self.blocks.cut(request, computed, min(tokens, left))
+        tokens = min(tokens, left)
+        if self.blocks.cuts:
+            tokens = self.blocks.cut(request, computed, tokens)
         if tokens == 0:
             return -TOKENS, 0
         if drafts and tokens != 1 + drafts:

@@ -166,7 +166,7 @@ class TimedWorker(Worker):
 
     def start(self, transfers: Transfers | None) -> None:
         assert transfers is not None
-        self._begins = bool(transfers.loads or transfers.stores or transfers.below)
+        self._begins = transfers.begin
 
     @property
     def busy(self) -> bool:

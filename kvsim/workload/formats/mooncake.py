@@ -123,10 +123,14 @@ class _RowReader:
     def _usual(self, block: bytes) -> Rows | None:
         """The rows of a block whose lines have the `_USUAL` keys and no others, checked as columns;
         None if some line is not like that, or wrong."""
+        import numpy as np
+
         decoder, present, first = _decoder(), self.rules.present, len(self.rows)
         if decoder is None or not present.items() <= _USUAL_PRESENT.items():
             return None
         text = block.replace(b"\r\n", b"\n") if b"\r" in block else block
+        letters = np.frombuffer(text, np.uint8)
+        ends = np.flatnonzero(letters == ord("\n"))
         rows, read = Rows(first), self._source.lines_read
         try:
             tables = decoder.decode_lines(text)
@@ -142,9 +146,10 @@ class _RowReader:
         if not (
             tables
             # One object is on each line, and no key is in it twice.
-            and len(tables) == text.count(b"}\n") + text.endswith(b"}")
-            and len(tables) == text.count(b"\n") + (not text.endswith(b"\n"))
-            and len(tables) == text.count(b'"') / (2 * len(_USUAL))
+            and text.endswith((b"}", b"}\n"))
+            and (letters[ends - 1] == ord("}")).all()
+            and len(tables) == len(ends) + text.endswith(b"}")
+            and len(tables) == np.count_nonzero(letters == ord('"')) / (2 * len(_USUAL))
             and min(times) >= 0
             and max(times) * _NS_PER_MS < MAX_NS
             and min(inputs) >= 1

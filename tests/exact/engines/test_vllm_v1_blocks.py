@@ -37,7 +37,7 @@ def test_block_0_is_never_used() -> None:
     admit(blocks, one)
     assert one.table == [1, 2, 3, 4]
     assert blocks.gpu.free == 0
-    assert not blocks.allocate(one, 1)
+    assert not blocks.allocate(one, 1, 0, None)
     assert one.filled == 16
 
 
