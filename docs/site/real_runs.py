@@ -27,7 +27,7 @@ from kvsim.cost.profile import Profile, Tail, to_json
 from kvsim.cost.table import profile_for
 from kvsim.machine.hardware import AllReduce, load_hardware
 from kvsim.machine.models import model_of
-from kvsim.results.phases import Floats
+from kvsim.results.statistics import Floats
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config
 from kvsim.workload import open_trace

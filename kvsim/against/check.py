@@ -24,9 +24,8 @@ from kvsim.report.pages.run import provenance_panels
 from kvsim.report.wording import assumed
 from kvsim.results.metrics import LATENCIES
 from kvsim.results.numerals import SPACE, count, milliseconds, percent, plural, show, signed
-from kvsim.results.phases import Floats
 from kvsim.results.plain import plain
-from kvsim.results.statistics import describe, describe_counts, ratio
+from kvsim.results.statistics import Floats, describe, describe_counts, ratio
 from kvsim.settings.config import RunConfig
 from kvsim.version import __version__
 from kvsim.workload.trace import Trace

@@ -35,7 +35,7 @@ from kvsim.cost.table import multiplied
 from kvsim.errors import ConfigError
 from kvsim.fleet import simulate_engine
 from kvsim.machine.hardware import LINKS, AllReduce
-from kvsim.results.phases import Floats
+from kvsim.results.statistics import Floats
 from kvsim.run.assembly import assemble
 from kvsim.settings.config import RunConfig
 from kvsim.workload.trace import Trace

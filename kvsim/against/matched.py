@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from kvsim.cost import Cost
 from kvsim.errors import ConfigError
 from kvsim.fleet import EngineResult
-from kvsim.results.phases import Floats, completed, durations_ns
+from kvsim.results.statistics import Floats, completed, durations_ns
 from kvsim.run.assembly import Parts, assemble
 from kvsim.settings.config import RunConfig
 from kvsim.workload.source import shown
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 KINDS = ("queue", "ttft", "tpot", "e2el")
-"""Times of a request, as in `kvsim.results.phases`."""
+"""Times of a request, as in `kvsim.results.statistics`."""
 FITTED = ("ttft", "tpot", "e2el")
 """The times that corrections and constants are fitted to."""
 STATISTICS = ("mean", "p50", "p90", "p99")

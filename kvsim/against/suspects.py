@@ -31,8 +31,7 @@ from kvsim.against.matched import FITTED, STATISTICS, Change, Matched, matched, 
 from kvsim.errors import ConfigError
 from kvsim.fleet import EngineResult, figures_of, simulate_engine
 from kvsim.results.numerals import milliseconds, percent
-from kvsim.results.phases import Floats
-from kvsim.results.statistics import describe
+from kvsim.results.statistics import Floats, describe
 from kvsim.settings.config import RunConfig
 from kvsim.workload.spec import assume_hit_rate
 from kvsim.workload.trace import Row, Trace

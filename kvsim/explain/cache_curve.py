@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import ConfigError
-from kvsim.results.phases import Ints
+from kvsim.results.statistics import Ints
 from kvsim.workload import native
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import (

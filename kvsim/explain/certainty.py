@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.core.sums import added
-from kvsim.results.phases import Floats
+from kvsim.results.statistics import Floats
 
 _TINY = 1e-300
 _PRECISION = 1e-15

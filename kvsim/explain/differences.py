@@ -39,11 +39,10 @@ from kvsim.explain.certainty import (
     judge_pairs,
     together,
 )
-from kvsim.results import phases
 from kvsim.results.ledger import PROMPT_LABELS, TIME_LABELS, TIME_PARTS
 from kvsim.results.metrics import BLOCKED_BY, HEADLINES, METRICS, value
 from kvsim.results.numerals import count, plural, seconds
-from kvsim.results.phases import Floats, Ints, ints
+from kvsim.results.statistics import Floats, Ints, completed, defined, durations_ns, ints
 
 DECISIONS = (
     "preempted_recompute",
@@ -231,7 +230,7 @@ class Pairs(NamedTuple):
     same_arrivals: bool
     """Whether both engines received every pair at the same time."""
     first_ns: dict[str, Floats]
-    """Durations of the pairs in the first run, with the keys of `phases.durations_ns`."""
+    """Durations of the pairs in the first run, with the keys of `durations_ns`."""
     other_ns: dict[str, Floats]
     first_rows: Ints
     """Positions of the pairs in the columns of the first run; `other_rows` are those in the other
@@ -240,7 +239,7 @@ class Pairs(NamedTuple):
 
     def differences_ns(self, kind: str) -> Floats:
         """Other minus first, one per pair for which both are defined."""
-        return phases.defined(self.other_ns[kind] - self.first_ns[kind])
+        return defined(self.other_ns[kind] - self.first_ns[kind])
 
 
 def pair(first: Mapping[str, Any], other: Mapping[str, Any]) -> Pairs | None:
@@ -249,7 +248,7 @@ def pair(first: Mapping[str, Any], other: Mapping[str, Any]) -> Pairs | None:
     for name in ("index", "id", "input_length", "output_length"):
         if not np.array_equal(np.asarray(first[name])[mine], np.asarray(other[name])[theirs]):
             return None
-    done, also = phases.completed(first)[mine], phases.completed(other)[theirs]
+    done, also = completed(first)[mine], completed(other)[theirs]
     both = done & also
     mine, theirs = mine[both], theirs[both]
     arrivals = ints(first["arrival_ns"])[mine], ints(other["arrival_ns"])[theirs]
@@ -258,8 +257,8 @@ def pair(first: Mapping[str, Any], other: Mapping[str, Any]) -> Pairs | None:
         only_first=int((done & ~also).sum()),
         only_other=int((also & ~done).sum()),
         same_arrivals=bool(np.array_equal(*arrivals)),
-        first_ns={kind: ns[mine] for kind, ns in phases.durations_ns(first).items()},
-        other_ns={kind: ns[theirs] for kind, ns in phases.durations_ns(other).items()},
+        first_ns={kind: ns[mine] for kind, ns in durations_ns(first).items()},
+        other_ns={kind: ns[theirs] for kind, ns in durations_ns(other).items()},
         first_rows=mine,
         other_rows=theirs,
     )

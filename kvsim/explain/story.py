@@ -24,7 +24,7 @@ from kvsim.results.ledger import (
 from kvsim.results.ledger.time import reasons
 from kvsim.results.metrics import LATENCIES
 from kvsim.results.numerals import count, percent, plural, seconds
-from kvsim.results.phases import completed, durations_ns, ints
+from kvsim.results.statistics import completed, durations_ns, ints
 from kvsim.results.summary import parts_of
 from kvsim.results.timeline import run_end_ns
 

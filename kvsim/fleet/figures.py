@@ -25,8 +25,7 @@ from kvsim.core.schema import CAUSES
 from kvsim.core.sums import added
 from kvsim.explain.cache_curve import lru_tokens, optimum_tokens
 from kvsim.fleet.result import FleetResult, handover_figures
-from kvsim.results.phases import Ints
-from kvsim.results.statistics import ratio
+from kvsim.results.statistics import Ints, ratio
 from kvsim.results.summary import draft_figures, summarise_requests
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, find_reuse

@@ -16,8 +16,7 @@ from kvsim.core.request import DECODE, PREFILL
 from kvsim.core.schema import HANDOVERS, LEGS
 from kvsim.results.ledger import TIME_PARTS
 from kvsim.results.ledger.account import check_sums
-from kvsim.results.phases import Ints
-from kvsim.results.statistics import ratio
+from kvsim.results.statistics import Ints, ratio
 from kvsim.run.replica.rdma import Handover
 from kvsim.run.result import Result
 

@@ -32,7 +32,7 @@ from kvsim.errors import OutputError
 from kvsim.results.ledger import standings
 from kvsim.results.ledger.standings import Spells
 from kvsim.results.numerals import seconds
-from kvsim.results.phases import Ints
+from kvsim.results.statistics import Ints
 from kvsim.results.timeline import States, run_end_ns
 from kvsim.writing import replacing_stream
 

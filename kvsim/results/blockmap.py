@@ -20,7 +20,7 @@ from kvsim.core.batch import Batch
 from kvsim.core.blocks import BlockManager
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
-from kvsim.results.phases import Ints
+from kvsim.results.statistics import Ints
 
 Counts = NDArray[np.int32]
 

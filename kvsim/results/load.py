@@ -32,7 +32,7 @@ from typing import Any, Literal
 import numpy as np
 
 from kvsim.results.numerals import count, show
-from kvsim.results.phases import Ints, ints
+from kvsim.results.statistics import Ints, ints
 
 State = Literal["steady", "overloaded", "rejecting", "backlogged", "never steady", "unknown"]
 OVERLOADED: State = "overloaded"

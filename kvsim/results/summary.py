@@ -16,12 +16,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.core.schema import BLOCKED
-from kvsim.results import phases, timeline
+from kvsim.results import timeline
 from kvsim.results.ledger import KERNEL_LABELS, KERNELS, PROMPT_PARTS, TIME_PARTS
 from kvsim.results.load import load_figures
-from kvsim.results.phases import Ints, completed, ints
 from kvsim.results.plain import plain
-from kvsim.results.statistics import STATISTICS, describe, describe_counts, ratio, weighted_mean
+from kvsim.results.statistics import (
+    STATISTICS,
+    Floats,
+    Ints,
+    completed,
+    defined,
+    describe,
+    describe_counts,
+    durations_ns,
+    ints,
+    ratio,
+    weighted_mean,
+)
 from kvsim.results.timeline import Columns
 
 NS_PER_MS = 1e6
@@ -73,7 +84,7 @@ def summarise_requests(
 def _of_requests(
     requests: Mapping[str, Any], itl_counts: Mapping[int, int], end_ns: int, meta: Mapping[str, Any]
 ) -> dict[str, Any]:
-    durations = phases.durations_ns(requests)
+    durations = durations_ns(requests)
     return {
         **_requests(requests),
         **_throughput(requests, durations, end_ns, meta),
@@ -105,12 +116,12 @@ def _requests(requests: Mapping[str, Any]) -> dict[str, Any]:
 
 def _throughput(
     requests: Mapping[str, Any],
-    durations: Mapping[str, phases.Floats],
+    durations: Mapping[str, Floats],
     end_ns: int,
     meta: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Rates of completed requests, over the time from the start of the client to the last event."""
-    done = phases.completed(requests)
+    done = completed(requests)
     duration = end_ns / NS_PER_S
     tokens_in = int(ints(requests["input_length"])[done].sum())
     tokens_out = int(ints(requests["output_tokens"])[done].sum())
@@ -130,7 +141,7 @@ def _throughput(
 
 
 def good_requests(
-    durations: Mapping[str, phases.Floats], goodput: Mapping[str, float] | None
+    durations: Mapping[str, Floats], goodput: Mapping[str, float] | None
 ) -> NDArray[np.bool_] | None:
     """Which requests completed within every limit, in ms; an undefined TPOT counts as 0.
 
@@ -154,13 +165,13 @@ def _peak(starts: Ints, ends: Ints) -> int:
 
 def _latencies(
     requests: Mapping[str, Any],
-    durations: Mapping[str, phases.Floats],
+    durations: Mapping[str, Floats],
     itl_counts: Mapping[int, int],
 ) -> dict[str, Any]:
     """Statistics of completed requests in milliseconds, and the means of their phases."""
-    done = phases.completed(requests)
+    done = completed(requests)
     kinds = {
-        name: describe(phases.defined(durations[name][done]) / NS_PER_MS)
+        name: describe(defined(durations[name][done]) / NS_PER_MS)
         for name in ("ttft", "tpot", "e2el", "queue")
     }
     itl = describe_counts(itl_counts)
@@ -171,7 +182,7 @@ def _latencies(
         for statistic in STATISTICS
     }
     for name, among in (("prefill", done), ("decode", done), ("client_queue", slice(None))):
-        values = phases.defined(durations[name][among])
+        values = defined(durations[name][among])
         figures[f"mean_{name}_ms"] = describe(values / NS_PER_MS, ("mean",))["mean"]
     return figures
 

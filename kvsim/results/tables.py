@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from kvsim.core.records import part_of, rows_in
 from kvsim.core.schema import REQUESTS, STEPS, TEXT, Column, Table
-from kvsim.results import phases
 from kvsim.results.blockmap import STATES, BlockMap, Groups
-from kvsim.results.phases import Floats, Ints, ints
+from kvsim.results.statistics import Floats, Ints, durations_ns, ints
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,7 +82,7 @@ def arrow_table(
 
 def requests_table(requests: Mapping[str, Any]) -> pa.Table:
     """One row per request in trace order."""
-    durations = {f"{name}_ns": values for name, values in phases.durations_ns(requests).items()}
+    durations = {f"{name}_ns": values for name, values in durations_ns(requests).items()}
     return arrow_table(REQUESTS, durations | dict(requests))
 
 

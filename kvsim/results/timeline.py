@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from kvsim.core.records import part_of, rows_in
 from kvsim.core.schema import STEPS, Source
-from kvsim.results.phases import Ints
+from kvsim.results.statistics import Ints
 
 Columns = Mapping[str, NDArray[Any]]
 

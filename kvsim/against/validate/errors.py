@@ -20,9 +20,8 @@ from kvsim.core.plan import Plan
 from kvsim.cost.profile import Profile, load_profile
 from kvsim.errors import ConfigError
 from kvsim.results.numerals import MISSING, SPACE, count, seconds, show
-from kvsim.results.phases import Floats, durations_ns
 from kvsim.results.plain import plain
-from kvsim.results.statistics import describe
+from kvsim.results.statistics import Floats, describe, durations_ns
 from kvsim.run.assembly import Parts, assemble
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import RunConfig, make_config

@@ -48,8 +48,8 @@ from kvsim.report.pages.html import (
 )
 from kvsim.report.pages.latencies import curve, distribution_figures
 from kvsim.results.numerals import count, plural, seconds
-from kvsim.results.phases import Floats
 from kvsim.results.plain import flat
+from kvsim.results.statistics import Floats
 
 Result = Mapping[str, Any]
 

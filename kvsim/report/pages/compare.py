@@ -91,7 +91,7 @@ from kvsim.report.wording import fleet_verdict
 from kvsim.results.ledger import PROMPT_LABELS, TIME_LABELS, standings
 from kvsim.results.metrics import BLOCKED_BY, HEADLINES, LATENCIES
 from kvsim.results.numerals import count, number, percent, plural, seconds, show, signed
-from kvsim.results.phases import durations_ns
+from kvsim.results.statistics import durations_ns
 from kvsim.results.summary import bare
 
 COLOURS = 8

@@ -31,8 +31,7 @@ from kvsim.report.pages.figures import (
 from kvsim.report.pages.view import BARS, DOTS, View, lined
 from kvsim.results.metrics import LATENCIES
 from kvsim.results.numerals import SPACE, count, percent, seconds
-from kvsim.results.phases import Floats, defined, ints
-from kvsim.results.statistics import percentiles, ratio
+from kvsim.results.statistics import Floats, defined, ints, percentiles, ratio
 from kvsim.results.summary import good_requests
 
 POINTS = 400
@@ -52,7 +51,7 @@ def distribution_figures(
 ) -> list[Figure]:
     """One figure per latency: the share of requests whose latency is at most the value on the axis.
 
-    Each run is (name, colour, durations in ns as returned by `phases.durations_ns`). `goals`:
+    Each run is (name, colour, durations in ns as returned by `durations_ns`). `goals`:
     limits in ms, drawn as lines. Percentiles of a single run are marked and written out. Latencies
     that no run has are left out.
     """

@@ -48,12 +48,10 @@ from kvsim.report.pages.view import (
     event_bars,
     lined,
 )
-from kvsim.results import phases
 from kvsim.results.ledger import KERNEL_LABELS, TIME_LABELS, TIME_PARTS
 from kvsim.results.metrics import BLOCKED_BY, LATENCIES
 from kvsim.results.numerals import count, milliseconds, percent, seconds
-from kvsim.results.phases import Ints, ints
-from kvsim.results.statistics import percentiles
+from kvsim.results.statistics import Ints, completed, ints, percentiles
 from kvsim.results.summary import bare, good_requests
 from kvsim.settings.config import make_config
 
@@ -359,7 +357,7 @@ def limits_words(goals: Mapping[str, float]) -> str:
 
 def _rates(run: View) -> Iterator[Figure]:
     summary, goals = run.summary, run.summary["meta"].get("goodput")
-    done, good = phases.completed(run.requests), good_requests(run.durations, goals)
+    done, good = completed(run.requests), good_requests(run.durations, goals)
     arrival, finish = (ints(run.requests[name]) for name in ("arrival_ns", "finish_ns"))
     note = f"{_number(summary['request_throughput'])} completed per second over the whole run"
     drawn = [
@@ -447,7 +445,7 @@ def _waits(run: View) -> Iterator[Figure]:
     """The ledger of those that arrived together."""
     if TIME_PARTS[0] not in run.requests:
         return
-    done = np.flatnonzero(phases.completed(run.requests))
+    done = np.flatnonzero(completed(run.requests))
     bins = run.sums(ints(run.requests["arrival_ns"])[done], RATES)
     parts_ns = {name: ints(run.requests[name])[done] for name in TIME_PARTS}
     number, sums = bins.of(), {name: bins.of(ns) for name, ns in parts_ns.items() if ns.any()}

@@ -56,9 +56,8 @@ from kvsim.results.blockmap import BlockMap
 from kvsim.results.ledger import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS, TIME_PARTS
 from kvsim.results.metrics import LATENCIES
 from kvsim.results.numerals import MISSING, count, milliseconds, plural, seconds, show, size
-from kvsim.results.phases import completed, ints
 from kvsim.results.plain import flat, to_toml
-from kvsim.results.statistics import LISTED, ratio
+from kvsim.results.statistics import LISTED, completed, ints, ratio
 from kvsim.results.summary import SHOWN, bare, good_requests
 
 MOST_BYTES = 400_000

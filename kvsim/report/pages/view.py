@@ -28,9 +28,9 @@ from kvsim.report.pages.figures import (
     time_chart,
     titled,
 )
-from kvsim.results import phases, timeline
+from kvsim.results import timeline
 from kvsim.results.numerals import seconds
-from kvsim.results.phases import Floats, Ints
+from kvsim.results.statistics import Floats, Ints, durations_ns
 
 FINE, COARSE, BARS = 1500, 240, 200
 """Numbers of bins: for levels, which are drawn as lines; for averages, which must not flicker; for
@@ -119,7 +119,7 @@ class View(NamedTuple):
     requests: Mapping[str, Any]
     steps: Mapping[str, Ints]
     durations: Mapping[str, Floats]
-    """Durations of each request in ns, as returned by `phases.durations_ns`."""
+    """Durations of each request in ns, as returned by `durations_ns`."""
     end_ns: int
     axis: TimeAxis
     fine: Cut
@@ -157,7 +157,7 @@ def look_at(
 
     own = [name for name in SGLANG_COLUMNS if name in steps]
     fine, coarse = cut((*LEVELS, *own), FINE), cut((*AVERAGES, *causes), COARSE)
-    durations = phases.durations_ns(requests)
+    durations = durations_ns(requests)
     return View(summary, requests, steps, durations, end_ns, axis, fine, coarse)
 
 

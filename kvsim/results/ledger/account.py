@@ -25,7 +25,7 @@ from kvsim.cost.explain import Explains, Work
 from kvsim.results.ledger import KERNELS, PROMPT_PARTS, TIME_PARTS, standings, time
 from kvsim.results.ledger.prompts import Rules, split_prompts
 from kvsim.results.ledger.time import Slices, slices
-from kvsim.results.phases import Ints
+from kvsim.results.statistics import Ints
 from kvsim.workload.streams import Streams
 
 _SWAPPED = ("swap_out_blocks", "swap_in_blocks")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kvsim.core import records as kinds
 from kvsim.results.ledger import PROMPT_PARTS
-from kvsim.results.phases import Ints
+from kvsim.results.statistics import Ints
 from kvsim.workload.streams import Piece, SpannedStream, Streams
 
 Bools = NDArray[np.bool_]

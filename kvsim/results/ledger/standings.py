@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.core import records as kinds
-from kvsim.results.phases import Ints
+from kvsim.results.statistics import Ints
 
 NAMES = (
     *("waiting", "prefill", "decode", "recompute", "preempted", "swapped out"),

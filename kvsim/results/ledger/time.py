@@ -23,7 +23,7 @@ from kvsim.core import records as kinds
 from kvsim.core.schema import BLOCKED, STAGE_COLUMNS
 from kvsim.results.ledger import TIME_PARTS, WAITING_FOR, standings
 from kvsim.results.ledger.standings import Spells
-from kvsim.results.phases import Ints
+from kvsim.results.statistics import Ints
 
 TIMES = (
     *("link_wait", "flush", "rank_wait", "stages", "out", "in", "kernels", "alone"),

@@ -9,7 +9,7 @@ from places import ROOT
 
 from kvsim.explain.story import tail_words
 from kvsim.report import read_results
-from kvsim.results.phases import durations_ns
+from kvsim.results.statistics import durations_ns
 
 
 def kvsim(*arguments: str) -> CompletedProcess[str]:
