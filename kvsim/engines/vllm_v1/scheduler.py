@@ -673,6 +673,7 @@ class VllmV1(Scheduler):
         self.after_step(batch, plan, now_ns)
 
     def _release_late(self) -> None:
+        """Releases blocks of ended requests to which no step in flight writes any more."""
         while self._late and self._late[0][0] <= self._known:
             self.blocks.drop_at_once(self._late.popleft()[1])
 
