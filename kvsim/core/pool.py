@@ -22,8 +22,8 @@ from kvsim.core.vectors import EMPTY, longer, zeros
 
 FIELDS: Final = 8
 """How many numbers are kept of each block, side by side: who reads one soon reads the others. Those
-that every use reads come last, which is one line of a processor's cache where the vector is
-long."""
+that every use reads come last, which is one line of a processor's cache where the vector is long.
+The third is not used."""
 END: Final = 0
 """Of a block: tokens up to the end of its content."""
 TWIN: Final = 1
