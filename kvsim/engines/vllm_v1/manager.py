@@ -85,8 +85,9 @@ class KVCacheManager(BlockManager):
     """Whether every group is of a kind that changes only where `Request.room` and
     `Request.leaves` say."""
     cuts: bool
-    """Whether chunks of prompts are cut for the sake of states at block ends."""
+    """Whether `cut` is asked: for the sake of states at block ends, or where it is overridden."""
     _aligned: list[AlignedMamba]
+    """Groups of states that are kept at block ends."""
     _short_chunk: i64
     """Chunks of at most so many tokens save no state on their way."""
     _holding: i64
@@ -141,7 +142,7 @@ class KVCacheManager(BlockManager):
         self._begin_kinds()
         self._steady = all(type(group) in STEADY for group in self.groups)
         self._aligned = [each for each in self.groups if isinstance(each, AlignedMamba)]
-        self.cuts = bool(self._aligned)
+        self.cuts = bool(self._aligned) or type(self).cut is not KVCacheManager.cut
         self._short_chunk = min([max_model_len, *(each.block_size for each in self._aligned)])
         self._holding = sum([group.holds_tokens for group in self.groups])
         self._marked = any(group.marked() for group in self.groups) or len(set(sizes)) > 1
@@ -185,6 +186,11 @@ class KVCacheManager(BlockManager):
     @property
     def lookups(self) -> tuple[int, int]:
         return self.num_lookups, self.num_hits
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether it keeps states at block ends, for whose sake chunks of prompts are cut."""
+        return bool(self._aligned)
 
     @property
     def hears(self) -> Any:
@@ -381,6 +387,8 @@ class KVCacheManager(BlockManager):
         resume, or at the junction, whichever comes first. 0 means that the chunk would reach no
         block end.
         """
+        if not self._aligned:
+            return tokens
         layout: Layout = self.layout
         size: i64 = self._aligned[0].block_size
         end: i64 = start + tokens

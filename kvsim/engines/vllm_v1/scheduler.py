@@ -554,7 +554,7 @@ class VllmV1(Scheduler):
         if tokens == 0:
             return -TOKENS, 0
         if drafts and tokens != 1 + drafts:
-            if not self.blocks.cuts:
+            if not self.blocks.keeps_states:
                 raise died("padding-cut", request, padded=1 + drafts, most=most)
             return 1, 0
         return tokens, drafts

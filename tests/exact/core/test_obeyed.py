@@ -109,12 +109,17 @@ def test_what_is_overridden_is_called_and_changes_nothing(name: str, base: type)
     composed = len(usual.steps["start_ns"])
     for each in ("compose", "settle", "after_step", "begin", "observe"):
         assert calls[each] >= composed - 1, each
-    for each in ("allocate", "trim"):
+    for each in ("allocate", "cut", "trim"):
         assert calls[each] >= sum(usual.steps["decode_seqs"]), each
 
 
 NOT_ASKED = {
-    *("lingers", "unfinished", "gauges"),  # before a run, or by recorders and some engines
+    *(
+        "lingers",
+        "unfinished",
+        "gauges",
+        "keeps_states",
+    ),  # before a run, or by recorders and some engines
     *("own_blocks", "cached_tokens", "report"),  # by victims, routers and the events of a fleet
     *("content_key", "find_block", "has_key", "key_of", "reserved"),  # by some connectors
     *("detach", "drop_at_once", "drop_tables", "forget_hits"),
