@@ -29,12 +29,14 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.cost.bounds import Bounds
 from kvsim.cost.explain import ByStep
-from kvsim.cost.sustained import check, label, sustained_ns, sustained_terms
+from kvsim.cost.sustained import check, label
 from kvsim.machine.hardware import Hardware
 from kvsim.machine.models import Model
 from kvsim.settings.config import RunConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvsim.core.plan import Plan
 
 
@@ -141,7 +143,7 @@ class RooflineCost(ByStep):
         self._model, self._hardware = model, hardware
         self._sustained = check(sustained)
         self._tensor_parallel_size = config.tensor_parallel_size
-        self._bounds = Bounds(model, hardware, config, **self._settings)
+        self._bounds = Bounds(model, hardware, config, **self._settings, sustained=sustained)
 
     @property
     def source(self) -> str:
@@ -157,13 +159,20 @@ class RooflineCost(ByStep):
             f"{label(self._hardware.name, 'roofline', self._sustained)}"
         )
 
-    def step_ns(self, plan: Plan) -> int:
-        """Nanoseconds of a step."""
-        return sustained_ns(self._bounds.step_ns(plan), plan, self._sustained)
+    @property
+    def step_ns(self) -> Callable[[Plan], int]:
+        """Nanoseconds of a step, with no call of Python's between."""
+        return self._bounds.step_ns
 
-    def terms(self, *counts: int) -> tuple[float, ...]:
+    @property
+    def terms(self) -> Callable[..., tuple[float, ...]]:
         """What the parts of a step take (`ByStep.terms`)."""
-        return sustained_terms(self._bounds.terms(*counts), counts[1], self._sustained)
+        return self._bounds.terms
+
+    @property
+    def all_terms(self) -> Callable[[list[list[int]]], Any]:
+        """What the parts of many steps take (`ByStep.all_terms`)."""
+        return self._bounds.all_terms
 
     def describe(self) -> dict[str, Any]:
         """Settings, and the source of every figure of the hardware."""

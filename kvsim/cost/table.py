@@ -219,6 +219,11 @@ class TableCost(ByStep):
         """What the parts of a step take (`ByStep.terms`)."""
         return self._kernels.terms
 
+    @property
+    def all_terms(self) -> Callable[[list[list[int]]], Any]:
+        """What the parts of many steps take (`ByStep.all_terms`)."""
+        return self._kernels.all_terms
+
     def describe(self) -> dict[str, Any]:
         """Provenance of the profile, its stated error, and how much was priced outside it."""
         kernels = self._kernels
