@@ -88,15 +88,12 @@ class Loop:
         """Runs the loop. It composes steps up to the allowed number in flight, then waits for the
         oldest one and settles it."""
         host, batch, flying, watcher = self._host, self._batch, self._flying, self._watcher
-        scheduler, departures = self._scheduler, self._departures
+        scheduler = self._scheduler
         most: i64 = scheduler.in_flight
         while True:
-            arrived = host.arrived()
-            if arrived is None:
+            came: i64 = self._hear()
+            if came < 0:
                 return
-            came = self.take_in(arrived) if arrived else 0
-            if departures is not None:
-                self._give_up()
             goes_on: bool = False
             ended: list[Request] = []
             now_ns: i64 = host.now_ns
@@ -109,25 +106,18 @@ class Loop:
                 step_ns: i64 = host.step_ns(plan) if timed else 0
                 scheduler.overlap(batch, now_ns)
                 self._observe(plan)
-                if batch.ended:
-                    ended = self._drain()
+                ended = self._drain()
                 if timed or plan.waits:
-                    moved: Moved = NOTHING_MOVED
-                    if plan.swaps_out or plan.swaps_in:
-                        moved = Moved(*(yield from host.copy(plan)))
-                    elif plan.waits:
-                        moved = self._waits(plan)
-                    if rank_wait_ns:
-                        moved = moved._replace(rank_wait_ns=rank_wait_ns)
-                    self._dispatch(plan, now_ns, moved, step_ns)
+                    swaps: bool = len(plan.swaps_out) > 0 or len(plan.swaps_in) > 0
+                    copied = (yield from host.copy(plan)) if swaps else None
+                    self._dispatch(plan, now_ns, self._moved(plan, copied, rank_wait_ns), step_ns)
                 elif ended or not plan.empty:
                     # Nothing runs, but something happened: a step without duration.
                     plan.start_ns = plan.end_ns = now_ns
                     self._end_step(plan, len(ended))
                 elif not flying:
                     # Nothing can change before a request arrives or is given up.
-                    until: i64 = NEVER_NS if departures is None else departures.next_ns
-                    if (yield from host.sleep(until)):
+                    if (yield from host.sleep(self._until_ns())):
                         continue
                     return
                 goes_on = len(flying) < most and host.goes_on(batch, plan)
@@ -136,9 +126,8 @@ class Loop:
                 if not host.passes(oldest.end_ns):
                     yield from host.wait(oldest.end_ns)
                 scheduler.settle(batch, oldest, oldest.end_ns)
-                if batch.ended:
-                    landed: list[Request] = self._drain()
-                    ended = ended + landed
+                landed: list[Request] = self._drain()
+                ended = ended + landed if ended else landed
                 self._end_step(oldest, len(ended))
             if watcher is not None:
                 watcher.settled(batch, ended)
@@ -152,6 +141,21 @@ class Loop:
                 " that of batch.begin() for a step in which nothing happens"
             )
         return composed
+
+    def _hear(self) -> i64:
+        """Takes in who arrived, and ends what was given up. Returns how many arrived; -1: there is
+        nothing left to do."""
+        arrived = self._host.arrived()
+        if arrived is None:
+            return -1
+        came: i64 = self.take_in(arrived) if arrived else 0
+        if self._departures is not None:
+            self._give_up()
+        return came
+
+    def _until_ns(self) -> i64:
+        """When something happens at the latest while nothing runs."""
+        return NEVER_NS if self._departures is None else self._departures.next_ns
 
     def take_in(self, arrived: list[Request]) -> int:
         """Passes arrived requests to the scheduler; returns how many there were."""
@@ -187,11 +191,17 @@ class Loop:
         if self._gauged:
             plan.gauges = self._scheduler.gauges(batch)
 
-    def _waits(self, plan: Plan) -> Moved:
-        """How long a step waits for transfers once those in flight are over."""
-        host, flying = self._host, self._flying
-        start_ns: i64 = flying[-1].end_ns if flying else host.now_ns
-        return self._scheduler.waits(self._batch, plan, start_ns, host.next_event_ns())
+    def _moved(self, plan: Plan, copied: tuple[int, int] | None, rank_wait_ns: int) -> Moved:
+        """What a step spends besides computing. Where it waits for transfers, those in flight are
+        over."""
+        moved: Moved = NOTHING_MOVED
+        if copied is not None:
+            moved = Moved(*copied)
+        elif plan.waits:
+            host, flying = self._host, self._flying
+            start_ns: i64 = flying[-1].end_ns if flying else host.now_ns
+            moved = self._scheduler.waits(self._batch, plan, start_ns, host.next_event_ns())
+        return moved._replace(rank_wait_ns=rank_wait_ns) if rank_wait_ns else moved
 
     def _dispatch(self, plan: Plan, start_ns: i64, moved: Moved, step_ns: i64) -> None:
         """Starts a step after those in flight."""
@@ -210,6 +220,8 @@ class Loop:
 
     def _drain(self) -> list[Request]:
         """Tells the clients which requests ended, and returns these requests."""
+        if not self._batch.ended:
+            return []
         ended, self._batch.ended = self._batch.ended, []
         self._host.tell(ended)
         if self._told is not None:

@@ -15,6 +15,16 @@ RECOMPUTE: Final = "recompute"
 SWAP: Final = "swap"
 """The two ways to preempt a request."""
 
+SLOTS: Final = 1
+TOKENS: Final = 2
+BLOCKS: Final = 3
+WATERMARK: Final = 4
+SWAPPED_OUT: Final = 5
+PREEMPTED: Final = 6
+LORAS: Final = 7
+"""Why the head of the waiting queue was refused (`Plan.blocked`): indexes into
+`kvsim.core.schema.BLOCKED`."""
+
 
 class Prefill(NamedTuple):
     """The part of a request's known tokens that a step takes on."""
@@ -114,7 +124,7 @@ class Plan:
     batched_tokens: i64 = 0
     """Tokens charged to `max_num_batched_tokens`."""
     blocked: i64 = 0
-    """Why the head of the waiting queue was refused: index into `kvsim.core.schema.BLOCKED`."""
+    """Why the head of the waiting queue was refused: `SLOTS` and those below; 0: it was not."""
     rank_tokens: float | None
     """Mean tokens of the ranks that share experts, padding included; None: all have as many as
     this one."""

@@ -178,7 +178,10 @@ class Pool:
             yield block
             block = self._cells[block * FIELDS + NEXT]
         yield from range(self.fresh, self.size + 1)
-        yield from self._waiting()
+        k: i64
+        for k in range(self._head, self._tail):
+            if self._queue[k]:
+                yield self._queue[k]
 
     # -- moves -----------------------------------------------------------------------------------
 
@@ -349,13 +352,6 @@ class Pool:
 
     # --------------------------------------------------------------------------------------------
 
-    def _waiting(self) -> Iterator[int]:
-        """The free blocks of the queue."""
-        k: i64
-        for k in range(self._head, self._tail):
-            if self._queue[k]:
-                yield self._queue[k]
-
     def _make_place(self, number: i64) -> None:
         """Makes room in the queue for so many blocks, in place of those that left it."""
         cells, queue = self._cells, self._queue
@@ -398,13 +394,14 @@ class Pool:
     def audit(self) -> None:
         """Asserts that every block is in exactly one place, and every content can be found."""
         idle: vec[i64] = zeros(self.fresh)
-        block: i64
-        block = self._blank
+        block: i64 = self._blank
         while block:
             self._audit_idle(idle, block)
             block = self._cells[block * FIELDS + NEXT]
-        for block in self._waiting():
-            self._audit_idle(idle, block)
+        k: i64
+        for k in range(self._head, self._tail):
+            if self._queue[k]:
+                self._audit_idle(idle, self._queue[k])
         if self.order is not None:
             for block in self.order:
                 self._audit_idle(idle, block)
@@ -425,7 +422,6 @@ class Pool:
                 labelled += first == block
         assert free == self.num_free, "free blocks were miscounted"
         assert cached == self.num_cached, "free blocks with content were miscounted"
-        k: i64
         for k in range(len(self._heads)):
             block = self._heads[k]
             while block:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
@@ -14,7 +14,7 @@ from kvsim.core import guard
 from kvsim.core.batch import Batch
 from kvsim.core.blocks import BlockManager
 from kvsim.core.contents import Numbering
-from kvsim.core.plan import Plan
+from kvsim.core.plan import BLOCKS, SLOTS, TOKENS, Plan
 from kvsim.core.pool import Pool
 from kvsim.core.request import RUNNING, Request, Table
 from kvsim.core.scheduler import Scheduler
@@ -360,12 +360,6 @@ class NanoTables2025(NanoTables):
         if place > 0:
             before = self.numbers.get(request.tables[0].blocks[place - 1], 0)
         return self.chain.behind(before, request.contents[place])
-
-
-SLOTS: Final = 1
-TOKENS: Final = 2
-BLOCKS: Final = 3
-"""Why the head of the waiting queue was refused: indexes into `kvsim.core.schema.BLOCKED`."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

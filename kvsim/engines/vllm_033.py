@@ -6,17 +6,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any
 
 from librt.vecs import append
 from mypy_extensions import i64, mypyc_attr
 
 from kvsim.core.batch import Batch
 from kvsim.core.contents import Numbering
-from kvsim.core.plan import SWAP, Plan
+from kvsim.core.plan import BLOCKS, SLOTS, SWAP, SWAPPED_OUT, TOKENS, WATERMARK, Plan
 from kvsim.core.request import RUNNING, SWAPPED, WAITING, Request, Table
 from kvsim.core.scheduler import Scheduler
-from kvsim.core.schema import BLOCKED
 from kvsim.core.vectors import numbers
 from kvsim.engines.deaths import died
 from kvsim.engines.vllm_063.blocks import Naive, Pairs, waiting_sequence
@@ -281,12 +280,6 @@ class Vllm033Tables(Naive):
             raise died("double-free", sequence.request)
         pool.drop(block)
 
-
-SLOTS: Final = BLOCKED.index("slots")
-TOKENS: Final = BLOCKED.index("tokens")
-BLOCKS: Final = BLOCKED.index("blocks")
-WATERMARK: Final = BLOCKED.index("watermark")
-SWAPPED_OUT: Final = BLOCKED.index("swapped")
 
 _arrival = attrgetter("arrival_ns")
 _id = attrgetter("id")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from math import inf
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,12 +100,14 @@ def _cut(rows: Sequence[Row]) -> tuple[_Ints, NDArray[np.uint64], _Ints, _Ints]:
     inside = np.concatenate((starts > 0, np.ones(len(starts), bool)))
     names = column(rows, "scope")
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    scopes = np.tile(np.array([*map(numbers.__getitem__, names)], np.int64)[owners], 2)
-    order = np.lexsort((before, inside, scopes))
+    keys: list[NDArray[Any]] = [before, inside]
+    if len(numbers) > 1:
+        keys.append(np.tile(np.array([*map(numbers.__getitem__, names)], np.int64)[owners], 2))
+    order = np.lexsort(keys)
     new = np.zeros(len(order), bool)
     new[:1] = True
-    for key in (before[order], inside[order], scopes[order]):
-        new[1:] |= key[1:] != key[:-1]
+    for key in keys:
+        new[1:] |= key[order[1:]] != key[order[:-1]]
     cuts, rank = before[order[new]], np.empty(len(order), np.int64)
     rank[order] = np.cumsum(new) - 1
     low, high = np.split(rank, 2)
@@ -117,8 +119,8 @@ def _cut(rows: Sequence[Row]) -> tuple[_Ints, NDArray[np.uint64], _Ints, _Ints]:
 
 def _first(labels: _Ints) -> _Ints:
     """For each entry the place of the first one with its label."""
-    first = np.full(labels.max(initial=-1) + 1, len(labels))
-    np.minimum.at(first, labels, np.arange(len(labels)))
+    first = np.empty(labels.max(initial=-1) + 1, np.int64)
+    first[labels[::-1]] = np.arange(len(labels))[::-1]  # The last to be set stays.
     return first[labels]
 
 

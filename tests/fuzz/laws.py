@@ -109,18 +109,20 @@ def _sends_otherwise(settings: dict[str, Any]) -> bool:
 def assert_tokens_are_conserved(result: Result) -> None:
     """Steps and requests count the same tokens: those that a cache saved, and, where nobody was
     turned away or cut short, those that were computed: of prompts but for what was saved, of
-    outputs but for the last one, and what preemptions threw away. vLLM before 0.11.1 and SGLang
-    also compute tokens of requests that are over, before they know it."""
+    outputs but for the last one, and what preemptions threw away. Who comes back may also find
+    what only others have computed. vLLM before 0.11.1 and SGLang also compute tokens of requests
+    that are over, before they know it."""
     requests, steps = result.requests, result.steps
-    saved = requests["num_cached_tokens"] + requests["recached_tokens"]
-    assert steps["cached_tokens"].sum() == saved.sum()
+    found_again = requests["recached_tokens"].sum()
+    assert steps["cached_tokens"].sum() == requests["num_cached_tokens"].sum() + found_again
     if set(requests["status"]) == {"completed"} and max(requests["n"]) == 1:
         computed = (steps["prefill_tokens"] + steps["decode_seqs"]).sum()
         needed = requests["input_length"] - requests["num_cached_tokens"]
         needed = (needed + requests["output_tokens"] - 1 + requests["recomputed_tokens"]).sum()
         engine, version = result.config.engine, release(result.config.vllm_version)
         late = engine in ("vllm-0.6.3", "sglang") or (0, 8) <= version < (0, 11, 1)
-        assert computed >= needed if late else computed == needed
+        assert computed >= needed - found_again
+        assert late or computed <= needed
 
 
 def assert_read_as_written(result: Result) -> None:

@@ -21,7 +21,7 @@ from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from kvsim.core.batch import Batch
-from kvsim.core.plan import Plan
+from kvsim.core.plan import BLOCKS, SLOTS, TOKENS, Plan
 from kvsim.core.request import Request
 from kvsim.core.scheduler import Scheduler
 from kvsim.core.schema import SGLANG_COLUMNS
@@ -42,11 +42,6 @@ from kvsim.engines.sglang.server import (
     read_environment,
 )
 from kvsim.workload.streams import ENDLESS, SpanStream
-
-SLOTS: Final = 1
-TOKENS: Final = 2
-BLOCKS: Final = 3
-"""Why the head of the waiting queue was refused: indexes into `kvsim.core.schema.BLOCKED`."""
 
 STOP_TOKENS: Final = 5
 """A prompt is rejected if it is within this many tokens of the longest sequence."""

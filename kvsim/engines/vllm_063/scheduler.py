@@ -10,15 +10,14 @@ budget nor the admission need.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Final
+from typing import Any
 
 from mypy_extensions import i64, mypyc_attr
 
 from kvsim.core.batch import Batch
-from kvsim.core.plan import SWAP, Plan
+from kvsim.core.plan import BLOCKS, SLOTS, SWAP, SWAPPED_OUT, TOKENS, WATERMARK, Plan
 from kvsim.core.request import RUNNING, SWAPPED, WAITING, Request
 from kvsim.core.scheduler import Scheduler
-from kvsim.core.schema import BLOCKED
 from kvsim.engines.deaths import died
 from kvsim.engines.vllm_063.blocks import Naive, waiting_sequence
 from kvsim.engines.vllm_063.moves import (
@@ -37,12 +36,6 @@ from kvsim.engines.vllm_063.moves import (
 )
 from kvsim.policies.requeue import make_requeue
 from kvsim.policies.victims import by_priority, make_means, tail
-
-SLOTS: Final = BLOCKED.index("slots")
-TOKENS: Final = BLOCKED.index("tokens")
-BLOCKS: Final = BLOCKED.index("blocks")
-WATERMARK: Final = BLOCKED.index("watermark")
-SWAPPED_OUT: Final = BLOCKED.index("swapped")
 
 Admissions = list[tuple[Request, int, int]]
 """A list of (request, tokens that it takes on, tokens charged to the budget)."""

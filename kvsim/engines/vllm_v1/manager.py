@@ -306,8 +306,21 @@ class KVCacheManager(BlockManager):
             return rules.find(alike, contents, longest, rules.drop, layout.align, pool) * (
                 layout.align
             )
-        known: i64 = units * layout.key_tokens
-        tokens: i64 = longest
+        tokens: i64 = self._agree(contents, units * layout.key_tokens, longest, pool)
+        for alike in self.kinds:
+            rules = alike[0]
+            if rules.full:
+                rules.num_hits = min(
+                    rules.num_hits, (tokens + rules.block_size - 1) // rules.block_size
+                )
+            for group in alike:
+                group.first_hit, group.num_hits = rules.first_hit, rules.num_hits
+        return tokens
+
+    def _agree(self, contents: vec[i64], known: i64, tokens: i64, pool: Pool) -> i64:
+        """The longest hit of at most `tokens` tokens on which several kinds agree."""
+        alike: list[Group]
+        rules: Group
         best: i64 = 0
         common: i64
         dropped: list[Group] = []
@@ -326,7 +339,7 @@ class KVCacheManager(BlockManager):
                 most: i64 = common
                 if drops and rules.holds_tokens:
                     most = min(common + size, known)
-                hit: i64 = rules.find(alike, contents, most, drops, layout.align, pool) * size
+                hit: i64 = rules.find(alike, contents, most, drops, self.layout.align, pool) * size
                 if drops:
                     dropped.append(rules)
                 elif hit < common:
@@ -337,14 +350,6 @@ class KVCacheManager(BlockManager):
             tokens = min(common, tokens)
             if not shorter or simple:
                 break
-        for alike in self.kinds:
-            rules = alike[0]
-            if rules.full:
-                rules.num_hits = min(
-                    rules.num_hits, (tokens + rules.block_size - 1) // rules.block_size
-                )
-            for group in alike:
-                group.first_hit, group.num_hits = rules.first_hit, rules.num_hits
         self._junction = best if best > tokens else 0
         return tokens
 

@@ -181,6 +181,10 @@ class _Chunks:
         """The last step that went on with `blocks`, and how many there were before it."""
 
 
+_Holder = tuple[int, _Chunks, int]
+"""A block, the chunks of a request that it belongs to, and its place among their blocks."""
+
+
 class _Known:
     """What the tier knows of a request."""
 
@@ -389,7 +393,7 @@ class Offloading(Connector):
         of the batch."""
         self._step += 1
         knowns: list[_Known] = []
-        touched, put = self._touched, list[tuple[int, _Chunks, int]]()
+        touched, put = self._touched, list[_Holder]()
         watches: bool = self._sparse or len(self._fences) > 0 or len(plan.finished) > 0
         chunks: _Chunks
         table: Table
@@ -416,16 +420,20 @@ class Offloading(Connector):
                         if self._sparse and self._groups[number].window:
                             put.append((block, chunks, place))
         touched.discard(0)
-        if not self._sparse:
-            return knowns
-        for block in touched:
+        if self._sparse:
+            self._forget_reused(put)
+        return knowns
+
+    def _forget_reused(self, put: list[_Holder]) -> None:
+        """Forgets who held the blocks that are used again, and notes who was `put` in their
+        place."""
+        for block in self._touched:
             for chunks, at in self._holders.pop(block, ()):
                 end = chunks.old if chunks.grown == self._step else len(chunks.blocks)
                 if chunks.next * self._size <= at < end and chunks.blocks[at] == block:
                     chunks.blocks[at] = 0
         for block, chunks, at in put:
             self._holders.setdefault(block, []).append((chunks, at))
-        return knowns
 
     def _stored(self, request: Request, computed: int, flush: set[int]) -> list[Job]:
         """Offers the chunks of a request whose first `computed` tokens are computed. Returns the

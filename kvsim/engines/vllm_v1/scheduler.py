@@ -18,7 +18,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from kvsim.core import records
 from kvsim.core.batch import Batch
-from kvsim.core.plan import NOTHING_MOVED, Moved, Plan
+from kvsim.core.plan import BLOCKS, LORAS, PREEMPTED, SLOTS, TOKENS, WATERMARK, Moved, Plan
 from kvsim.core.records import DraftLog
 from kvsim.core.request import ABORTED, FINISHED, LOADED, LOADING, RUNNING, UNLOADED, Request
 from kvsim.core.scheduler import Scheduler
@@ -30,14 +30,6 @@ from kvsim.engines.vllm_v1.passing import AdapterSlots, Cadence
 from kvsim.engines.vllm_v1.releases import Release
 from kvsim.policies import victims
 from kvsim.policies.requeue import make_requeue, priority_by_trace
-
-SLOTS: Final = 1
-TOKENS: Final = 2
-BLOCKS: Final = 3
-WATERMARK: Final = 4
-PREEMPTED: Final = 6
-LORAS: Final = 7
-"""Why the head of the waiting queue was refused: indexes into `kvsim.core.schema.BLOCKED`."""
 
 ASIDE: Final = -1000
 """A request that is passed over, for those behind it."""
@@ -93,6 +85,10 @@ class VllmV1(Scheduler):
     """Tokens that the step may still take on."""
     _inputs: i64
     """Positions of its input that are left."""
+    _verified_seqs: i64
+    _verified: i64
+    _met: i64
+    """Of the step being settled: sequences with drafts, these drafts, and those accepted."""
     _prefills: dict[Request, None]
     """Requests that have blocks for a part of their prompt and need more, for connectors."""
     _kept: dict[Request, list[list[int]]]
@@ -270,8 +266,7 @@ class VllmV1(Scheduler):
     def waits(self, batch: Batch, plan: Plan, start_ns: int, next_ns: int) -> Moved:
         """How long a step that begins at `start_ns` waits for transfers before it computes. The
         next request arrives at `next_ns`. Asked only where `Plan.waits`."""
-        if self.connector is None or self.worker is None:
-            return NOTHING_MOVED
+        assert self.connector is not None and self.worker is not None
         idle = not plan.num_requests and (len(batch) > 0 or self.connector.restless)
         return self.worker.launch(plan.transfers, start_ns, idle, next_ns)
 
@@ -406,32 +401,18 @@ class VllmV1(Scheduler):
                 request.blocked_steps += 1
                 break
             if self._ready(batch, request):
-                loads: bool = False
-                computed: i64 = request.computed
-                found: i64 = 0
-                match: Match | None = NO_MATCH
-                if computed == 0:
-                    found = self._find(request)
-                    match = self._match(batch, request, found)
-                else:
-                    self.blocks.forget_hits()
-                if match is not None:
-                    external: i64 = match.tokens
-                    if computed == 0:
-                        computed = found + external
-                    loads = match.asynchronous
-                    admitted: i64 = self._admit(batch, plan, request, computed, found, match, most)
-                    if admitted == ASIDE:
-                        queue.popleft()
-                        passed.append(request)
-                        continue
-                    if admitted < 0:
-                        plan.blocked = -admitted
-                        request.blocked_steps += 1
-                        break
-                    if not loads:
-                        queue.popleft()
-                        continue
+                admitted: i64 = self._try(batch, plan, request, most)
+                if admitted == ASIDE:
+                    queue.popleft()
+                    passed.append(request)
+                    continue
+                if admitted < 0:
+                    plan.blocked = -admitted
+                    request.blocked_steps += 1
+                    break
+                if admitted > 0:
+                    queue.popleft()
+                    continue
             queue.popleft()
             self.cadence.passed(request)
             if request.load != UNLOADED or request.computed > 0:
@@ -464,6 +445,18 @@ class VllmV1(Scheduler):
             return False
         return self.adapters.admits(request)
 
+    def _try(self, batch: Batch, plan: Plan, request: Request, most: i64) -> i64:
+        """Admits the head of a waiting queue, if it can. Returns the tokens that it takes on; 0: it
+        waits for its connector; less than 0 for the reason why it is refused."""
+        if request.computed:
+            self.blocks.forget_hits()
+            return self._admit(batch, plan, request, request.computed, 0, NO_MATCH, most)
+        found: i64 = self._find(request)
+        match: Match | None = self._match(batch, request, found)
+        if match is None:
+            return 0
+        return self._admit(batch, plan, request, found + match.tokens, found, match, most)
+
     def _find(self, request: Request) -> i64:
         """Tokens of a waiting request that the prefix cache has."""
         if request.options.skip_reading_prefix_cache:
@@ -495,9 +488,7 @@ class VllmV1(Scheduler):
         match: Match,
         most: i64,
     ) -> i64:
-        """Admits the head of a waiting queue, of which `computed` tokens are computed, or begins to
-        load for it. Returns the tokens that it takes on; less than 0 for the reason why it is
-        refused."""
+        """The same for a request of which `computed` tokens are computed, or found."""
         tokens: i64 = 0
         drafts: i64 = 0
         if not match.asynchronous:
@@ -642,13 +633,10 @@ class VllmV1(Scheduler):
         batch.now_ns = now_ns
         if plan.num_requests:
             self._known += 1
-            while self._late and self._late[0][0] <= self._known:
-                self.blocks.drop_at_once(self._late.popleft()[1])
+            self._release_late()
         over = len(batch.ended)
         waiting_ended: bool = False
-        verified_seqs: i64 = 0
-        verified: i64 = 0
-        met: i64 = 0
+        self._verified_seqs = self._verified = self._met = 0
         blocks: KVCacheManager = self.blocks
         spec: i64 = self._num_spec_tokens
         requests: list[Request] = plan.places
@@ -661,37 +649,56 @@ class VllmV1(Scheduler):
             tokens: i64 = scheduled[k]
             request.in_flight -= tokens
             stale: bool = request.stale > 0
-            if stale:
-                request.stale -= tokens
+            request.stale = max(0, request.stale - tokens)
             if yields[k] == 0 or (stale and request.drops_stale):
                 continue
             accepted: i64 = 0
             drafts: i64 = all_drafts[k]
             if drafts:
-                if k < plan.num_continued:
-                    accepted = self.speculation.accepted(request, drafts)
-                    verified_seqs += 1
-                    verified += drafts
-                    met += accepted
-                if not stale:
-                    _forget_rejected(request, drafts - accepted)
+                accepted = self._verify(request, drafts, k < plan.num_continued, stale)
             if _update_request_with_output(blocks, batch, request, accepted, stale, spec):
                 waiting_ended |= request.state != RUNNING
                 self._retire(batch, request, False)
         if self._num_spec_tokens:
-            self.draft_log.end_step(now_ns, plan.drafter_ns, verified_seqs, verified, met)
+            counts = self._verified_seqs, self._verified, self._met
+            self.draft_log.end_step(now_ns, plan.drafter_ns, *counts)
+            if not self.asynchronous:
+                self._propose(plan)
         if len(batch.ended) > over:
             batch.remove_ended()
             if waiting_ended:
                 batch.remove_waiting()
-        if self._num_spec_tokens and not self.asynchronous:
-            for request in plan.requests:
-                if request.state < FINISHED:
-                    drafts = self.speculation.propose(request)
-                    request.drafts = 0 if request.mid_prompt else drafts
         if self.worker is not None:
             self._hear(batch, self.worker.collect(now_ns))
         self.after_step(batch, plan, now_ns)
+
+    def _release_late(self) -> None:
+        """Releases blocks of ended requests to which no step in flight writes any more."""
+        while self._late and self._late[0][0] <= self._known:
+            self.blocks.drop_at_once(self._late.popleft()[1])
+
+    def _verify(self, request: Request, drafts: i64, padless: bool, stale: bool) -> i64:
+        """How many of the drafts of a request the model accepts: of padding, none. The KV of the
+        others is forgotten."""
+        accepted: i64 = 0
+        if padless:
+            accepted = self.speculation.accepted(request, drafts)
+            self._verified_seqs += 1
+            self._verified += drafts
+            self._met += accepted
+        if not stale:
+            if request.computed > 0:
+                request.computed -= drafts - accepted
+            if request.placeholders > 0:
+                request.placeholders -= drafts - accepted
+        return accepted
+
+    def _propose(self, plan: Plan) -> None:
+        """Makes drafts for the next step."""
+        for request in plan.requests:
+            if request.state < FINISHED:
+                drafts: i64 = self.speculation.propose(request)
+                request.drafts = 0 if request.mid_prompt else drafts
 
     def _retire(self, batch: Batch, request: Request, keeps: bool) -> None:
         """Ends a request. `keeps`: a load into its blocks is under way."""
@@ -758,14 +765,6 @@ def _pauses(batch: Batch, request: Request, call: i64, stops: bool) -> bool:
     if call < request.resumes_at:
         return True
     return stops and request.placeholders > 0 and batch.ending(request)
-
-
-def _forget_rejected(request: Request, rejected: i64) -> None:
-    """Forgets the KV of rejected drafts."""
-    if request.computed > 0:
-        request.computed -= rejected
-    if request.placeholders > 0:
-        request.placeholders -= rejected
 
 
 def _update_request_with_output(

@@ -114,9 +114,9 @@ def test_what_is_overridden_is_called_and_changes_nothing(name: str, base: type)
 
 
 NOT_ASKED = {
-    *("lingers", "unfinished", "gauges", "cuts"),  # before a run, or by recorders and some engines
+    *("lingers", "unfinished", "gauges"),  # before a run, or by recorders and some engines
     *("own_blocks", "cached_tokens", "report"),  # by victims, routers and the events of a fleet
-    *("content_key", "find_block", "has_key", "key_of", "reserve"),  # by some connectors
+    *("content_key", "find_block", "has_key", "key_of", "reserved"),  # by some connectors
     *("detach", "drop_at_once", "drop_tables", "forget_hits"),
 }
 """Methods that nobody asks in some of these runs."""
