@@ -173,17 +173,17 @@ class PackedColumns(Mapping[str, "Ints"]):
         """Fill a column with the rows of a piece from `first` on."""
         import numpy as np
 
+        column[:] = piece.low
         narrow = piece.narrow
         if narrow is None:
-            column[:] = piece.low
             return
         if piece.place >= 0:
             assert self._file is not None
             self._file.seek(piece.place + first * narrow.itemsize)
             narrow, first = np.fromfile(self._file, narrow.dtype, len(column)), 0
         # Unsigned integers of 64 bits wrap around, so that every sum is right all the same.
-        column[:] = narrow[first : first + len(column)]
-        column += piece.low
+        shown = narrow[first : first + len(column)]
+        np.add(column, shown, out=column, dtype=np.int64, casting="unsafe")
 
     def _spill(self, narrow: NDArray[Any]) -> int:
         """Append to the file; returns the offset of the data in it."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     from kvsim.core.plan import Plan
     from kvsim.cost import Cost
+    from kvsim.cost.sustained import Sustained
 
 
 class Work(NamedTuple):
@@ -105,6 +106,27 @@ class ByStep:
         terms = np.frombuffer(self.all_terms([column.tolist() for column in columns]))
         terms = terms.reshape(-1, len(Terms._fields)).T
         return {**dict(zip(Terms._fields, terms, strict=True)), "rest": self.rest}
+
+
+class Compiled(ByStep):
+    """A cost model that compiled code prices, with no call of Python's between."""
+
+    _compiled: Sustained
+
+    @property
+    def step_ns(self) -> Callable[[Plan], int]:
+        """Nanoseconds of a step."""
+        return self._compiled.step_ns
+
+    @property
+    def terms(self) -> Callable[..., tuple[float, ...]]:
+        """What the parts of a step take."""
+        return self._compiled.terms
+
+    @property
+    def all_terms(self) -> Callable[[list[list[int]]], Any]:
+        """What the parts of many steps take."""
+        return self._compiled.all_terms
 
 
 def terms_of(cost: Explains) -> Callable[..., tuple[float, ...]]:

@@ -28,15 +28,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvsim.cost.bounds import Bounds
-from kvsim.cost.explain import ByStep
+from kvsim.cost.explain import ByStep, Compiled
 from kvsim.cost.sustained import check, label
 from kvsim.machine.hardware import Hardware
 from kvsim.machine.models import Model
 from kvsim.settings.config import RunConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kvsim.core.plan import Plan
 
 
@@ -108,7 +106,7 @@ def _whole_ns(key: str, ns: float) -> int:
     return round(ns)
 
 
-class RooflineCost(ByStep):
+class RooflineCost(Compiled):
     """A roofline of one GPU of the tensor-parallel group; all GPUs do the same work.
 
     Efficiencies (shares of the peaks) and overheads default to the hardware's own. `sustained` is a
@@ -144,6 +142,7 @@ class RooflineCost(ByStep):
         self._sustained = check(sustained)
         self._tensor_parallel_size = config.tensor_parallel_size
         self._bounds = Bounds(model, hardware, config, **self._settings, sustained=sustained)
+        self._compiled = self._bounds
 
     @property
     def source(self) -> str:
@@ -158,21 +157,6 @@ class RooflineCost(ByStep):
             f" efficiencies {compute:.2f}/{bandwidth:.2f} (estimated)"
             f"{label(self._hardware.name, 'roofline', self._sustained)}"
         )
-
-    @property
-    def step_ns(self) -> Callable[[Plan], int]:
-        """Nanoseconds of a step, with no call of Python's between."""
-        return self._bounds.step_ns
-
-    @property
-    def terms(self) -> Callable[..., tuple[float, ...]]:
-        """What the parts of a step take (`ByStep.terms`)."""
-        return self._bounds.terms
-
-    @property
-    def all_terms(self) -> Callable[[list[list[int]]], Any]:
-        """What the parts of many steps take (`ByStep.all_terms`)."""
-        return self._bounds.all_terms
 
     def describe(self) -> dict[str, Any]:
         """Settings, and the source of every figure of the hardware."""

@@ -87,6 +87,10 @@ class Sustained:
         host, dense, attention, head, copies = terms
         return host * factor, dense * factor, attention * factor, head * factor, copies * factor
 
+    def step_ns(self, plan: Plan) -> int:
+        """Nanoseconds of a step, with the factor."""
+        raise NotImplementedError
+
     def terms(
         self,
         prefill_tokens: i64,
