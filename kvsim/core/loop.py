@@ -148,6 +148,8 @@ class Loop:
         arrived = self._host.arrived()
         if arrived is None:
             return -1
+        # Requests that a policy gives up from here on end now.
+        self._batch.now_ns = self._host.now_ns
         came: i64 = self.take_in(arrived) if arrived else 0
         if self._departures is not None:
             self._give_up()
@@ -177,9 +179,7 @@ class Loop:
 
     def _give_up(self) -> None:
         """Ends the requests that their clients have given up."""
-        now_ns = self._host.now_ns
-        for request in self._departures.over(now_ns):
-            self._batch.now_ns = now_ns
+        for request in self._departures.over(self._host.now_ns):
             self._scheduler.abort(self._batch, request)
 
     def _observe(self, plan: Plan) -> None:

@@ -82,7 +82,9 @@ class Plan:
     num_requests: i64 = 0
     """Requests in the batch."""
     places: list[Request]
-    """They, and behind them some of an earlier step: to grow a list in each step takes time."""
+    """They, and behind them some of an earlier step: to grow a list in each step takes time. A
+    scheduler may lend a list of its own instead, which nobody changes as long as the plan has it:
+    before it may `add` again, it needs another one."""
     num_continued: i64 = 0
     """Those among them that ran before; the others were admitted."""
     scheduled: vec[i64]
@@ -400,7 +402,7 @@ class Plan:
 
 guard.keep(
     Plan,
-    "requests places scheduled drafts yields chunk_places chunk_tokens chunk_context chunk_cached"
+    "requests scheduled drafts yields chunk_places chunk_tokens chunk_context chunk_cached"
     " decode_lengths preempted ignored finished ghosts swapped_in copies swaps_out swaps_in",
-    "clear add remove add_chunk add_decode add_decodes add_repair",
+    "places clear add remove add_chunk add_decode add_decodes add_repair",
 )

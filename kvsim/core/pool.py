@@ -22,8 +22,8 @@ from kvsim.core.vectors import EMPTY, longer, zeros
 
 FIELDS: Final = 8
 """How many numbers are kept of each block, side by side: who reads one soon reads the others. Those
-that every use reads come last, which is one line of a processor's cache where the vector is
-long."""
+that every use reads come last, which is one line of a processor's cache where the vector is long.
+The third is not used."""
 END: Final = 0
 """Of a block: tokens up to the end of its content."""
 TWIN: Final = 1
@@ -33,8 +33,7 @@ REFS: Final = 3
 CONTENT: Final = 4
 """The number of what it holds; 0: nothing that the cache knows."""
 NEXT: Final = 5
-"""Of a free block: its place in the queue of those with content, or the blank block returned before
-it."""
+"""Of a free block: its place in the queue, or the blank block returned before it."""
 LAST: Final = 6
 """The block labelled before this one; of the first one, the last."""
 BEHIND: Final = 7
@@ -227,7 +226,8 @@ class Pool:
         return blocks
 
     def touch(self, block: i64) -> None:
-        """Adds a reference to a block, free or in use."""
+        """Adds a reference to a block in use, or to a free one: with content, or of those that
+        `blank_last` lets wait in the queue."""
         at: i64 = block * FIELDS + REFS
         if self._cells[at] == 0:
             content: i64 = self.content(block)

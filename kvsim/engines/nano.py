@@ -167,10 +167,11 @@ class NanoTables(BlockManager):
             self.publish(request, request.length)
 
     def share(self, request: Request) -> None:
-        """A table begins with the blocks that were just found."""
+        """A table begins with the blocks that were just found. The last one is hit first: to an
+        order of their eviction, a prefix was used after its continuation."""
         hits: vec[i64] = self.hits
         k: i64
-        for k in range(len(hits)):
+        for k in range(len(hits) - 1, -1, -1):
             self.gpu.touch(hits[k])
 
     def extended(self, blocks: vec[i64], number: i64) -> vec[i64]:

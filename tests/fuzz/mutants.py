@@ -146,7 +146,7 @@ ROOMS = {
     "kvsim/cost": Room("", "unit/cost unit/run/test_speculation.py"),
     "kvsim/results": Room("", "unit/results unit/report exact/test_audits.py"),
 }
-"""Folder → who is asked about a fault in it; that of the longest name is."""
+"""Folder or module → who is asked about a fault in it; that of the longest name is."""
 AT_ONCE = 6
 """Files of the sample that are replayed by one command, the smallest first."""
 

@@ -99,6 +99,10 @@ ENGINES = {
         between(lambda self, batch: batch.ending(batch.running[0])),
         "Batch.ending is for kvsim alone: no policy reads or calls it (test_policies.py:",
     ),
+    "Peeks": (
+        between(lambda self, batch: batch.plan.places),
+        "Plan.places is for kvsim alone: no policy reads or calls it (test_policies.py:",
+    ),
     "Sorts": (
         between(lambda self, batch: batch.running.sort()),  # type: ignore[arg-type]
         "'ReadOnlyList' object has no attribute 'sort' (test_policies.py:",

@@ -402,6 +402,9 @@ class Offloading(Connector):
         for k, request in enumerate(plan.requests):
             known = self._known_of(request)
             knowns.append(known)
+            if request.finish_ns >= 0:
+                known.stored = True  # A policy gave it up while the step was composed.
+                continue
             if not known.stored:
                 self._extend_keys(request, known)
             for number, chunks in enumerate(known.groups):

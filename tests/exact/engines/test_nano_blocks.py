@@ -13,6 +13,7 @@ from kvsim.core.pool import CONTENT, FIELDS, REFS
 from kvsim.core.request import Request
 from kvsim.core.vectors import EMPTY, numbers
 from kvsim.engines.nano import NanoTables, NanoTables2025
+from kvsim.policies.order import Queue
 
 
 class KeysOnly:
@@ -96,6 +97,27 @@ def test_content_outlives_its_prefix() -> None:
     assert hits(tables, c) == [4]
     assert tables.gpu.cached == 1
     tables.audit([a, other])
+
+
+class Noted(Queue):
+    """An order that notes which blocks were hit."""
+
+    def __init__(self, first: int, size: int) -> None:
+        super().__init__(first, size)
+        self.hits: list[int] = []
+
+    def hit(self, block: int) -> None:
+        super().hit(block)
+        self.hits.append(block)
+
+
+def test_to_an_order_a_prefix_was_used_after_its_continuation() -> None:
+    tables = NanoTables(1, 9, eviction=Noted)
+    a, b = request([1, 2, 3, 4]), request([1, 2, 3, 9])
+    run(tables, a)
+    run(tables, b)
+    assert b.table[:3] == a.table[:3]
+    assert tables.gpu.order.hits == a.table[2::-1]
 
 
 def test_an_admission_needs_a_block_for_every_hit_that_is_free() -> None:

@@ -138,6 +138,27 @@ def test_who_gives_up_later_than_its_answer_comes_completes() -> None:
     assert "aborted" not in result.summary and ends_ms(result) == [10]
 
 
+class Hasty(VllmV1):
+    """Gives up every second request at once."""
+
+    def compose(self, batch: Batch, now_ns: int) -> Any:
+        for request in [*batch.waiting]:
+            if request.index % 2:
+                self.abort(batch, request)
+        return super().compose(batch, now_ns)
+
+
+def test_a_policy_gives_up_at_the_time_at_which_it_is_asked() -> None:
+    """r1 arrives when the engine has been idle for 20 ms."""
+    own = {key: value for key, value in SMALL.items() if key != "async_scheduling"}
+    trace = sent({}, {"arrival_ns": 30 * MS})
+    result = simulate(trace, {**own, "engine": f"{__name__}:Hasty"})
+    requests = result.requests
+    assert (requests["status"], ends_ms(result)) == (["completed", "aborted"], [10, 30])
+    lives = requests["finish_ns"] - requests["arrival_ns"]
+    assert (sum(requests[name] for name in TIME_PARTS) == lives).all()
+
+
 def test_the_next_turn_of_a_session_is_sent_all_the_same() -> None:
     rows = {"abort_after_ns": 2 * MS, "session": "s"}, {"after": 0, "session": "s"}
     result = simulate(sent(*rows), SMALL)

@@ -4,13 +4,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from made import make_trace
 from marks import mostly_long
 from tiered import AGAIN, MS, SMALL, prompts, random_run, run, ttft_ms
 
+from kvsim.core.batch import Batch
 from kvsim.engines.vllm_v1.cpu_tier import Access, CpuTier, Lru
+from kvsim.engines.vllm_v1.scheduler import VllmV1
 from kvsim.errors import ConfigError
 from kvsim.run.assembly import assemble
 from kvsim.settings.config import make_config
+from kvsim.workload import TokenContent
 
 
 def test_a_load_takes_the_time_of_its_copy_and_saves_the_computation() -> None:
@@ -97,6 +101,23 @@ def test_tails_are_evicted_before_heads_and_offers_are_all_or_nothing() -> None:
     assert tier.offer(new, second) is None
     assert tier.offer(new[:2], second) == {10: 3, 11: 2}
     assert [tier.look_up(key) for key in keys] == [0, 0, None]
+
+
+class Strict(VllmV1):
+    """Gives up whoever has a place in the step that is composed and four tokens."""
+
+    def before_admissions(self, batch: Batch, now_ns: int) -> None:
+        for request in [*batch.running]:
+            if request.output_tokens >= 4:
+                self.abort(batch, request)
+
+
+def test_who_is_given_up_while_a_step_is_composed_has_nothing_to_store_for_it() -> None:
+    trace = make_trace([(40, 10, TokenContent((token,) * 40)) for token in (1, 2, 1)])
+    result = run(trace, engine=f"{__name__}:Strict", async_scheduling=None)
+    assert list(result.requests["output_tokens"]) == [4, 4, 4]
+    assert result.meta["outcome"]["kind"] == "finished"
+    assert result.meta["kv_offload"]["stored_blocks"] == 4
 
 
 @pytest.mark.parametrize("seed", mostly_long(80, quick=12))
