@@ -7,7 +7,6 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,7 +48,6 @@ BEYOND = 3
 """Exit code where a figure is farther off than the tolerance."""
 
 
-@dataclass(frozen=True)
 class Asked(Bundle):
     """What a measured run is asked."""
 
@@ -155,7 +153,6 @@ def _show(record: dict[str, Any]) -> None:
 Table = dict[str, Any]
 
 
-@dataclass(frozen=True)
 class Engine(Bundle):
     """What is run, and where."""
 
@@ -168,7 +165,6 @@ class Engine(Bundle):
     ] = "recompute,swap,prefix-caching"
 
 
-@dataclass(frozen=True)
 class Stages(Bundle):
     """Where the files of a validation are, and from which of them to go on."""
 
@@ -538,7 +534,6 @@ _BENCH_WIDTH = 120
 """Columns of the widest table; a narrow terminal folds its lines."""
 
 
-@dataclass(frozen=True)
 class Peer(Bundle):
     """Another simulator to measure beside."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,8 +28,7 @@ CAPACITY = Option("--capacity", min=1, max=1 << 40, metavar="N", help="In blocks
 Out = Annotated[str | None, Option("--out", metavar="FILE", help="Also a page, HTML.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Blocks(Bundle):
+class Blocks(Bundle, kw_only=True):
     """A trace, and the blocks that it is cut into."""
 
     trace: Annotated[
@@ -48,8 +46,7 @@ class Blocks(Bundle):
         return opened, self.block_size or opened.block_size or DEFAULT_BLOCK_SIZE
 
 
-@dataclass(frozen=True, kw_only=True)
-class Counted(Blocks):
+class Counted(Blocks, kw_only=True):
     """What counts as a block, and as a hit."""
 
     partial_blocks: Annotated[
@@ -68,8 +65,7 @@ class Counted(Blocks):
         return opened, Counting(size, self.partial_blocks, self.partial_blocks, self.outputs)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sizes(Bundle):
+class Sizes(Bundle, kw_only=True):
     """Capacities that are asked about, and requests that fill the cache first."""
 
     capacity: Annotated[list[int] | None, CAPACITY] = None

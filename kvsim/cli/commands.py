@@ -55,7 +55,7 @@ COMMANDS = {
 """Name → the first line of its help. Its module has its name, if `_MODULES` names no other."""
 
 _MODULES = {
-    **dict.fromkeys(("diff", "why", "timeline", "report"), "folders"),
+    **dict.fromkeys(("diff", "why", "report"), "folders"),
     **dict.fromkeys(("compare", "sweep", "size", "advise"), "search"),
     **dict.fromkeys(("check", "validate", "conform", "bench"), "against"),
     **dict.fromkeys(("calibrate", "crossover"), "profile"),

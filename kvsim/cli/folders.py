@@ -1,23 +1,20 @@
 """Folders of runs, written, read and drawn for both kinds of them, one engine or a fleet; and what
-they have to say: `report`, `why`, `timeline` and `diff`."""
+they have to say: `report`, `why` and `diff`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Argument, Option
 
 from kvsim.cli.commands import tell_written
-from kvsim.cli.options import AsJson, Bundle, OutDir, RunDir, takes_bundles
+from kvsim.cli.options import AsJson, OutDir, RunDir
 from kvsim.errors import ConfigError, OutputError, check_choice
 from kvsim.report import make_console, make_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import Console
     from rich.table import Table
 
@@ -313,95 +310,3 @@ def _render_story(story: Story, console: Console) -> None:
             rows = ledger_rows(values, labels)
             ledger = make_table(title, "", "", rows=rows, pad_edge=False)
             console.print(ledger)
-
-
-@dataclass(frozen=True)
-class Shown(Bundle):
-    """The part of a run that its tracks show."""
-
-    begin_s: Annotated[
-        float | None, Option("--from", metavar="S", help="Begin at this simulated second.")
-    ] = None
-    end_s: Annotated[
-        float | None, Option("--to", metavar="S", help="End at this simulated second.")
-    ] = None
-    request: Annotated[
-        list[str] | None, Option(metavar="ID", help="Only this request; may be repeated.")
-    ] = None
-
-
-@dataclass(frozen=True)
-class Served(Bundle):
-    """What the server would have said of itself during a run."""
-
-    kv_events: Annotated[
-        str | None,
-        Option(metavar="FILE", help="KV events as vLLM publishes them: .jsonl, or msgpack."),
-    ] = None
-    openmetrics: Annotated[
-        str | None, Option(metavar="FILE", help="vLLM's metrics, as OpenMetrics text.")
-    ] = None
-    interval: Annotated[
-        float, Option(metavar="S", help="Seconds from one scrape of metrics to the next.")
-    ] = 15.0
-    start: Annotated[
-        float, Option(metavar="UNIX", help="Time of the begin of the run in metrics.")
-    ] = 0.0
-    trust: Annotated[
-        list[str] | None,
-        Option(metavar="NAME", help="Code of your own that the run had; may be repeated."),
-    ] = None
-
-    def write(self, meta: Mapping[str, Any]) -> None:
-        """Play a run again, and write what is asked for. Raises `ConfigError`."""
-        if self.kv_events is self.openmetrics is None:
-            return
-        import msgspec
-
-        from kvsim.writing import write_bytes, write_text
-
-        try:
-            from kvsim.against.serve.metrics import replayed
-        except ImportError as error:
-            raise ConfigError(f"timeline: {error}; pip install 'kvsim[serve]'") from None
-        again = replayed(meta, self.interval, self.start, self.trust or ())
-        if self.kv_events is not None:
-            if again.batches is None:
-                raise ConfigError(
-                    "--kv-events: the engine of this run publishes none; it needs vllm-v1 or sglang"
-                    " with prefix caching, all layers in one group and no offloading"
-                )
-            if Path(self.kv_events).suffix == ".jsonl":
-                lines = [msgspec.json.encode(batch) + b"\n" for batch in again.batches]
-            else:
-                lines = [msgspec.msgpack.encode(batch) for batch in again.batches]
-            print(write_bytes(self.kv_events, b"".join(lines)))
-        if self.openmetrics is not None:
-            print(write_text(self.openmetrics, again.openmetrics))
-
-
-@takes_bundles
-def timeline(
-    *,
-    directory: RunDir,
-    out: Annotated[
-        str | None, Option(metavar="FILE", help="The trace: .json, or .json.gz.")
-    ] = None,
-    shown: Shown,
-    served: Served,
-) -> None:
-    """Write a run as a Chrome trace: open it in ui.perfetto.dev or chrome://tracing."""
-    from kvsim.explain.story import find_request
-    from kvsim.report import read_results, read_transitions
-    from kvsim.report.tracks import events, run_window, write_tracks
-
-    if out is served.kv_events is served.openmetrics is None:
-        raise ConfigError("timeline: nothing to write; give --out, --kv-events or --openmetrics")
-    summary, requests, steps = read_results(directory)
-    if out is not None:
-        chosen = {find_request(requests, each) for each in shown.request or ()} or None
-        window = run_window(steps, requests, shown.begin_s, shown.end_s)
-        moves = read_transitions(directory, summary)
-        listed = events(summary, requests, steps, moves, window, chosen)
-        print(write_tracks(out, summary["meta"], listed))
-    served.write(summary["meta"])

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
+from msgspec import Struct
 from typer import Argument, Option
 
 from kvsim.cli.commands import note
@@ -27,8 +27,12 @@ if TYPE_CHECKING:
     from kvsim.workload.trace import Trace
 
 
-class Bundle:
-    """Several options: the parameters of a subclass, which may be bundles themselves."""
+class Options:
+    """Several options: the parameters of a subclass."""
+
+
+class Bundle(Options, Struct):
+    """Several options: the fields of a subclass, which may be bundles themselves."""
 
 
 def takes_bundles(command: Callable[..., None]) -> Callable[..., None]:
@@ -66,13 +70,13 @@ def _made(made: Callable[..., Any], given: dict[str, Any]) -> Any:
 @cache  # They are asked for twice: to declare the options, and to use them.
 def _parameters(made: Callable[..., Any]) -> list[tuple[inspect.Parameter, Any]]:
     """The parameters of a command or of a bundle, each with its type."""
-    hints = get_type_hints(made, include_extras=True)
+    hints = get_type_hints(made, include_extras=True) if inspect.isfunction(made) else {}
     parameters = inspect.signature(made).parameters.values()
     return [(each, hints.get(each.name, each.annotation)) for each in parameters]
 
 
 def _is_bundle(hint: Any) -> bool:
-    return isinstance(hint, type) and issubclass(hint, Bundle)
+    return isinstance(hint, type) and issubclass(hint, Options)
 
 
 BACKENDS = ("local", "ray")
@@ -120,7 +124,6 @@ MeasuredFile = Annotated[
 ]
 
 
-@dataclass(frozen=True)
 class TraceForm(Bundle):
     """How a trace is read, where its content does not say."""
 
@@ -153,7 +156,6 @@ class TraceForm(Bundle):
         return trace_of(config)
 
 
-@dataclass(frozen=True)
 class Workers(Bundle):
     """Where the runs of a search take place."""
 

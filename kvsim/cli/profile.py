@@ -4,10 +4,10 @@ recomputing it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+from msgspec.structs import asdict
 from typer import Argument, Option
 
 from kvsim.cli.commands import group_of, progress_bar, run_module
@@ -286,7 +286,6 @@ def with_fitted(
 Count = Annotated[int | None, Option(min=1, metavar="N")]
 
 
-@dataclass(frozen=True)
 class Measured(Bundle):
     """What `kvsim_kernels.calibrate` is to time; its arguments have these names."""
 
@@ -318,10 +317,10 @@ class Measured(Bundle):
 
     def words(self) -> list[str]:
         """These options, as they are given on a command line."""
-        given = {f"--{key.replace('_', '-')}": value for key, value in vars(self).items() if value}
+        given = {key: value for key, value in asdict(self).items() if value}
         listed = (
-            (flag, *map(str, value if isinstance(value, list) else [value]))
-            for flag, value in given.items()
+            (f"--{key.replace('_', '-')}", *map(str, value if isinstance(value, list) else [value]))
+            for key, value in given.items()
         )
         return [word for words in listed for word in words]
 
@@ -351,7 +350,6 @@ def calibrate(
     run_module(KERNELS, ["--model", str(path), *measured.words(), "--out", out])
 
 
-@dataclass(frozen=True)
 class Priced(Bundle):
     """What is compared, and what prices it."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from kvsim.workload.trace import Trace
 
 
-@dataclass(frozen=True)
 class Further(Bundle):
     """What is noted and written besides tables and figures."""
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,7 +50,6 @@ Configs = list[tuple[str, RunConfig]]
 Results = list[Named]
 
 
-@dataclass(frozen=True)
 class Certainty(Bundle):
     """How sure differences have to be; without seeds, each configuration is run once."""
 
@@ -273,8 +271,7 @@ MOST_LISTED, MOST_FIGURES = 5, 3
 """Most configurations and figures on the terminal."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Swept(Bundle):
+class Swept(Bundle, kw_only=True):
     """What is swept, and where the results are."""
 
     out: Annotated[str, Option(metavar="DIR", help="Results, table and page.")]
@@ -293,7 +290,6 @@ class Swept(Bundle):
         return self.folders[0] if self.folders else self.trace
 
 
-@dataclass(frozen=True)
 class Points(Bundle):
     """Which settings are tried, and what judges them."""
 
@@ -322,7 +318,6 @@ class Points(Bundle):
     ] = None
 
 
-@dataclass(frozen=True)
 class Parts(Bundle):
     """Which part of a sweep is run, and what is noted."""
 
@@ -438,8 +433,7 @@ def _best(chosen: Chosen) -> Table:
     return table
 
 
-@dataclass(frozen=True, kw_only=True)
-class Question(Bundle):
+class Question(Bundle, kw_only=True):
     """What is looked for, and among which values."""
 
     slo: Objectives
@@ -583,7 +577,6 @@ def _neighbours(lab: Laboratory, found: Answer) -> Table:
     return table
 
 
-@dataclass(frozen=True)
 class Trials(Bundle):
     """How many runs there are, and how many at a time."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from typer import Option
@@ -13,7 +12,6 @@ from kvsim.cli.settings import Settings
 from kvsim.errors import ConfigError
 
 
-@dataclass(frozen=True)
 class Front(Bundle):
     """Where the server is, and as what."""
 
@@ -29,7 +27,6 @@ class Front(Bundle):
     ] = None
 
 
-@dataclass(frozen=True)
 class Pace(Bundle):
     """How simulated time passes."""
 
@@ -51,7 +48,6 @@ class Pace(Bundle):
             raise ConfigError("--hold: the wall clock waits for nobody; give --as-fast-as-possible")
 
 
-@dataclass(frozen=True)
 class Answers(Bundle):
     """What clients and routers are told."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import (
     TYPE_CHECKING,
@@ -28,7 +27,7 @@ import msgspec
 from typer import Option
 
 from kvsim.cli.commands import note
-from kvsim.cli.options import Bundle
+from kvsim.cli.options import Bundle, Options
 from kvsim.errors import ConfigError, check_choice
 from kvsim.settings.config import (
     GOODPUT_METRICS,
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from kvsim.settings.server import ServerWord
 
 
-@dataclass(frozen=True)
 class ServerOptions(Bundle):
     """Where a real server says its settings."""
 
@@ -75,8 +73,7 @@ class ServerOptions(Bundle):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Given(Bundle):
+class Given(Bundle, kw_only=True):
     """Every setting of a run, as flags."""
 
     assignments: Annotated[
@@ -86,8 +83,7 @@ class Given(Bundle):
     flags: Flags
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings(Bundle):
+class Settings(Bundle, kw_only=True):
     """The settings of a run."""
 
     server: ServerOptions
@@ -144,7 +140,7 @@ _HINTS = get_type_hints(RunConfig, include_extras=True)
 """The type of each setting, with what is said about it."""
 
 
-class Flags(Bundle):
+class Flags(Options):
     """The settings that were given as flags."""
 
     def __init__(self, **flags: Any) -> None:
@@ -275,8 +271,7 @@ def _choices(kind: Any) -> list[Any]:
 Flags.__signature__ = inspect.Signature(list(_options()))  # type: ignore[attr-defined]
 
 
-@dataclass(frozen=True, kw_only=True)
-class FleetOptions(Bundle):
+class FleetOptions(Bundle, kw_only=True):
     """How many engines there are, who sends them requests, and their settings."""
 
     replicas: Annotated[

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from typing import Annotated
 
 from typer import Argument, Option
@@ -64,7 +63,6 @@ def convert(
     note(*write(opened, target, to, block_size))
 
 
-@dataclass(frozen=True)
 class Made(Bundle):
     """How many requests are made, and how long they are."""
 

@@ -23,6 +23,7 @@ from mypy_extensions import i64
 from kvsim.core.plan import Plan
 from kvsim.core.sums import added
 from kvsim.cost.experts import AllReduces, Routing, exchange
+from kvsim.cost.sustained import Parts, Sustained
 from kvsim.machine.hardware import Hardware
 from kvsim.machine.memory import block_bytes, expert_parallel_size, kv_dtype
 from kvsim.machine.models import DTYPE_BYTES, KvGroup, Model, Shard
@@ -127,7 +128,7 @@ def _seen(chunks: list[tuple[int, int]], window: i64) -> tuple[i64, i64]:
     return pairs, read
 
 
-class Bounds:
+class Bounds(Sustained):
     """All prices in nanoseconds, so that pricing a step takes a few products."""
 
     host_ns: float
@@ -157,7 +158,9 @@ class Bounds:
         bandwidth_efficiency: float,
         layer_overhead_us: float,
         step_overhead_us: float,
+        sustained: float = 1.0,
     ) -> None:
+        self._sustained = sustained
         tp, layers = config.tensor_parallel_size, model.num_hidden_layers
         shard, dtype = model.shard(tp, expert_parallel_size(config)), model.dtype(config.dtype)
         element = DTYPE_BYTES[dtype]
@@ -194,7 +197,8 @@ class Bounds:
             attention_ns += self.attention.prompts_ns(chunks)
         mean = plan.rank_tokens
         others_ns = self.others_ns(tokens, plan.samples, float(tokens) if mean is None else mean)
-        return round(attention_ns + others_ns + float(copied) * self.copy_ns)
+        ns = round(attention_ns + others_ns + float(copied) * self.copy_ns)
+        return self._sustained_ns(ns, plan)
 
     def others_ns(self, tokens: i64, samples: i64, mean: float) -> float:
         """Nanoseconds of a step without attention and copies; `mean` tokens are on each of the
@@ -220,9 +224,9 @@ class Bounds:
         samples: i64,
         copied_blocks: i64,
         draft_tokens: i64,
-    ) -> tuple[float, float, float, float, float]:
-        """What the parts of a step take (`kvsim.cost.explain.ByStep.terms`); floors and all-reduces
-        of layers are dense."""
+    ) -> Parts:
+        """What the parts of a step take (`Sustained.terms`); floors and all-reduces of layers are
+        dense."""
         tokens: i64 = prefill_tokens + decode_seqs + draft_tokens
         count = float(tokens)
         dense_ns = 0.0
@@ -232,10 +236,11 @@ class Bounds:
             dense_ns += 1e3 * self.exchange.us(count)
             read_ns = self.experts_read_ns * self.routing.active(count)
             dense_ns += max(count * self.experts_token_ns, read_ns)
-        return (
+        found = (
             self.host_ns,
             dense_ns,
             self.attention.decodes_ns(decode_seqs, context_tokens),
             max(float(samples) * self.sample_ns, self.head_ns) if samples else 0.0,
             float(copied_blocks) * self.copy_ns,
         )
+        return self._sustained_terms(found, prefill_seqs)

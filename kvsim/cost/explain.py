@@ -6,6 +6,7 @@ attention of prompts cannot be computed; it is what remains of the step's time.
 
 from __future__ import annotations
 
+from array import array
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     from kvsim.core.plan import Plan
     from kvsim.cost import Cost
+    from kvsim.cost.sustained import Sustained
 
 
 class Work(NamedTuple):
@@ -91,15 +93,40 @@ class ByStep:
         """`Terms` of a step with the counts of `Work`."""
         raise NotImplementedError
 
+    def all_terms(self, counts: list[list[int]]) -> Any:
+        """`Terms` of many steps, one behind the other, as a buffer of floats; each count of `Work`
+        is a list of its own."""
+        return array("d", chain.from_iterable(map(self.terms, *counts)))
+
     def explain(self, work: Work) -> dict[str, Any]:
         """The terms of many steps (`Explains`)."""
         import numpy as np
 
         columns = np.broadcast_arrays(*work)
-        steps = map(self.terms, *(column.tolist() for column in columns))
-        terms = np.fromiter(chain.from_iterable(steps), np.float64)
+        terms = np.frombuffer(self.all_terms([column.tolist() for column in columns]))
         terms = terms.reshape(-1, len(Terms._fields)).T
         return {**dict(zip(Terms._fields, terms, strict=True)), "rest": self.rest}
+
+
+class Compiled(ByStep):
+    """A cost model that compiled code prices, with no call of Python's between."""
+
+    _compiled: Sustained
+
+    @property
+    def step_ns(self) -> Callable[[Plan], int]:
+        """Nanoseconds of a step."""
+        return self._compiled.step_ns
+
+    @property
+    def terms(self) -> Callable[..., tuple[float, ...]]:
+        """What the parts of a step take."""
+        return self._compiled.terms
+
+    @property
+    def all_terms(self) -> Callable[[list[list[int]]], Any]:
+        """What the parts of many steps take."""
+        return self._compiled.all_terms
 
 
 def terms_of(cost: Explains) -> Callable[..., tuple[float, ...]]:

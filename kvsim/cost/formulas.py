@@ -28,8 +28,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvsim.cost.bounds import Bounds
-from kvsim.cost.explain import ByStep
-from kvsim.cost.sustained import check, label, sustained_ns, sustained_terms
+from kvsim.cost.explain import ByStep, Compiled
+from kvsim.cost.sustained import check, label
 from kvsim.machine.hardware import Hardware
 from kvsim.machine.models import Model
 from kvsim.settings.config import RunConfig
@@ -106,7 +106,7 @@ def _whole_ns(key: str, ns: float) -> int:
     return round(ns)
 
 
-class RooflineCost(ByStep):
+class RooflineCost(Compiled):
     """A roofline of one GPU of the tensor-parallel group; all GPUs do the same work.
 
     Efficiencies (shares of the peaks) and overheads default to the hardware's own. `sustained` is a
@@ -141,7 +141,8 @@ class RooflineCost(ByStep):
         self._model, self._hardware = model, hardware
         self._sustained = check(sustained)
         self._tensor_parallel_size = config.tensor_parallel_size
-        self._bounds = Bounds(model, hardware, config, **self._settings)
+        self._bounds = Bounds(model, hardware, config, **self._settings, sustained=sustained)
+        self._compiled = self._bounds
 
     @property
     def source(self) -> str:
@@ -156,14 +157,6 @@ class RooflineCost(ByStep):
             f" efficiencies {compute:.2f}/{bandwidth:.2f} (estimated)"
             f"{label(self._hardware.name, 'roofline', self._sustained)}"
         )
-
-    def step_ns(self, plan: Plan) -> int:
-        """Nanoseconds of a step."""
-        return sustained_ns(self._bounds.step_ns(plan), plan, self._sustained)
-
-    def terms(self, *counts: int) -> tuple[float, ...]:
-        """What the parts of a step take (`ByStep.terms`)."""
-        return sustained_terms(self._bounds.terms(*counts), counts[1], self._sustained)
 
     def describe(self) -> dict[str, Any]:
         """Settings, and the source of every figure of the hardware."""

@@ -17,7 +17,7 @@ from kvsim.core.plan import Plan
 from kvsim.core.sums import added
 from kvsim.core.vectors import floats, numbers
 from kvsim.cost.profile import DecodeGrid, Fit, Grid, Interpolation, MixedGrid, PrefillGrid
-from kvsim.cost.sustained import sustained_ns, sustained_terms
+from kvsim.cost.sustained import Parts, Sustained
 from kvsim.cost.tail import Uneven
 
 MOST_KEPT = 4096
@@ -251,7 +251,7 @@ class ByTokens(Protocol):
         ...
 
 
-class Kernels:
+class Kernels(Sustained):
     """The tables of `fit` with one of its decode kernels, for a model of `layers` layers.
 
     `beside` is what the linear layers of the fit do not hold. `eager`: the launch floor holds for
@@ -278,7 +278,6 @@ class Kernels:
     _fused: Fused | None
     _uneven: Uneven | None
     _experts: ByTokens | None
-    _sustained: float
     _prefill: PrefillGrid
     _longest_prefill: float
     _tile: i64
@@ -335,7 +334,7 @@ class Kernels:
             further_ns: i64 = max(self._scaled_ns(further_us), -ns)
             self.priced_ns += further_ns
             ns += further_ns
-        return sustained_ns(ns, plan, self._sustained)
+        return self._sustained_ns(ns, plan)
 
     def _step_ns(self, plan: Plan) -> i64:
         seqs: i64 = plan.decode_seqs
@@ -379,8 +378,8 @@ class Kernels:
         samples: i64,
         copied_blocks: i64,
         draft_tokens: i64,
-    ) -> tuple[float, ...]:
-        """What the parts of a step take (`kvsim.cost.explain.ByStep.terms`)."""
+    ) -> Parts:
+        """What the parts of a step take (`Sustained.terms`)."""
         tokens: i64 = prefill_tokens + decode_seqs + draft_tokens
         scale = self._a1 * 1000.0
         host_us = self._a0 + (self._prompt_step_us if prefill_seqs else 0.0)
@@ -394,7 +393,7 @@ class Kernels:
             self.head.at(float(samples)) * scale if samples else 0.0,
             float(copied_blocks) * self._copied_block_us * scale,
         )
-        return sustained_terms(found, prefill_seqs, self._sustained)
+        return self._sustained_terms(found, prefill_seqs)
 
     def decode_ns(self, sequences: i64, context_tokens: i64, longest: list[int]) -> int:
         """Nanoseconds of a pure decode step: every sequence of the batch computes one token."""

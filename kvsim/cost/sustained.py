@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from librt.vecs import extend, vec
 from mypy_extensions import i64
 
 from kvsim.core.plan import Plan
@@ -63,13 +64,60 @@ def check(sustained: float) -> float:
     return sustained
 
 
-def sustained_ns(ns: i64, plan: Plan, factor: float) -> int:
-    """What a step of `ns` nanoseconds takes with the factor on steps with prompts."""
-    return round(float(ns) * factor) if factor != 1 and plan.num_chunks else ns
+Parts = tuple[float, float, float, float, float]
+"""What the parts of a step take (`kvsim.cost.explain.Terms`)."""
 
 
-def sustained_terms(
-    terms: tuple[float, ...], prefill_seqs: int, factor: float
-) -> tuple[float, ...]:
-    """The same for what its parts take (`kvsim.cost.explain.Terms`)."""
-    return tuple(ns * factor for ns in terms) if factor != 1 and prefill_seqs else terms
+class Sustained:
+    """What prices steps by their counts, and those with prompts by a factor besides."""
+
+    _sustained: float
+    """The factor."""
+
+    def _sustained_ns(self, ns: i64, plan: Plan) -> int:
+        """What a step of `ns` nanoseconds takes with the factor."""
+        slowed = self._sustained != 1 and plan.num_chunks
+        return round(float(ns) * self._sustained) if slowed else ns
+
+    def _sustained_terms(self, terms: Parts, prefill_seqs: i64) -> Parts:
+        """The same for what its parts take."""
+        factor = self._sustained
+        if factor == 1 or not prefill_seqs:
+            return terms
+        host, dense, attention, head, copies = terms
+        return host * factor, dense * factor, attention * factor, head * factor, copies * factor
+
+    def step_ns(self, plan: Plan) -> int:
+        """Nanoseconds of a step, with the factor."""
+        raise NotImplementedError
+
+    def terms(
+        self,
+        prefill_tokens: i64,
+        prefill_seqs: i64,
+        decode_seqs: i64,
+        context_tokens: i64,
+        samples: i64,
+        copied_blocks: i64,
+        draft_tokens: i64,
+    ) -> Parts:
+        """What the parts of a step take, with the factor (`kvsim.cost.explain.ByStep.terms`)."""
+        raise NotImplementedError
+
+    def all_terms(self, counts: list[list[int]]) -> vec[float]:
+        """The terms of many steps (`ByStep.all_terms`)."""
+        prefill_tokens, prefill_seqs, decode_seqs, context_tokens = counts[:4]
+        samples, copied_blocks, draft_tokens = counts[4:]
+        found = vec[float]()
+        for i in range(len(samples)):
+            host, dense, attention, head, copies = self.terms(
+                prefill_tokens[i],
+                prefill_seqs[i],
+                decode_seqs[i],
+                context_tokens[i],
+                samples[i],
+                copied_blocks[i],
+                draft_tokens[i],
+            )
+            found = extend(found, vec[float]([host, dense, attention, head, copies]))
+        return found

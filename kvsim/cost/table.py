@@ -27,13 +27,12 @@ unchanged, and `describe` says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from kvsim.cost.experts import AllReduces, ExpertLayers
-from kvsim.cost.explain import ByStep
+from kvsim.cost.explain import Compiled
 from kvsim.cost.kernels import ByTokens, Kernels
 from kvsim.cost.profile import (
     Curve,
@@ -63,7 +62,6 @@ from kvsim.workload.clients import random_stream
 if TYPE_CHECKING:
     import numpy as np
 
-    from kvsim.core.plan import Plan
 
 _KINDS = {
     "measured": "measured",
@@ -74,7 +72,7 @@ _KINDS = {
 }
 
 
-class TableCost(ByStep):
+class TableCost(Compiled):
     """Prices from a profile; a profile of another model, dtype or tensor parallelism is scaled.
 
     A measured profile of another block size is scaled as well. `kvsim.cost.scaling` says how;
@@ -147,7 +145,7 @@ class TableCost(ByStep):
             row_bytes = 2 * made.head_dim * DTYPE_BYTES[made.kv_dtype]
             group = max(1, made.heads // made.kv_heads)
             self._ungrouped = beside_prompts(decode, group, row_bytes, fit.l2_mib)
-        self._kernels = Kernels(
+        self._compiled = self._kernels = Kernels(
             fit,
             decode,
             model.num_hidden_layers,
@@ -208,16 +206,6 @@ class TableCost(ByStep):
         if self._profile.model.tp == 1:
             found.pop("all-reduce", None)
         return found if self._ungrouped is None else found | {"decodes beside prompts": LABEL}
-
-    @property
-    def step_ns(self) -> Callable[[Plan], int]:
-        """Nanoseconds of a step, from the compiled tables, with no call of Python's between."""
-        return self._kernels.step_ns
-
-    @property
-    def terms(self) -> Callable[..., tuple[float, ...]]:
-        """What the parts of a step take (`ByStep.terms`)."""
-        return self._kernels.terms
 
     def describe(self) -> dict[str, Any]:
         """Provenance of the profile, its stated error, and how much was priced outside it."""

@@ -241,7 +241,7 @@ def computing_ns(rows: Rows, first: int, last: int) -> tuple[Ints, Ints | int]:
 
 def split_piece(cost: object, work: Work, whole_ns: Ints) -> Ints:
     """An array of shape (steps, `KERNELS`) whose rows add up to `whole_ns`."""
-    parts = np.zeros((len(whole_ns), len(KERNELS)), dtype=np.int64)
+    parts = np.zeros((len(whole_ns), len(KERNELS)), dtype=np.int64, order="F")
     if not isinstance(cost, Explains):
         parts[:, _UNEXPLAINED] = whole_ns
         return parts

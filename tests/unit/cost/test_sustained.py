@@ -1,5 +1,6 @@
 """A factor on steps with prompts, and what labels say of public runs."""
 
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from plans import plan
 
 from kvsim.cost import Cost, make_cost
-from kvsim.cost.explain import Explains, Terms, Work
+from kvsim.cost.explain import ByStep, Explains, Terms, Work
 from kvsim.cost.sustained import PUBLIC
 from kvsim.errors import ConfigError
 from kvsim.machine import load_hardware, load_model
@@ -46,6 +47,16 @@ def test_its_parts_take_longer_too(factor: float) -> None:
     for name in Terms._fields:
         np.testing.assert_allclose(other[name], one[name] * [factor, 1])
     assert one["dense"][0] > one["dense"][1] > 0
+
+
+@pytest.mark.parametrize("model", ["constant", "roofline", "table"])
+def test_many_steps_are_explained_as_each_alone(model: str) -> None:
+    cost = cost_of("h100-sxm", model=model, **({} if model == "constant" else {"sustained": 1.5}))
+    assert isinstance(cost, ByStep)
+    steps = [(1900, 1, 0, 0, 1, 0, 0), (300, 2, 96, 192_000, 98, 3, 0), (0, 0, 7, 900, 28, 0, 21)]
+    found = cost.explain(Work(*np.array(steps).T))
+    for place, terms in enumerate(starmap(cost.terms, steps)):
+        assert tuple(found[name][place] for name in Terms._fields) == terms
 
 
 def test_labels_carry_the_error_of_public_runs() -> None:
