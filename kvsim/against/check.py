@@ -14,7 +14,7 @@ import numpy as np
 
 from kvsim.against.matched import KINDS, STATISTICS, Matched, require_measured
 from kvsim.against.suspects import EXPLAINED, Bench, Signs, corrections, misfit
-from kvsim.core.sums import added
+from kvsim.core.vectors import added
 from kvsim.errors import ConfigError
 from kvsim.fleet import EngineResult, simulate_engine
 from kvsim.report import Remark, finished, measured, outcome_title, time_source, wording

@@ -21,7 +21,7 @@ from __future__ import annotations
 from mypy_extensions import i64
 
 from kvsim.core.plan import Plan
-from kvsim.core.sums import added
+from kvsim.core.vectors import added
 from kvsim.cost.experts import AllReduces, Routing, exchange
 from kvsim.cost.sustained import Parts, Sustained
 from kvsim.machine.hardware import Hardware

@@ -14,8 +14,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from kvsim.core.plan import Plan
-from kvsim.core.sums import added
-from kvsim.core.vectors import floats, numbers
+from kvsim.core.vectors import added, floats, numbers
 from kvsim.cost.profile import DecodeGrid, Fit, Grid, Interpolation, MixedGrid, PrefillGrid
 from kvsim.cost.sustained import Parts, Sustained
 from kvsim.cost.tail import Uneven

@@ -36,7 +36,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.core.sums import added
+from kvsim.core.vectors import added
 from kvsim.results.statistics import Floats
 
 _TINY = 1e-300

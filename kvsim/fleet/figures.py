@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from kvsim.core.schema import CAUSES
-from kvsim.core.sums import added
+from kvsim.core.vectors import added
 from kvsim.explain.cache_curve import lru_tokens, optimum_tokens
 from kvsim.fleet.result import FleetResult, handover_figures
 from kvsim.results.statistics import Ints, ratio

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from kvsim.core.sums import added
+from kvsim.core.vectors import added
 from kvsim.report import wording
 from kvsim.report.screen import make_table, print_remarks
 from kvsim.results.ledger import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from kvsim.core.schema import BLOCKED, LEG_LABELS, LEGS
-from kvsim.core.sums import added
+from kvsim.core.vectors import added
 from kvsim.results.load import State, load_words, state_of
 from kvsim.results.metrics import LATENCIES
 from kvsim.results.numerals import (

@@ -35,7 +35,7 @@ from math import exp, log
 from random import Random
 from typing import Any, NamedTuple
 
-from kvsim.core.sums import added
+from kvsim.core.vectors import added
 from kvsim.errors import ConfigError, nearest
 from kvsim.workload import native
 from kvsim.workload.trace import Content, ParentContent, Row, SegmentContent, Trace

@@ -51,4 +51,4 @@ def test_no_floats_are_added_by_sum(
     jobs = ["--jobs", "1"] if name == "seeds" else []
     done = run_here([*COMMANDS[name], *jobs], tmp_path)
     assert done.returncode == 0, done.stderr
-    assert not found, "use kvsim.core.sums.added or statistics.fmean"
+    assert not found, "use kvsim.core.vectors.added or statistics.fmean"

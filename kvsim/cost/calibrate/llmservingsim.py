@@ -41,7 +41,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from kvsim.core.sums import added
+from kvsim.core.vectors import added
 from kvsim.cost.calibrate.compare import reader
 from kvsim.cost.calibrate.rows import columns, numbers, read_yaml
 from kvsim.cost.calibrate.surface import (

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from kvsim.core.sums import added
+from kvsim.core.vectors import added
 from kvsim.report.pages.figures import Figure
 from kvsim.results.numerals import count, percent, seconds, size
 from kvsim.version import __version__

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvsim.core.records import part_of, rows_in
 from kvsim.core.schema import BLOCKED
-from kvsim.core.sums import added
+from kvsim.core.vectors import added
 from kvsim.cost.bounds import Bounds
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware

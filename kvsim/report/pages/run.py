@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.core.sums import added
+from kvsim.core.vectors import added
 from kvsim.report import wording
 from kvsim.report.pages.block_map import block_map_section, tier_use
 from kvsim.report.pages.figures import (

@@ -77,7 +77,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from kvsim.core.sums import added
+from kvsim.core.vectors import added
 from kvsim.workload.gather import Gathered, date, instant, tokens
 from kvsim.workload.source import NS_PER_S, Source, read_elements, read_objects, shown, tables
 from kvsim.workload.trace import Row, TokenContent, Trace
