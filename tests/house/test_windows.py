@@ -26,7 +26,8 @@ from kvsim.errors import ConfigError
 
 refused = set()
 for module in pkgutil.walk_packages(kvsim.__path__, "kvsim."):
-    if module.name != "kvsim.__main__":  # It runs the command line.
+    # The one runs the command line, the other only while kvsim is installed.
+    if module.name not in ("kvsim.__main__", "kvsim.core.hook"):
         try:
             importlib.import_module(module.name)
         except ConfigError as error:
