@@ -4,9 +4,6 @@ import atexit
 import os
 import sys
 
-_LARGE = 4_000_000
-"""More bytes than a column of a usual run has."""
-
 
 def run() -> None:
     """Run the command line; Ctrl-C ends it in one line, also while it is being imported."""
@@ -18,9 +15,6 @@ def run() -> None:
         collect_seldom()
         # Arrow's own pool of memory keeps 12 MB more.
         os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-        # Freeing this once tells glibc to keep the memory of columns for the next ones, instead of
-        # asking the kernel for it again and again (`man mallopt`, M_MMAP_THRESHOLD).
-        bytes(_LARGE)
         from kvsim.cli import all_is_done, main
 
         try:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from librt.vecs import append, extend, vec
+from librt.vecs import append, vec
 from mypy_extensions import i64
 
 from kvsim.core.plan import RECOMPUTE, Plan
 from kvsim.core.records import PackedColumns
 from kvsim.core.request import Request
 from kvsim.core.schema import REQUEST_COLUMNS, STEP_COLUMNS
-from kvsim.core.vectors import EMPTY
+from kvsim.core.vectors import longer, zeros
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,14 +28,17 @@ class Packing:
     packed: Any
     """Their columns (`kvsim.core.records.PackedColumns`), once they are sealed."""
     _cells: vec[i64]
-    """The rows that are not packed yet, one after another."""
+    """The rows that are not packed yet, one after another; it is used again, as new memory takes
+    time to come by."""
+    _used: i64
+    """Numbers of them in it."""
     _most: i64
     """Numbers of a piece."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.num_rows = 0
         self.packed = PackedColumns(names)
-        self._cells = EMPTY
+        self._cells, self._used = zeros(64 * len(names)), 0
         self._most = PIECE_ROWS * len(names)
 
     def __len__(self) -> int:
@@ -43,19 +46,26 @@ class Packing:
 
     def keep(self, row: vec[i64]) -> None:
         """Adds a row."""
-        self._cells = extend(self._cells, row)
+        cells: vec[i64] = self._cells
+        at: i64 = self._used
+        self._used += len(row)
+        if self._used > len(cells):
+            cells = self._cells = longer(cells, len(cells))
+        k: i64
+        for k in range(len(row)):
+            cells[at + k] = row[k]
         self.num_rows += 1
-        if len(self._cells) >= self._most:
+        if self._used >= self._most:
             self.seal()
 
     def seal(self) -> None:
         """Packs all rows so far."""
         import numpy as np
 
-        if len(self._cells):
-            cells = np.frombuffer(self._cells, np.int64)  # type: ignore[call-overload]
+        if self._used:
+            cells = np.frombuffer(self._cells, np.int64, self._used)  # type: ignore[call-overload]
             self.packed.add(cells.reshape(-1, len(self.packed)))
-            self._cells = EMPTY
+        self._used = 0
 
 
 class StepRows(Packing):
