@@ -233,6 +233,11 @@ def test_a_feature_shows_itself(settings: dict[str, Any], drawn: set[str]) -> No
         assert sum(accepted["y"] + rejected["y"]) == run.steps["draft_tokens"].sum()
 
 
+def test_a_run_that_is_sent_at_once_shows_what_it_uses_of_the_gpu() -> None:
+    run = kvsim.simulate(CHAT, {**FEATURES, "request_rate": float("inf")})
+    assert "utilisation" in figures_in(page_of(run))
+
+
 def test_adapters_show_who_waits_for_them() -> None:
     """The shipped chat trace, its sessions dealt out to four adapters of which two run at once."""
     opened = open_trace(CHAT)

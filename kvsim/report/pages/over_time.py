@@ -51,6 +51,7 @@ from kvsim.report.pages.view import (
 from kvsim.results.ledger import KERNEL_LABELS, TIME_LABELS, TIME_PARTS
 from kvsim.results.metrics import BLOCKED_BY, LATENCIES
 from kvsim.results.numerals import count, milliseconds, percent, seconds
+from kvsim.results.plain import numeric
 from kvsim.results.statistics import Ints, completed, ints, percentiles
 from kvsim.results.summary import bare, good_requests
 from kvsim.settings.config import make_config
@@ -149,7 +150,7 @@ def _peaks(meta: Mapping[str, Any]) -> Bounds | None:
     if (meta.get("cost") or {}).get("kind") not in ("measured", "scaled", "estimated", "roofline"):
         return None
     try:
-        config = make_config(meta["config"])
+        config = make_config(numeric(meta["config"]))
         return Bounds(
             *(model_of(config), load_hardware(str(config.hardware)), config),
             compute_efficiency=1,
