@@ -53,8 +53,8 @@ RULES_OF = {
     "naive": ("growth", "idle_order"),
     "prefix-caching": ("growth", "idle_order", "eviction", *_SHARING),
     "vllm-v1-prefix-caching": ("eviction",),
-    "nano-vllm": _SHARING,
-    "nano-vllm-2025-08": _SHARING,
+    "nano-vllm": ("eviction", *_SHARING),
+    "nano-vllm-2025-08": ("eviction", *_SHARING),
 }
 """Block manager -> the rules that can be set."""
 VICTIMS = ("tail", "head", "least-computed", "most-computed", "random", "cost-aware", "priority")
