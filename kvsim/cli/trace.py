@@ -95,7 +95,9 @@ def synth(
 
     random: lengths as the random data set of `vllm bench serve` draws them, and no arrivals.
     """
+    from msgspec.structs import asdict
+
     from kvsim.workload.native import write
     from kvsim.workload.spec import Workload, make_trace
 
-    write(make_trace(Workload(kind, **vars(made)), seed), out)
+    write(make_trace(Workload(kind, **asdict(made)), seed), out)
