@@ -125,8 +125,9 @@ class Compiled(ByStep):
 
     @property
     def all_terms(self) -> Callable[[list[list[int]]], Any]:
-        """What the parts of many steps take."""
-        return self._compiled.all_terms
+        """What the parts of many steps take; a subclass with terms of its own is asked for each."""
+        own = type(self).terms is not Compiled.terms
+        return super().all_terms if own else self._compiled.all_terms
 
 
 def terms_of(cost: Explains) -> Callable[..., tuple[float, ...]]:

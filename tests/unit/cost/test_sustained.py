@@ -59,6 +59,16 @@ def test_many_steps_are_explained_as_each_alone(model: str) -> None:
         assert tuple(found[name][place] for name in Terms._fields) == terms
 
 
+@pytest.mark.parametrize("model", ["roofline", "table"])
+def test_terms_of_a_subclass_are_asked_step_by_step(model: str) -> None:
+    cost = cost_of("h100-sxm", model=model)
+    assert isinstance(cost, ByStep)
+    own = type("Own", (type(cost),), {"terms": lambda self, *counts: (float(sum(counts)),) * 5})
+    cost.__class__ = own
+    found = cost.explain(Work(*np.array([(1, 2, 3, 4, 5, 6, 7), (0, 0, 1, 9, 1, 0, 0)]).T))
+    assert found["dense"].tolist() == [28, 11]
+
+
 def test_labels_carry_the_error_of_public_runs() -> None:
     assert "public runs took 1.08 to 1.78 times as long" in cost_of("h100-sxm").source
     assert "public runs took 1.91 times as long" in cost_of("h200-sxm", model="roofline").source
