@@ -88,7 +88,7 @@ class Loop:
         """Runs the loop. It composes steps up to the allowed number in flight, then waits for the
         oldest one and settles it."""
         host, batch, flying, watcher = self._host, self._batch, self._flying, self._watcher
-        scheduler = self._scheduler
+        scheduler, departures = self._scheduler, self._departures
         most: i64 = scheduler.in_flight
         while True:
             came: i64 = self._hear()
@@ -117,7 +117,8 @@ class Loop:
                     self._end_step(plan, len(ended))
                 elif not flying:
                     # Nothing can change before a request arrives or is given up.
-                    if (yield from host.sleep(self._until_ns())):
+                    until_ns: i64 = NEVER_NS if departures is None else departures.next_ns
+                    if (yield from host.sleep(until_ns)):
                         continue
                     return
                 goes_on = len(flying) < most and host.goes_on(batch, plan)
@@ -154,10 +155,6 @@ class Loop:
         if self._departures is not None:
             self._give_up()
         return came
-
-    def _until_ns(self) -> i64:
-        """When something happens at the latest while nothing runs."""
-        return NEVER_NS if self._departures is None else self._departures.next_ns
 
     def take_in(self, arrived: list[Request]) -> int:
         """Passes arrived requests to the scheduler; returns how many there were."""

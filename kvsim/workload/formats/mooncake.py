@@ -94,6 +94,23 @@ def _decoder() -> Any:
     return json.Decoder(defstruct("Usual", kinds, forbid_unknown_fields=True, gc=False))
 
 
+def _one_a_line(text: bytes, objects: int) -> bool:
+    """Whether each line of a text is one of so many objects of the `_USUAL` keys, and none of them
+    has a key twice."""
+    import numpy as np
+
+    letters = np.frombuffer(text, np.uint8)
+    ends = np.flatnonzero(letters == ord("\n"))
+    quotes = np.count_nonzero(letters == ord('"'))
+    return (
+        text.endswith((b"}", b"}\n"))
+        and not text.startswith(b"\n")
+        and bool((letters[ends - 1] == ord("}")).all())
+        and objects == len(ends) + text.endswith(b"}")
+        and quotes == 2 * len(_USUAL) * objects
+    )
+
+
 class _RowReader:
     """Rows of a Mooncake file; remembers the last turn of each session."""
 
@@ -123,14 +140,10 @@ class _RowReader:
     def _usual(self, block: bytes) -> Rows | None:
         """The rows of a block whose lines have the `_USUAL` keys and no others, checked as columns;
         None if some line is not like that, or wrong."""
-        import numpy as np
-
         decoder, present, first = _decoder(), self.rules.present, len(self.rows)
         if decoder is None or not present.items() <= _USUAL_PRESENT.items():
             return None
         text = block.replace(b"\r\n", b"\n") if b"\r" in block else block
-        letters = np.frombuffer(text, np.uint8)
-        ends = np.flatnonzero(letters == ord("\n"))
         rows, read = Rows(first), self._source.lines_read
         try:
             tables = decoder.decode_lines(text)
@@ -145,11 +158,7 @@ class _RowReader:
             return None
         if not (
             tables
-            # One object is on each line, and no key is in it twice.
-            and text.endswith((b"}", b"}\n"))
-            and (letters[ends - 1] == ord("}")).all()
-            and len(tables) == len(ends) + text.endswith(b"}")
-            and len(tables) == np.count_nonzero(letters == ord('"')) / (2 * len(_USUAL))
+            and _one_a_line(text, len(tables))
             and min(times) >= 0
             and max(times) * _NS_PER_MS < MAX_NS
             and min(inputs) >= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,14 @@ def test_the_first_wrong_line_is_named_wherever_it_is(
     path = Path(jsonl(tmp_path, *[ROW] * 1_200, ROW | wrong, *[ROW] * 5))
     path.write_text(path.read_text() + later)
     with pytest.raises(TraceError, match=rf":1201: {next(reversed(wrong))}: |:1201: input_length"):
+        read_with(mooncake.read, str(path))
+
+
+@pytest.mark.parametrize("text", ["\n{0}{0}", "{0} {0}\n", "{0}\n\n{0}{0}\n", "\n{0}{0}\n"])
+def test_two_objects_on_a_line_are_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "two.jsonl"
+    path.write_text(text.replace("{0}", json.dumps(ROW)))
+    with pytest.raises(TraceError, match="write one object a line"):
         read_with(mooncake.read, str(path))
 
 
