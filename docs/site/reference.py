@@ -30,8 +30,7 @@ from kvsim.engines.vllm_v1.releases import NEWEST, OLDEST, RULES  # noqa: E402
 from kvsim.machine.hardware import Hardware  # noqa: E402
 from kvsim.machine.models import Model  # noqa: E402
 from kvsim.settings.config import SIZES, RunConfig  # noqa: E402
-from kvsim.settings.server.arguments import Used  # noqa: E402
-from kvsim.settings.server.vllm_arguments import VLLM  # noqa: E402
+from kvsim.settings.server.arguments import VLLM, Used  # noqa: E402
 from kvsim.settings.versions import GIB, OLDEST_V1, batch_limits, release  # noqa: E402
 from kvsim.workload.spec import Workload  # noqa: E402
 

@@ -6,7 +6,7 @@
 --startup-log ─ log ────────────────────────────────────────────────┘
 ```
 Nothing is simulated here: `server_settings` returns settings, and where each comes from. Each
-engine has a table of its own: `vllm_arguments`, `sglang`, which reads SGLang's log, too.
+engine has a table of its own, `vllm.toml` and `sglang.toml`; `sglang` reads SGLang's log.
 """
 
 from __future__ import annotations

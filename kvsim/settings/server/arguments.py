@@ -1,6 +1,7 @@
 """A server's arguments, and what each of them means for a simulation.
 
-An engine has one table of `Flag`s. An argument of a command line or of a log is looked up in it:
+An engine has one table of `Flag`s, in a file of its own (`vllm.toml`, `sglang.toml`). An argument
+of a command line or of a log is looked up in it:
 
 | effect | what becomes of the argument |
 |---|---|
@@ -12,7 +13,9 @@ An engine has one table of `Flag`s. An argument of a command line or of a log is
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
@@ -20,6 +23,7 @@ from msgspec import Struct
 from kvsim.errors import ConfigError, nearest
 from kvsim.settings.config import RunConfig, to_table
 from kvsim.settings.parsing import parse_json
+from kvsim.settings.server import values
 
 
 class Used(Struct, frozen=True):
@@ -82,18 +86,16 @@ class Table(NamedTuple):
         return longer[0] if len(longer) == 1 else None
 
 
-NO_EFFECT = Ignored("of no effect on the engine")
-SLIGHT = Ignored("not modelled, may change times or memory a little")
+IGNORED = {
+    "no effect": "of no effect on the engine",
+    "slight": "not modelled, may change times or memory a little",
+}
+"""Word of an engine's file → `Ignored.why`."""
 
 
 def empty(value: Any) -> bool:
     """Whether a value says nothing."""
     return value in (None, False, "", [], {}) or value == ()
-
-
-def or_else(*also: Any) -> Callable[[Any], bool]:
-    """Whether a value is empty or one of these."""
-    return lambda value: empty(value) or value in also
 
 
 def only_rope(value: Any) -> bool:
@@ -116,39 +118,33 @@ def only_rope(value: Any) -> bool:
     )
 
 
-def flags(
-    effect: Effect, *, switches: str = "", values: str = "", lists: str = "", maybe: str = ""
-) -> Iterator[Flag]:
-    """Flags of one effect, by how many words follow them."""
-    kinds: dict[Literal["nothing", "maybe", "value", "values"], str] = {
-        "nothing": switches,
-        "maybe": maybe,
-        "value": values,
-        "values": lists,
-    }
-    for takes, names in kinds.items():
-        for name in names.split():
-            yield Flag(name.replace("-", "_"), takes, effect)
+def _table(name: str) -> Table:
+    """The arguments of an engine; the file beside this module says what its keys mean."""
+    file = tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    found: dict[str, Flag] = {}
+    for entry in file.pop("arguments"):
+        for takes in ("nothing", "maybe", "value", "values"):
+            for words in entry.get(takes, "").split():
+                flag, _, key = words.partition("=")
+                found[flag] = Flag(flag, takes, _effect(entry, key or flag))
+    return Table(flags=found, **file)
 
 
-def unsimulated(
-    reason: str, switches: str = "", values: str = "", lists: str = "", off: Any = empty
-) -> Iterator[Flag]:
-    """Flags of one feature that is not simulated."""
-    return flags(Unsimulated(reason, off), switches=switches, values=values, lists=lists)
+def _effect(entry: dict[str, Any], key: str) -> Effect:
+    if "used" in entry:
+        key = f"{entry['table']}.{key}" if "table" in entry else key
+        return Used(key, getattr(values, entry["used"]))
+    if "ignored" in entry:
+        return Ignored(IGNORED[entry["ignored"]])
+    also = entry.get("off", [])
+    off = only_rope if also == "rope" else lambda value: empty(value) or value in also
+    return Unsimulated(entry["unsimulated"], off, entry.get("first", False))
 
 
-def used(
-    read: Callable[[Any], Any],
-    names: str,
-    table: str = "",
-    takes: Literal["nothing", "value"] = "value",
-) -> Iterator[Flag]:
-    """Flags that are settings, or keys of the setting `table`, whose values are read alike;
-    `flag=setting` where their names differ."""
-    for words in names.split():
-        name, _, key = words.partition("=")
-        yield Flag(name, takes, Used(f"{table}.{name}" if table else key or name, read))
+VLLM = _table("vllm.toml")
+"""`vllm serve` of vLLM 0.33.0, with the arguments of earlier versions."""
+SGLANG = _table("sglang.toml")
+"""`sglang.launch_server` of SGLang 0.5.23."""
 
 
 class Argument(NamedTuple):

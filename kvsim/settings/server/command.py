@@ -31,6 +31,8 @@ from kvsim.settings.config import RunConfig, to_table
 from kvsim.settings.parsing import parse_json
 from kvsim.settings.server.arguments import (
     ENGINES,
+    SGLANG,
+    VLLM,
     Argument,
     Flag,
     Meaning,
@@ -53,9 +55,8 @@ from kvsim.settings.server.script import (
     read_yaml,
     server_command,
 )
-from kvsim.settings.server.sglang import SGLANG, complete, sglang_differs
+from kvsim.settings.server.sglang import complete, sglang_differs
 from kvsim.settings.server.values import switch
-from kvsim.settings.server.vllm_arguments import VLLM
 
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 

@@ -34,6 +34,7 @@ from kvsim.errors import ConfigError
 from kvsim.settings.server import values
 from kvsim.settings.server.arguments import (
     ENGINES,
+    VLLM,
     Argument,
     Meaning,
     interpret,
@@ -42,7 +43,6 @@ from kvsim.settings.server.arguments import (
 )
 from kvsim.settings.server.script import unreadable
 from kvsim.settings.server.values import cut_off, whole_pairs
-from kvsim.settings.server.vllm_arguments import VLLM
 from kvsim.settings.versions import DEFAULT_BLOCK_SIZE
 
 

@@ -78,6 +78,17 @@ def table(value: Any) -> dict[str, Any] | None:
         raise ValueError("a table of keys in JSON") from None
 
 
+def json_object(value: Any) -> dict[str, Any]:
+    """A table, also an empty one."""
+    try:
+        found = parse_json(str(value)) if not isinstance(value, dict) else value
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError("a JSON object")
+    return found
+
+
 def speculation(value: Any) -> dict[str, Any] | None:
     """A speculative configuration: a table, or what a log prints of it."""
     if not str(value).startswith("SpeculativeConfig("):
@@ -92,6 +103,11 @@ def switch(value: Any) -> bool:
     if str(value).strip().lower() not in words:
         raise ValueError("true or false")
     return words[str(value).strip().lower()]
+
+
+def negated(value: Any) -> bool:
+    """A switch that turns the setting off."""
+    return not switch(value)
 
 
 def text(value: Any) -> str | None:

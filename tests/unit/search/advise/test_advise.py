@@ -20,7 +20,7 @@ from kvsim.search.advise import TRIALS, Tried, advise, changed, changes_of
 from kvsim.search.compare import How, Load, load_of
 from kvsim.search.slo import parse_slo
 from kvsim.settings.config import RunConfig, make_config
-from kvsim.settings.server.arguments import Used
+from kvsim.settings.server.arguments import VLLM, Used
 from kvsim.settings.server.command import (
     arguments,
     flags,
@@ -28,7 +28,6 @@ from kvsim.settings.server.command import (
     serve_line,
     settings_of_command,
 )
-from kvsim.settings.server.vllm_arguments import VLLM
 from kvsim.workload.native import write
 from kvsim.workload.spec import Workload, make_trace
 

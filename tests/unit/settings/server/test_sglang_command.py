@@ -10,8 +10,8 @@ import pytest
 from kvsim.errors import ConfigError
 from kvsim.settings.config import make_config
 from kvsim.settings.server import server_settings
-from kvsim.settings.server.arguments import Used
-from kvsim.settings.server.sglang import BACKENDS, SGLANG
+from kvsim.settings.server.arguments import SGLANG, Used
+from kvsim.settings.server.sglang import BACKENDS
 
 PROTECTED = '{"protected_threshold": 3}'
 LAUNCH = "python3 -m sglang.launch_server --model-path m "

@@ -13,8 +13,8 @@ from kvsim.run.assembly import assemble
 from kvsim.settings.config import make_config
 from kvsim.settings.library import signature
 from kvsim.settings.server import ServerWord, server_settings
-from kvsim.settings.server.arguments import Used
-from kvsim.settings.server.sglang import DEFAULTS, SGLANG
+from kvsim.settings.server.arguments import SGLANG, Used
+from kvsim.settings.server.sglang import DEFAULTS
 
 ARGUMENTS = (
     "model_path='meta-llama/Meta-Llama-3.1-8B-Instruct', tokenizer_mode='auto', dtype='auto',"

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from places import ROOT
 
 from kvsim.errors import ConfigError
 from kvsim.settings.config import RunConfig
 from kvsim.settings.server import server_settings
-from kvsim.settings.server.arguments import Argument, Unsimulated, Used, interpret
+from kvsim.settings.server.arguments import (
+    SGLANG,
+    VLLM,
+    Argument,
+    Table,
+    Unsimulated,
+    Used,
+    interpret,
+)
 from kvsim.settings.server.command import parse
-from kvsim.settings.server.vllm_arguments import VLLM
 
 V1 = {"engine": "vllm-v1"}
 
@@ -220,12 +228,13 @@ def test_reasons_make_one_sentence() -> None:
             assert flag.effect.off(None) and flag.effect.off(False)
 
 
-def test_nothing_is_in_two_lists() -> None:
-    from kvsim.settings.server import vllm_arguments as module
-
-    lists = [module._USED, module._NO_EFFECT, module._SLIGHT, module._UNSIMULATED, module._EARLIER]
-    counts = Counter(flag.name for flags in lists for flag in flags)
-    assert counts.most_common(1)[0][1] == 1
+@pytest.mark.parametrize("table", [VLLM, SGLANG])
+def test_nothing_is_in_two_lists(table: Table) -> None:
+    name = "vllm.toml" if table is VLLM else "sglang.toml"
+    lists = tomllib.loads((ROOT / "kvsim" / "settings" / "server" / name).read_text())["arguments"]
+    kinds = ("nothing", "maybe", "value", "values")
+    words = [word for each in lists for kind in kinds for word in each.get(kind, "").split()]
+    assert len(words) == len(table.flags)
 
 
 # -- whatever people paste ------------------------------------------------------------------------
