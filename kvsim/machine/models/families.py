@@ -1,7 +1,5 @@
-"""What families of models have in common, and what their `config.json` may leave out.
-
-Defaults are those of the configuration classes in `transformers` 4.57, for the keys that published
-files leave out. Sizes that every published file states have none: without them, a file is broken.
+"""What families of models have in common, and what their `config.json` may leave out, as
+`families.toml` says it.
 
 Towers for images and sounds take memory on the GPU and, in a text-only run, nothing else. A tower
 is a stack of encoder layers of four square projections and an MLP; its projector maps `hidden_size`
@@ -11,7 +9,9 @@ to that of the text.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
@@ -55,23 +55,10 @@ class _Tower(NamedTuple):
     patches."""
 
 
-_TOWERS = {
-    # SigLIP SO400M, arXiv 2303.15343; Gemma 3 projects with one matrix.
-    "siglip_vision_model": _Tower(27, 4304, projector="one"),
-    "gemma4_vision": _Tower(27, 4304, gated_mlp=True, projector="one"),
-    # Pixtral 12B, arXiv 2410.07073, table 1.
-    "pixtral": _Tower(24, 4096, gated_mlp=True, projector="merge"),
-    "clip_vision_model": _Tower(24, 4096),
-    "qwen2_5_vl": _Tower(32, 3420, gated_mlp=True, projector="wide"),
-    "qwen2_vl": _Tower(32, 5120, projector="wide"),
-    "llama4_vision_model": _Tower(34, 5632),
-}
+_FILE = tomllib.loads(Path(__file__).with_name("families.toml").read_text("utf-8"))
+_TOWERS = {kind: _Tower(**said) for kind, said in _FILE["towers"].items()}
 _WIDE = _Tower(27, 4304, projector="wide")
 """Towers of Qwen from 3 on, and of Kimi."""
-
-STEP_TOWER = 1_980_000_000
-"""Parameters of Step-3.7's tower, which files may leave out (transformers 5.24,
-models/step3p7/configuration_step3p7.py, defaults)."""
 
 
 class AudioConfig(Struct, frozen=True, kw_only=True):
@@ -139,7 +126,7 @@ class Family(NamedTuple):
     tied: bool = False
     """Whether embeddings are tied where the file does not say so."""
     gated_mlp: bool = True
-    windows: tuple[str, ...] = (SLIDING,)
+    windows: Sequence[str] = (SLIDING,)
     """Pattern of the layers if the file has a `sliding_window` and no `layer_types`."""
     uses_window: bool = True
     """Whether a `sliding_window` counts where the file does not say so."""
@@ -149,126 +136,11 @@ class Family(NamedTuple):
     """Parameters of a vision tower that the file does not describe."""
 
 
-_GEMMA_3 = Family(
-    {
-        "vocab_size": 262208,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 131072,
-        "sliding_window": 4096,
-    },
-    qk_norm=True,
-    norms_per_layer=4,
-    tied=True,
-    windows=(*[SLIDING] * 5, FULL),
-)
-_QWEN_3 = Family({"head_dim": 128}, qk_norm=True, uses_window=False)
-_QWEN_HYBRID = Family({"head_dim": 256}, qk_norm=True)
-_QWEN_3_5 = _QWEN_HYBRID._replace(text_alone=True)
-_GEMMA_4 = Family({"sliding_window": 512}, qk_norm=True, norms_per_layer=4, tied=True)
-_STEP = Family(qk_norm=True)
-_GLM_4_MOE = Family({"attention_out_bias": False})
-_DEEPSEEK_V4 = Family()
-_DEEPSEEK = Family({"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128})
-
 FAMILIES: dict[str, Family] = {
-    "llama": Family({"max_position_embeddings": 2048}),
-    "mistral": Family({"max_position_embeddings": 131072, "sliding_window": 4096}),
-    "mixtral": Family({"num_experts": 8, "num_experts_per_tok": 2}),
-    "ministral": Family(),
-    "qwen2": Family({"max_position_embeddings": 32768}, qkv_bias=True, uses_window=False),
-    "qwen2_moe": Family(
-        {"shared_expert_intermediate_size": 5632}, qkv_bias=True, uses_window=False
-    ),
-    "qwen2_vl": Family(qkv_bias=True, uses_window=False),
-    "qwen2_5_vl": Family(qkv_bias=True, uses_window=False),
-    "qwen3": _QWEN_3,
-    "qwen3_moe": _QWEN_3,
-    "qwen3_vl_text": _QWEN_3,
-    "qwen3_vl_moe_text": _QWEN_3,
-    "qwen3_next": _QWEN_HYBRID,
-    "qwen3_5_text": _QWEN_3_5,
-    "qwen3_5_moe_text": _QWEN_3_5,
-    "phi3": Family({"max_position_embeddings": 4096}),
-    "phimoe": Family(),
-    "gemma": Family({"head_dim": 256, "max_position_embeddings": 8192}, tied=True),
-    "gemma2": Family(
-        {"head_dim": 256, "max_position_embeddings": 8192, "sliding_window": 4096},
-        norms_per_layer=4,
-        tied=True,
-        windows=(SLIDING, FULL),
-    ),
-    "gemma3_text": _GEMMA_3,
-    "gemma3": _GEMMA_3,
-    "gpt_oss": Family({"head_dim": 64, "sliding_window": 128}, windows=(SLIDING, FULL)),
-    "deepseek_v2": _DEEPSEEK,
-    "deepseek_v3": _DEEPSEEK,
-    "deepseek_v32": _DEEPSEEK,
-    "deepseek_v4": _DEEPSEEK_V4,
-    "deepseek_ref": _DEEPSEEK_V4,
-    "kimi_k2": _DEEPSEEK,
-    "kimi_linear": _DEEPSEEK,
-    "glm4_moe": _GLM_4_MOE,
-    "glm4_moe_lite": _DEEPSEEK,
-    "glm4v_moe_text": _GLM_4_MOE,
-    "glm_moe_dsa": Family(),
-    "minimax_m2": Family(qk_norm=True),
-    "minimax_m3": Family(qk_norm=True),
-    "minimax_m3_vl_text": Family(qk_norm=True),
-    "mimo_v2_flash": Family(),
-    "mimo_v2": Family(),
-    "nemotron_h": Family(norms_per_layer=1, gated_mlp=False),
-    "nemotron-nas": Family(),
-    "gemma4_text": _GEMMA_4,
-    "gemma4_unified_text": _GEMMA_4,
-    "step3p5": _STEP,
-    "step3p7": _STEP._replace(tower=STEP_TOWER),
-    "ernie4_5": Family(),
-    "ernie4_5_moe": Family(),
-    "lfm2": Family(qk_norm=True, tied=True),
-    "lfm2_moe": Family(qk_norm=True, tied=True),
-    "seed_oss": Family({"attention_out_bias": False}, qkv_bias=True),
-    "granitemoehybrid": Family(),
-    "llama4_text": Family(
-        {"head_dim": 128, "attention_chunk_size": 8192}, windows=(*[CHUNKED] * 3, FULL)
-    ),
-    "granite": Family(),
-    "starcoder2": Family(qkv_bias=True, gated_mlp=False, tied=True),
-    "falcon": Family({"max_position_embeddings": 2048}, tied=True, gated_mlp=False),
-    "mpt": Family(tied=True, gated_mlp=False),
-    "gpt_neox": Family(qkv_bias=True, gated_mlp=False),
-    "opt": Family(qkv_bias=True, tied=True, gated_mlp=False),
+    kind: Family(**said) for kinds, said in _FILE["families"].items() for kind in kinds.split()
 }
 """By `model_type`; of models with several towers, that of the text model."""
-
-_ALSO = {
-    other: usual
-    for usual, others in {
-        "num_hidden_layers": "n_layer n_layers",
-        "num_attention_heads": "n_head n_heads",
-        "hidden_size": "n_embd d_model",
-        "intermediate_size": "ffn_dim ffn_hidden_size",
-        "max_position_embeddings": "max_seq_len n_positions",
-        "num_key_value_heads": "num_kv_heads num_attention_groups",
-        "num_experts": "num_local_experts n_routed_experts moe_num_experts",
-        "num_experts_per_tok": "moe_k moe_topk moe_top_k top_k_experts num_experts_per_token",
-        "n_shared_experts": "num_shared_experts moe_num_shared_experts",
-        "shared_expert_intermediate_size": "share_expert_dim",
-        "first_k_dense_replace": "num_dense_layers",
-        "moe_latent_size": "routed_expert_hidden_size",
-        "mamba_num_heads": "mamba_n_heads",
-        "mamba_head_dim": "mamba_d_head",
-        "n_groups": "mamba_n_groups",
-        "ssm_state_size": "mamba_d_state",
-        "conv_kernel": "mamba_d_conv",
-        "decoder_sparse_step": "interleave_moe_layer_step",
-        "sliding_window_pattern": "_sliding_window_pattern",
-        "sliding_window": "sliding_window_size",
-        "torch_dtype": "dtype",
-    }.items()
-    for other in others.split()
-}
+_ALSO = {other: usual for usual, others in _FILE["keys"].items() for other in others.split()}
 """Other names of keys → the usual one."""
 
 _SHAPING = re.compile(

@@ -347,7 +347,7 @@ def _layer_types(decoder: _Decoder, family: Family) -> tuple[str, ...]:
         full = min(decoder.max_window_layers, layers)
         types = (*[FULL] * full, *[SLIDING] * (layers - full))
     else:
-        types = family.windows
+        types = tuple(family.windows)
     longest, chunk = decoder.max_position_embeddings, decoder.attention_chunk_size
     kept = {LINEAR: LINEAR, NONE: NONE}
     if slides and (window or 0) < longest:
