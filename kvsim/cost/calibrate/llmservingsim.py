@@ -31,7 +31,8 @@ and every second row of the others. The host's time is the estimate of the hardw
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import product
 from math import ceil
 from pathlib import Path
 from statistics import linear_regression, median
@@ -62,7 +63,6 @@ from kvsim.cost.profile import (
     DenseCurve,
     ExpertGrid,
     Fit,
-    Grid,
     HeadCurve,
     MixedGrid,
     PrefillGrid,
@@ -100,19 +100,6 @@ _GRID = re.compile(r"(\d{1,12})(?:-(\d{1,12}) x([1-9](?:\.\d{1,2})?))?")
 Attention = dict[tuple[float, ...], float]
 
 
-class Batch(NamedTuple):
-    """A measured uneven batch: `longer` of `sequences` are `long` tokens long, the others `short`,
-    beside a chunk of `new` tokens after `context`. Counts are whole numbers."""
-
-    sequences: int
-    longer: int
-    new: int
-    context: int
-    short: int
-    long: int
-    us: float
-
-
 class Judged(NamedTuple):
     """A term, and how it meets measured uneven batches."""
 
@@ -123,7 +110,8 @@ class Judged(NamedTuple):
 
 def derived(decode: DecodeGrid, mixed: MixedGrid, kv_heads: int, multiprocessors: int) -> Tail:
     """The term of a GPU with so many multiprocessors and KV heads."""
-    alone = _slope(mixed.kv, [row[0] for row in _by_length(mixed)])
+    # Of the smallest chunk without context, beside the fewest decodes.
+    alone = _slope(mixed.kv, mixed.us[0][0][0])
     share = _slope(decode.ctx, decode.us[-1]) / decode.x[-1]
     items = SPLIT_SHARE * SPLITTING_BLOCKS * multiprocessors
     return Tail(
@@ -136,18 +124,33 @@ def derived(decode: DecodeGrid, mixed: MixedGrid, kv_heads: int, multiprocessors
 
 
 def judged(tail: Tail, decode: DecodeGrid, mixed: MixedGrid, path: Path, iterations: int) -> Judged:
-    """`tail` with the verdict of the rows of `path`, of launches that do not split."""
-    if not path.exists():
-        return Judged(tail, {})
-    uneven = Uneven(tail)
+    """`tail` with the verdict of the rows of `path`, of launches that do not split.
+
+    The profiler of vLLM 0.19 wrote sums over its iterations: the times that it gives for even
+    batches, over those of the tables, tell whether a file has them.
+    """
+    uneven, decodes, mixes = Uneven(tail), reader(decode), reader(mixed)
     rows: list[tuple[bool, float, float, float]] = []
-    for batch, even_us in _measured(decode, mixed, path, iterations):
-        if batch.new or batch.sequences >= tail.unsplit_seqs:
-            further_us = _further_us(uneven, batch)
-            rows.append((batch.new > 0, even_us, even_us + further_us, batch.us))
+    ratios: list[float] = []
+    for _, (*counts, mean, mean_us, us) in numbers(path, COLUMNS) if path.exists() else ():
+        n, longer, new, context, short, long = map(int, counts)
+        even_us = mixes((new, context, n, mean)) if new else decodes((n, mean))
+        if not even_us:  # outside the tables
+            continue
+        ratios.append(mean_us / even_us)
+        total = long * longer + short * (n - longer)
+        lengths = ([long] * longer + [short] * (n - longer))[: uneven.longest]
+        if new:
+            further_us = uneven.mixed_us([(new, context)], n, total, lengths)
+        elif n >= tail.unsplit_seqs:
+            further_us = uneven.decode_us(n, total, lengths)
+        else:
+            continue
+        rows.append((new > 0, even_us, even_us + further_us, us))
     if not rows:
         return Judged(tail, {})
     prompts, even, priced, real = map(np.array, zip(*rows, strict=True))
+    real = real / (iterations if median(ratios) > iterations**0.5 else 1)
     parts = {"decodes": ~prompts.astype(bool), "with prompts": prompts.astype(bool)}
     errors: dict[str, Any] = {**error(priced, real), "even": error(even, real)}
     for name, here in parts.items():
@@ -156,42 +159,6 @@ def judged(tail: Tail, decode: DecodeGrid, mixed: MixedGrid, path: Path, iterati
             errors[f"{name}, even"] = error(even[here], real[here])
     better = all(errors[key] < errors["even"][key] for key in ("median_percent", "p95_percent"))
     return Judged(Tail(tail.alone_ns, tail.share_ns, tail.unsplit_seqs, tail.tile, better), errors)
-
-
-def _measured(
-    decode: DecodeGrid, mixed: MixedGrid, path: Path, iterations: int
-) -> Iterator[tuple[Batch, float]]:
-    """Uneven batches within the tables, and the time of even ones with the same mean.
-
-    The profiler of vLLM 0.19 wrote sums over its iterations: the times that it gives for even
-    batches, over those of the tables, tell whether a file has them.
-    """
-    decodes, mixes = reader(decode), reader(mixed)
-    found: list[tuple[Batch, float]] = []
-    ratios: list[float] = []
-    for _, (n, longer, new, context, short, long, mean, mean_us, us) in numbers(path, COLUMNS):
-        n, longer, new, context, short, long = map(int, (n, longer, new, context, short, long))
-        even_us = mixes((new, context, n, mean)) if new else decodes((n, mean))
-        if even_us:
-            found.append((Batch(n, longer, new, context, short, long, us), even_us))
-            ratios.append(mean_us / even_us)
-    unit = iterations if ratios and median(ratios) > iterations**0.5 else 1
-    for batch, even_us in found:
-        yield batch._replace(us=batch.us / unit), even_us
-
-
-def _further_us(uneven: Uneven, batch: Batch) -> float:
-    n, longer, new, context, short, long, _ = batch
-    lengths = ([long] * longer + [short] * (n - longer))[: uneven.longest]
-    total = long * longer + short * (n - longer)
-    if new:
-        return uneven.mixed_us([(new, context)], n, total, lengths)
-    return uneven.decode_us(n, total, lengths)
-
-
-def _by_length(mixed: MixedGrid) -> list[list[float]]:
-    """Times of the smallest chunk without context: by length, then by number of decodes."""
-    return [list(column) for column in zip(*mixed.us[0][0], strict=True)]
 
 
 def _slope(lengths: Sequence[float], us: Sequence[float]) -> float:
@@ -250,51 +217,51 @@ def read_bundle(
             f"{meta_path}: gpu: all-reduces were not measured, and no GPU is named {gpu!r}; give"
             " the figures of its links (--hardware)"
         )
-    decode, mixed = _decode(attention, attention_path), _mixed(attention, attention_path)
+    decodes, prefills, both = _parts(attention)
+    decode = DecodeGrid(*_grid(attention_path, decodes, (2, 3)))
+    mixed = MixedGrid(*_grid(attention_path, both, (0, 1, 2, 3)))
     uneven = None
     if hardware is not None and hardware.multiprocessors:
         tail = derived(decode, mixed, model.shard(tp).kv_heads, hardware.multiprocessors)
-        uneven = judged(tail, decode, mixed, tables / "skew.csv", _iterations(meta))
+        timed = meta.get("measurement_iterations")
+        iterations = timed if isinstance(timed, int) and timed > 0 else 1
+        uneven = judged(tail, decode, mixed, tables / "skew.csv", iterations)
     fit = Fit(
         dense=_dense(tables / "dense.csv", model),
         head=_head(tables / "per_sequence.csv"),
-        prefill=_prefill(attention, attention_path),
+        prefill=PrefillGrid(*_grid(attention_path, prefills, (0, 1))),
         decode_v2=decode,
         mixed=mixed,
         all_reduce=hardware.all_reduce if hardware is not None and tp > 1 else UNSET,
         tail=UNSET if uneven is None else uneven.tail,
         experts=_experts(folder) if model.experts is not None else UNSET,
     )
+    variant = _text(meta, "variant", meta_path)
+    if variant not in DTYPES:
+        raise ConfigError(f"{meta_path}: variant: {variant!r} is not one of {', '.join(DTYPES)}")
+    dtype = DTYPES[variant]
     profile = Profile(
         version="kvsim.profile/1",
         source="measured" if tp == 1 else "estimated",
         created=str(meta.get("profiled_at", ""))[:10],
         device={"name": gpu},
-        software=_software(meta, meta_path),
-        model=_profiled(model, meta, meta_path, tp),
+        software={
+            "vllm": _text(meta, "vllm_version", meta_path),
+            "cuda": str(meta.get("cuda_version", "")),
+            "profiler": f"LLMServingSim {meta.get('profiler_version', '')}".strip(),
+        },
+        model=ProfiledModel.of(model, dtype, dtype, tp),
         engine=ProfiledEngine(block_size=_block_size(meta, engine, tp, meta_path)),
         fit=fit,
-        error=_errors(fit, beside, uneven),
+        error={
+            "held_out": "rows off the grid" if beside else "none: imported as measured",
+            **attention_errors(fit, beside),
+            "step": "host time not measured: taken as 0",
+            **_said_of_uneven(uneven),
+        },
         terms=_terms(fit, hardware),
     )
     return Bundle(profile, beside)
-
-
-def _software(meta: dict[str, Any], path: Path) -> dict[str, str]:
-    return {
-        "vllm": _text(meta, "vllm_version", path),
-        "cuda": str(meta.get("cuda_version", "")),
-        "profiler": f"LLMServingSim {meta.get('profiler_version', '')}".strip(),
-    }
-
-
-def _errors(fit: Fit, beside: Attention, uneven: Judged | None) -> dict[str, Any]:
-    return {
-        "held_out": "rows off the grid" if beside else "none: imported as measured",
-        **attention_errors(fit, beside),
-        "step": "host time not measured: taken as 0",
-        **_said_of_uneven(uneven),
-    }
 
 
 def _known(gpu: str) -> Hardware | None:
@@ -315,12 +282,6 @@ def _terms(fit: Fit, hardware: Hardware | None) -> dict[str, str]:
     return terms
 
 
-def _iterations(meta: dict[str, Any]) -> int:
-    """How often each kernel was timed."""
-    found = meta.get("measurement_iterations")
-    return found if isinstance(found, int) and found > 0 else 1
-
-
 def _said_of_uneven(uneven: Judged | None) -> dict[str, Any]:
     """How uneven decode batches are priced, and the errors on measured ones."""
     if uneven is None:
@@ -331,21 +292,24 @@ def _said_of_uneven(uneven: Judged | None) -> dict[str, Any]:
     return {"ragged": f"priced {priced}, as measured uneven batches say", "uneven": uneven.errors}
 
 
+def _parts(rows: Attention) -> tuple[Attention, Attention, Attention]:
+    """The rows of decodes alone, of prompts alone, and of both in one launch."""
+    return (
+        {point: us for point, us in rows.items() if point[0] == 0},
+        {point: us for point, us in rows.items() if point[2] == 0},
+        {point: us for point, us in rows.items() if point[0] and point[2]},
+    )
+
+
 def attention_errors(fit: Fit, rows: Attention) -> dict[str, Any]:
     """Errors of `decode`, `prefill` and `mixed` on rows that the tables were not made from."""
+    decodes, prefills, both = _parts(rows)
     parts = {
-        "decode": (fit.decode_v2, {p[2:]: us for p, us in rows.items() if p[0] == 0}),
-        "prefill": (fit.prefill, {p[:2]: us for p, us in rows.items() if p[2] == 0}),
-        "mixed": (fit.mixed, {p: us for p, us in rows.items() if p[0] and p[2]}),
+        "decode": (fit.decode_v2, {point[2:]: us for point, us in decodes.items()}),
+        "prefill": (fit.prefill, {point[:2]: us for point, us in prefills.items()}),
+        "mixed": (fit.mixed, both),
     }
     return {name: table_error(table, part) for name, (table, part) in parts.items() if part}
-
-
-def _profiled(model: Model, meta: dict[str, Any], path: Path, tp: int) -> ProfiledModel:
-    variant = _text(meta, "variant", path)
-    if variant not in DTYPES:
-        raise ConfigError(f"{path}: variant: {variant!r} is not one of {', '.join(DTYPES)}")
-    return ProfiledModel.of(model, DTYPES[variant], DTYPES[variant], tp)
 
 
 def _refuse_other_model(
@@ -417,36 +381,19 @@ def _grid_values(stated: dict[str, Any], key: str, path: Path) -> set[float]:
     return values
 
 
-def _decode(table: Attention, path: Path) -> DecodeGrid:
-    n = _axis(p[2] for p in table if p[0] == 0)
-    kv = _axis(p[3] for p in table if p[0] == 0)
-    us = [[_look_up(table, (0.0, 0.0, a, b), path) for b in kv] for a in n]
-    return DecodeGrid(n, kv, us)
-
-
-def _prefill(table: Attention, path: Path) -> PrefillGrid:
-    q = _axis(p[0] for p in table if p[2] == 0)
-    ctx = _axis(p[1] for p in table if p[2] == 0)
-    us = [[_look_up(table, (a, b, 0.0, 0.0), path) for b in ctx] for a in q]
-    return PrefillGrid(q, ctx, us)
-
-
-def _mixed(table: Attention, path: Path) -> MixedGrid:
-    points = [p for p in table if p[0] and p[2]]
-    q, ctx, n, kv = (_axis(p[axis] for p in points) for axis in range(4))
-    us = [[[[_look_up(table, (a, b, c, d), path) for d in kv] for c in n] for b in ctx] for a in q]
-    return MixedGrid(q, ctx, n, kv, us)
-
-
-def _axis(values: Iterable[float]) -> list[float]:
-    return sorted(set(values))
-
-
-def _look_up(table: Attention, point: tuple[float, ...], path: Path) -> float:
-    if point not in table:
-        named = ", ".join(f"{axis} {value:g}" for axis, value in zip(AXES, point, strict=True))
-        raise ConfigError(f"{path}: no row for {named}; the grid must be complete")
-    return table[point]
+def _grid(path: Path, rows: Attention, axes: Sequence[int]) -> list[Any]:
+    """The values on some of `AXES`, and the times at all of their combinations; others are 0."""
+    values = [sorted({point[axis] for point in rows}) for axis in axes]
+    times = []
+    for counts in product(*values):
+        point = [0.0] * len(AXES)
+        for axis, count in zip(axes, counts, strict=True):
+            point[axis] = count
+        if tuple(point) not in rows:
+            named = ", ".join(f"{axis} {value:g}" for axis, value in zip(AXES, point, strict=True))
+            raise ConfigError(f"{path}: no row for {named}; the grid must be complete")
+        times.append(rows[tuple(point)])
+    return [*values, np.reshape(times, [*map(len, values)]).tolist()]
 
 
 def _dense(path: Path, model: Model) -> DenseCurve:
@@ -469,8 +416,6 @@ def _experts(folder: Path) -> ExpertGrid | UnsetType:
     so many tokens, each GPU has the rows of an `ep`-th. Of few tokens only few experts can be
     active. Beyond the last count that was measured, a row keeps its time.
     """
-    import numpy as np
-
     path = folder / "tp1" / "moe.csv"
     if not path.is_file():
         return UNSET
@@ -487,7 +432,7 @@ def _experts(folder: Path) -> ExpertGrid | UnsetType:
         if active in rows.setdefault(tokens, {}):
             raise ConfigError(f"{path}:{line}: an earlier line has the same point; remove one")
         rows[tokens][active] = us
-    x, experts = sorted(rows), _axis(active for row in rows.values() for active in row)
+    x, experts = sorted(rows), sorted({active for row in rows.values() for active in row})
     if len(x) < 2 or len(experts) < 2:
         raise ConfigError(f"{path}: tokens and activated_experts need at least 2 values each")
     rows = {tokens: dict(sorted(row.items())) for tokens, row in rows.items()}
@@ -513,7 +458,7 @@ def _summed(
                 f"{path}:{line}: layer: unknown operator {name!r}; known: {', '.join(known)}"
             )
         times.setdefault(name, {})[point] = us
-    points = _axis(point for curve in times.values() for point in curve)
+    points = sorted({point for curve in times.values() for point in curve})
     for name, curve in times.items():
         missing = [point for point in points if point not in curve]
         if missing:
@@ -568,16 +513,19 @@ def import_surface(
     measured, beside = read_bundle(folder, model_name, tp, hardware)
     hardware = hardware or load_hardware(str(measured.device["name"]))
     rows = measured.fit
-    assert isinstance(rows.decode_v2, DecodeGrid)
-    assert isinstance(rows.mixed, MixedGrid)
+    prefill, decode, mixed = rows.prefill, rows.decode_v2, rows.mixed
+    assert isinstance(decode, DecodeGrid)
+    assert isinstance(mixed, MixedGrid)
     dense, dense_error = _curve(rows.dense)
     head, head_error = _curve(rows.head)
     fit = Fit(
         dense=dense,
         head=head,
-        prefill=PrefillGrid(*_smooth_grid(rows.prefill, CHUNKS, BEFORE)),
-        decode_v2=DecodeGrid(*_smooth_grid(rows.decode_v2, SEQS, CONTEXTS)),
-        mixed=_smooth_mixed(rows.mixed),
+        prefill=PrefillGrid(*_smooth_grid(prefill.us, [prefill.x, prefill.ctx], [CHUNKS, BEFORE])),
+        decode_v2=DecodeGrid(*_smooth_grid(decode.us, [decode.x, decode.ctx], [SEQS, CONTEXTS])),
+        mixed=MixedGrid(
+            *_smooth_grid(mixed.us, [getattr(mixed, key) for key in MIXED], MIXED.values())
+        ),
         step=(hardware.step_overhead_us, 1.0, 0.0),
         all_reduce=rows.all_reduce,
         tail=rows.tail,
@@ -609,28 +557,19 @@ def _curve(rows: C) -> tuple[C, dict[str, float]]:
     """A curve through every second row and the last, and its error on the others."""
     points = list(zip(rows.x, rows.us, strict=True))
     x, us = zip(*points[:-1:2], points[-1], strict=True)
-    counts = _within(TOKENS, x)
-    curve = type(rows)(counts, _rounded(Smooth([x], us).at([counts])))
+    curve = type(rows)(*_smooth_grid(us, [x], [TOKENS]))
     return curve, table_error(curve, {(x,): us for x, us in points[1:-1:2]})
 
 
-def _smooth_grid(rows: Grid, xs: Sequence[float], contexts: Sequence[float]) -> list[Any]:
-    """The axes and the times of a grid."""
-    x, ctx = _within(xs, rows.x), _within(contexts, rows.ctx)
-    return [x, ctx, _rounded(Smooth([rows.x, rows.ctx], rows.us).at([x, ctx]))]
-
-
-def _smooth_mixed(rows: MixedGrid) -> MixedGrid:
-    own = [rows.q, rows.ctx, rows.n, rows.kv]
-    q, ctx, n, kv = (_within(MIXED[key], getattr(rows, key)) for key in MIXED)
-    return MixedGrid(q, ctx, n, kv, _rounded(Smooth(own, rows.us).at([q, ctx, n, kv])))
+def _smooth_grid(
+    us: Any, axes: Sequence[Sequence[float]], counts: Iterable[Sequence[float]]
+) -> list[Any]:
+    """Other axes, with these counts, and the times at them."""
+    others = [_within(few, axis) for few, axis in zip(counts, axes, strict=True)]
+    return [*others, Smooth(axes, us).at(others).round(2).tolist()]
 
 
 def _within(counts: Sequence[float], axis: Sequence[float]) -> list[float]:
     """The counts between the ends of a measured axis, and these ends."""
     inner = {float(count) for count in counts if axis[0] < count < axis[-1]}
     return sorted(inner | {axis[0], axis[-1]})
-
-
-def _rounded(us: Any) -> Any:
-    return us.round(2).tolist()
