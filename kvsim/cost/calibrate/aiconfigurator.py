@@ -90,29 +90,43 @@ LEAST_CHUNK, LEAST_WIDTH = 16, 2048
 """Rows beyond these limits are left out: no run comes near them, and they would distort the fit."""
 
 
-class ProductKernels(NamedTuple):
-    """How matrix products of a model run on one GPU."""
+class Kernels(NamedTuple):
+    """The kernels of one GPU, and the model that is priced."""
 
+    folder: Path
+    """Of their tables."""
     shard: Shard
+    bf16: Peaks
     peaks: Peaks
+    """Of matrix products of the layers' own weights."""
     dtype: str
-    """As the tables name it."""
+    """Of these products, as the tables name it."""
     element_bytes: int
 
     @classmethod
-    def of(cls, shard: Shard, bf16: Peaks, fp8_tflop_s: float | None) -> ProductKernels:
+    def of(cls, folder: Path, shard: Shard, bf16: Peaks, fp8_tflop_s: float | None) -> Kernels:
         """`fp8_tflop_s`: the peak of products in FP8; raises `ConfigError` where it is needed, but
         the GPU has none."""
         stored = shard.model.quantization
         if stored is None:
-            return cls(shard, bf16, "bfloat16", 2)
+            return cls(folder, shard, bf16, bf16, "bfloat16", 2)
         if fp8_tflop_s is None:
             raise ConfigError(
                 f"profile: {shard.model.name} has {stored.method} weights, and this GPU no products"
                 " in FP8; use --cost-model roofline"
             )
         fp8 = Peaks(fp8_tflop_s * 1e12, bf16.bandwidth)
-        return cls(shard, fp8, "fp8" if stored.bits == 8 else "fp8_block", 1)
+        return cls(folder, shard, bf16, fp8, "fp8" if stored.bits == 8 else "fp8_block", 1)
+
+    @property
+    def products(self) -> list[tuple[int, int]]:
+        """Shapes of the matrix products of a layer that are in `gemm.csv`."""
+        shapes, model = products(self.shard), self.shard.model
+        if model.latent is not None:
+            del shapes["qkv"], shapes["o"]
+        if self.element_bytes == 1 or model.expert_layers == model.num_hidden_layers:
+            del shapes["gate_up"], shapes["down"]
+        return list(shapes.values())
 
     def mlp_us(self, columns: int, tokens: Floats) -> Floats:
         """Microseconds of a dense MLP by the roofline."""
@@ -120,7 +134,7 @@ class ProductKernels(NamedTuple):
         return np.asarray(us, float)
 
 
-def expert_grid(folder: Path, kernels: ProductKernels) -> tuple[ExpertGrid, dict[str, float]]:
+def expert_grid(kernels: Kernels) -> tuple[ExpertGrid, dict[str, float]]:
     """Layers with experts on one GPU of the group, and the error on rows outside the fit.
 
     The router and shared experts are not in the table: they are a roofline.
@@ -130,7 +144,7 @@ def expert_grid(folder: Path, kernels: ProductKernels) -> tuple[ExpertGrid, dict
     assert model.experts is not None
     hidden, whole = model.hidden_size, model.experts
     number, chosen = whole.num_experts, whole.num_experts_per_tok
-    path = folder / "moe_perf.parquet"
+    path = kernels.folder / "moe_perf.parquet"
     rows = _rows(
         path,
         ("num_tokens", "moe_tp_size", "latency"),
@@ -181,10 +195,10 @@ class Latent:
     Raises `ConfigError` if the tables are of another latent attention.
     """
 
-    def __init__(self, folder: Path, kernels: ProductKernels, attention: Peaks) -> None:
+    def __init__(self, kernels: Kernels) -> None:
         model = kernels.shard.model
         assert model.latent is not None
-        self._folder, self._kernels, self._peaks = folder, kernels, attention
+        self._kernels, self._peaks = kernels, kernels.bf16
         self._latent, self._heads = model.latent, kernels.shard.heads
         wide = self._latent.qk_nope_head_dim + self._latent.qk_rope_head_dim
         self.pair_flops = 2 * self._heads * (wide + self._latent.v_head_dim)
@@ -230,12 +244,12 @@ class Latent:
         )
 
     def _points(self, name: str, length: str) -> list[tuple[float, ...]]:
-        path, kernels = self._folder / name, self._kernels
+        path, kernels = self._kernels.folder / name, self._kernels
         model = kernels.shard.model
         columns = ("batch_size", length, "latency")
         where = {"gemm_type": kernels.dtype, "kv_cache_dtype": "bfloat16"}
         found: list[tuple[float, ...]] = []
-        for measured in _values(path, "model"):
+        for measured in sorted(set(map(str, _table(path, ("model",))["model"].to_pylist()))):
             other = load_model(measured)
             if (other.latent, other.hidden_size) != (model.latent, model.hidden_size):
                 continue
@@ -263,10 +277,6 @@ def _rows(path: Path, columns: Sequence[str], **where: object) -> Floats:
     return np.asarray(values[first], float)
 
 
-def _values(path: Path, column: str) -> list[str]:
-    return sorted(set(map(str, _table(path, (column,))[column].to_pylist())))
-
-
 def _table(path: Path, columns: Sequence[str]) -> Any:
     import pyarrow
     from pyarrow import parquet
@@ -279,6 +289,29 @@ def _table(path: Path, columns: Sequence[str]) -> Any:
         raise ConfigError(f"{path}: not such a table: {' '.join(str(error).split())}") from None
 
 
+def _decodes(kernels: Kernels) -> tuple[list[tuple[float, ...]], Law]:
+    """(sequences, length, us) of decode attention, and its law."""
+    shard = kernels.shard
+    kv_bytes = 4 * shard.kv_heads * shard.model.head_dim
+    reading = kv_bytes / (0.85 * kernels.bf16.bandwidth) * 1e6
+    law = Law(
+        us=lambda n, ctx: (DECODE_FLOOR_US**3 + (n * ctx * reading) ** 3) ** (1 / 3),
+        work=lambda n, ctx: n * ctx,
+    )
+    return _attention_rows(kernels.folder / "decode.csv", shard, "ctx"), law
+
+
+def _prompts(kernels: Kernels) -> tuple[list[tuple[float, ...]], Law]:
+    """(sequences, tokens, us) of prompt attention, causal, without context, and its law."""
+    shard = kernels.shard
+    pair_us = 4 * shard.heads * shard.model.head_dim / (0.65 * kernels.bf16.flop_s) * 1e6
+    law = Law(
+        us=lambda n, q: np.hypot(PREFILL_FLOOR_US, n * q * (q + 1) / 2 * pair_us),
+        work=lambda n, q: n * q * q,
+    )
+    return _attention_rows(kernels.folder / "prefill.csv", shard, "q_tokens"), law
+
+
 class Attention(NamedTuple):
     """One attention kernel at the heads of a model."""
 
@@ -287,32 +320,9 @@ class Attention(NamedTuple):
     """(sequences, longest measured length), in ascending order."""
 
     @classmethod
-    def decode(cls, path: Path, shard: Shard, peaks: Peaks) -> Attention:
-        """Decode attention, by sequences and their length."""
-        points = _attention_rows(path, shard, "ctx")
-        kv_bytes = 4 * shard.kv_heads * shard.model.head_dim
-        reading = kv_bytes / (0.85 * peaks.bandwidth) * 1e6
-        law = Law(
-            us=lambda n, ctx: (DECODE_FLOOR_US**3 + (n * ctx * reading) ** 3) ** (1 / 3),
-            work=lambda n, ctx: n * ctx,
-        )
-        return cls.decodes(points, law)
-
-    @classmethod
     def decodes(cls, points: list[tuple[float, ...]], law: Law) -> Attention:
         """The surface of decodes, by (sequences, length, us)."""
         return cls._fitted([p for p in points if p[0] <= MOST_SEQS], law, DECODE)
-
-    @classmethod
-    def prefill(cls, path: Path, shard: Shard, peaks: Peaks) -> Attention:
-        """Prompt attention, by sequences and their tokens, causal, without context."""
-        points = _attention_rows(path, shard, "q_tokens")
-        pair_us = 4 * shard.heads * shard.model.head_dim / (0.65 * peaks.flop_s) * 1e6
-        law = Law(
-            us=lambda n, q: np.hypot(PREFILL_FLOOR_US, n * q * (q + 1) / 2 * pair_us),
-            work=lambda n, q: n * q * q,
-        )
-        return cls.prompts(points, law)
 
     @classmethod
     def prompts(cls, points: list[tuple[float, ...]], law: Law) -> Attention:
@@ -418,27 +428,6 @@ BLOCK_SIZE = 64
 """Tokens per block of the measured attention kernels."""
 
 
-class Parts(NamedTuple):
-    """The inputs to the fits of one GPU's kernels."""
-
-    folder: Path
-    shard: Shard
-    tp: int
-    peaks: Peaks
-    kernels: ProductKernels
-    """Of the layers' own weights."""
-
-    @property
-    def products(self) -> list[tuple[int, int]]:
-        """Shapes of the matrix products of a layer that are in `gemm.csv`."""
-        shapes, model = products(self.shard), self.shard.model
-        if model.latent is not None:
-            del shapes["qkv"], shapes["o"]
-        if self.kernels.element_bytes == 1 or model.expert_layers == model.num_hidden_layers:
-            del shapes["gate_up"], shapes["down"]
-        return list(shapes.values())
-
-
 def import_profile(
     folder: Path,
     model_name: str,
@@ -463,22 +452,21 @@ def import_profile(
         )
     bandwidth, shard = hardware.memory_bandwidth_gb_s * 1e9, model.shard(tp)
     peaks = Peaks(hardware.flop_s(dtype), bandwidth)
-    kernels = ProductKernels.of(shard, peaks, hardware.tflop_s.get("fp8"))
-    parts = Parts(folder, shard, tp, peaks, kernels)
+    kernels = Kernels.of(folder, shard, peaks, hardware.tflop_s.get("fp8"))
     if model.latent is None:
-        decode = Attention.decode(folder / "decode.csv", shard, peaks)
-        prefill = Attention.prefill(folder / "prefill.csv", shard, peaks)
+        decode = Attention.decodes(*_decodes(kernels))
+        prefill = Attention.prompts(*_prompts(kernels))
         pair, unpacked = 4 * shard.heads * model.head_dim, 0
     else:
-        latent = Latent(folder, kernels, peaks)
+        latent = Latent(kernels)
         decode = Attention.decodes(*latent.decode())
         prefill = Attention.prompts(*latent.prefill())
         pair, unpacked = latent.pair_flops, latent.unpacked_flops
     gemm = Gemm(folder / "gemm.csv", peaks)
-    errors = _errors(parts, decode, prefill, gemm, hardware)
+    errors = _errors(kernels, decode, prefill, gemm, hardware)
     experts: ExpertGrid | UnsetType = UNSET
     if model.experts is not None:
-        experts, errors["experts"] = expert_grid(folder, kernels)
+        experts, errors["experts"] = expert_grid(kernels)
     return Profile(
         version="kvsim.profile/1",
         source="public-table",
@@ -488,9 +476,9 @@ def import_profile(
         model=ProfiledModel.of(model, "bfloat16", "bfloat16", tp),
         engine=ProfiledEngine(block_size=BLOCK_SIZE),
         fit=Fit(
-            dense=_dense(parts, gemm),
-            head=_head(parts, gemm),
-            prefill=_prefill_grid(parts, prefill, pair, unpacked),
+            dense=_dense(kernels, gemm),
+            head=_head(kernels, gemm),
+            prefill=_prefill_grid(kernels, prefill, pair, unpacked),
             decode_v2=_decode_grid(decode),
             step=(hardware.step_overhead_us, 1.0, 0.0),
             experts=experts,
@@ -505,42 +493,42 @@ _SOURCE = (
 )
 
 
-def _dense(parts: Parts, gemm: Gemm) -> DenseCurve:
+def _dense(kernels: Kernels, gemm: Gemm) -> DenseCurve:
     """All layers without attention and experts; MLPs of the layers that have one."""
-    model, tokens = parts.shard.model, np.array(TOKENS, float)
-    layer = sum((gemm.us(tokens, n, k) for n, k in parts.products), np.zeros_like(tokens))
-    layer = layer + small_kernels_us(parts.shard, tokens, parts.peaks)
-    layer = layer + _all_reduce_us(parts, tokens)
+    model, tokens = kernels.shard.model, np.array(TOKENS, float)
+    layer = sum((gemm.us(tokens, n, k) for n, k in kernels.products), np.zeros_like(tokens))
+    layer = layer + small_kernels_us(kernels.shard, tokens, kernels.bf16)
+    layer = layer + _all_reduce_us(kernels, tokens)
     us = layer * model.num_hidden_layers
-    if parts.kernels.element_bytes == 1:
-        mlp = parts.kernels.mlp_us(parts.shard.intermediate_size, tokens)
+    if kernels.element_bytes == 1:
+        mlp = kernels.mlp_us(kernels.shard.intermediate_size, tokens)
         us += mlp * (model.num_hidden_layers - model.expert_layers)
     return DenseCurve([float(t) for t in TOKENS], _rounded(us))
 
 
-def _all_reduce_us(parts: Parts, tokens: Floats) -> Floats:
+def _all_reduce_us(kernels: Kernels, tokens: Floats) -> Floats:
     """Microseconds of two all-reduces of the hidden states, interpolated over measured sizes."""
-    if parts.tp == 1:
+    if kernels.shard.tensor_parallel_size == 1:
         return np.zeros_like(tokens)
-    path = parts.folder / "allreduce.csv"
+    path = kernels.folder / "allreduce.csv"
     rows = sorted(
         (size, us)
         for _, (mode, gpus, size, us) in numbers(path, ("num_gpus", "bytes", "us"), label="mode")
-        if mode == "graph" and gpus == parts.tp
+        if mode == "graph" and gpus == kernels.shard.tensor_parallel_size
     )
     if len(rows) < 2:
         raise ConfigError(
-            f"{path}: no rows of mode graph for {parts.tp} GPUs;"
+            f"{path}: no rows of mode graph for {kernels.shard.tensor_parallel_size} GPUs;"
             " give another --tensor-parallel-size"
         )
     sizes, times = [size for size, _ in rows], [us for _, us in rows]
-    look, width = Interpolation(), 2 * parts.shard.model.hidden_size
+    look, width = Interpolation(), 2 * kernels.shard.model.hidden_size
     return np.array([2 * look.along(sizes, times, t * width) for t in tokens])
 
 
-def _head(parts: Parts, gemm: Gemm) -> HeadCurve:
+def _head(kernels: Kernels, gemm: Gemm) -> HeadCurve:
     samples = [t for t in TOKENS if t <= 1024]
-    hidden, words = parts.shard.model.hidden_size, parts.shard.vocab_size
+    hidden, words = kernels.shard.model.hidden_size, kernels.shard.vocab_size
     us = gemm.us(np.array(samples, float), words, hidden) + SAMPLER_US
     return HeadCurve([float(s) for s in samples], _rounded(us))
 
@@ -555,11 +543,11 @@ def _decode_grid(decode: Attention) -> DecodeGrid:
 
 
 def _prefill_grid(
-    parts: Parts, prefill: Attention, pair_flops: int, unpacked_flops: int
+    kernels: Kernels, prefill: Attention, pair_flops: int, unpacked_flops: int
 ) -> PrefillGrid:
     """Prompt attention, measured without context; a context adds its arithmetic or traffic: so many
     operations per pair of tokens, and to unpack a token."""
-    shard, q = parts.shard, np.array(CHUNKS, float)
+    shard, q = kernels.shard, np.array(CHUNKS, float)
     alone = prefill.surface.at(np.ones_like(q), q)
     flops = pair_flops * q * q / 2
     rate = float((flops / alone).max())
@@ -568,18 +556,18 @@ def _prefill_grid(
     for chunk, us in zip(q, alone, strict=True):
         per_token = max(
             (pair_flops * chunk + unpacked_flops) / rate,
-            row_bytes / parts.peaks.bandwidth * 1e6,
+            row_bytes / kernels.bf16.bandwidth * 1e6,
         )
         rows.append(_rounded(us + per_token * np.array(BEFORE, float)))
     return PrefillGrid([float(c) for c in CHUNKS], [float(c) for c in BEFORE], rows)
 
 
 def _errors(
-    parts: Parts, decode: Attention, prefill: Attention, gemm: Gemm, hardware: Hardware
+    kernels: Kernels, decode: Attention, prefill: Attention, gemm: Gemm, hardware: Hardware
 ) -> dict[str, Any]:
     """Errors on rows outside the fits, and a list of what could not be judged."""
-    shapes = parts.products
-    head = (parts.shard.vocab_size, parts.shard.model.hidden_size)
+    shapes = kernels.products
+    head = (kernels.shard.vocab_size, kernels.shard.model.hidden_size)
     layer = [gemm.nearest_measured(*shape) for shape in shapes or [head]]
     unseen = sum(fitted for fitted, _ in layer)
     measured = sum(us for _, us in layer)
