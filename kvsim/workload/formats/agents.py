@@ -69,7 +69,8 @@ def read_weka_folder(path: Path) -> Trace:
     names: dict[str, str] = {}
     beginnings = set()
     gathered = block_size = None
-    for file in _files(path):
+    # `trace_*.json`, if there are any, else every JSON file.
+    for file in sorted(path.glob("trace_*.json")) or sorted(path.glob("*.json")):
         with Source(str(file)) as source:
             gathered = gathered or Gathered(source, "weka")
             gathered.source = source
@@ -117,7 +118,9 @@ class _Session:
     def read(self) -> None:
         """Add the requests of the session and of its sub-agents."""
         table = read_objects(self._source)[0]
-        self.name = self._text(table, "id")
+        if not isinstance(table.get("id"), str):
+            raise self._error("id", "not a string")
+        self.name = table["id"]
         self.block_size = integer(self._source, table, "block_size", 1)
         requests = table.get("requests")
         if not isinstance(requests, list):
@@ -196,12 +199,6 @@ class _Session:
             raise self._error(f"{place}.hash_ids", f"{len(ids)} ids, expected {expected}")
         return ids
 
-    def _text(self, table: dict[str, Any], key: str) -> str:
-        text = table.get(key)
-        if not isinstance(text, str):
-            raise self._error(key, "not a string")
-        return text
-
     def _error(self, where: str, what: str) -> TraceError:
         remedy = "give the session as it was published"
         return self._source.error(f"{what}; {remedy}", where, 0)
@@ -220,12 +217,6 @@ def _settled(trace: Trace, block_size: int, digest: str) -> Trace:
     trace.block_size, trace.partial_hash, trace.hash_scope = block_size, False, "session"
     settle_kind(trace)
     return trace
-
-
-def _files(folder: Path) -> list[Path]:
-    """The session files of a folder: `trace_*.json` if there are any, else every JSON file."""
-    named = sorted(folder.glob("trace_*.json"))
-    return named or sorted(folder.glob("*.json"))
 
 
 BLOCK_SIZE = 16

@@ -81,7 +81,6 @@ from kvsim.workload.trace import (
 BLOCK_SIZE = 16
 """Tokens per id of a block, in Qwen-Bailian traces and of texts."""
 _NO_PARENT = "-1"
-_ZERO = "output_length 0 read as 1"
 
 
 def read_qwen(source: Source) -> Trace:
@@ -89,42 +88,36 @@ def read_qwen(source: Source) -> Trace:
     gathered = Gathered(source, "qwen")
     chats: dict[str, Row] = {}
     for table in tables(source):
-        _add_chat(source, table, gathered, chats)
+        for key in ("chat_id", "parent_chat_id", "timestamp", "input_length", "output_length"):
+            if key not in table:
+                raise source.error("missing; give it on every row", key)
+        chat = identifier(source, table, "chat_id")
+        if chat in chats:
+            what = f"{shown(chat)} is also on line {chats[chat].line}; make it unique"
+            raise source.error(what, "chat_id")
+        name = identifier(source, table, "parent_chat_id")
+        parent = chats.get(name)
+        if parent is None and name != _NO_PARENT:
+            gathered.change("parent_chat_id is not on an earlier row: sent at its own time")
+        output_length = tokens(source, "output_length", table["output_length"], 0)
+        if not output_length:
+            gathered.change("output_length 0 read as 1")
+        content = None
+        if table.get("hash_ids") is not None:
+            content = HashContent(collapse(integers(source, table, "hash_ids", MAX_ID)))
+        chats[chat] = gathered.add(
+            tokens(source, "input_length", table["input_length"]),
+            max(1, output_length),
+            time_ns=instant(source, "timestamp", table["timestamp"], NS_PER_S),
+            id=chat,
+            content=content,
+            after=-1 if parent is None else parent.index,
+            session=chat if parent is None else parent.session,
+            turn=0 if parent is None else (parent.turn or 0) + 1,
+        )
     trace = gathered.trace()
     settle_blocks(source, trace, BLOCK_SIZE, "make sure that this is a Qwen-Bailian file")
     return trace
-
-
-def _add_chat(
-    source: Source, table: dict[str, Any], gathered: Gathered, chats: dict[str, Row]
-) -> None:
-    for key in ("chat_id", "parent_chat_id", "timestamp", "input_length", "output_length"):
-        if key not in table:
-            raise source.error("missing; give it on every row", key)
-    chat = identifier(source, table, "chat_id")
-    if chat in chats:
-        what = f"{shown(chat)} is also on line {chats[chat].line}; make it unique"
-        raise source.error(what, "chat_id")
-    name = identifier(source, table, "parent_chat_id")
-    parent = chats.get(name)
-    if parent is None and name != _NO_PARENT:
-        gathered.change("parent_chat_id is not on an earlier row: sent at its own time")
-    output_length = tokens(source, "output_length", table["output_length"], 0)
-    if not output_length:
-        gathered.change(_ZERO)
-    content = None
-    if table.get("hash_ids") is not None:
-        content = HashContent(collapse(integers(source, table, "hash_ids", MAX_ID)))
-    chats[chat] = gathered.add(
-        tokens(source, "input_length", table["input_length"]),
-        max(1, output_length),
-        time_ns=instant(source, "timestamp", table["timestamp"], NS_PER_S),
-        id=chat,
-        content=content,
-        after=-1 if parent is None else parent.index,
-        session=chat if parent is None else parent.session,
-        turn=0 if parent is None else (parent.turn or 0) + 1,
-    )
 
 
 _LMCACHE_NOTE = "outputs are not in the log: each is read as 1 token, so decoding is not simulated"
@@ -145,24 +138,21 @@ def read_lmcache(source: Source) -> Trace:
         if not length:
             gathered.drop("seq_len is 0")
             continue
+        hashes = table.get("chunk_hashes")
+        if not isinstance(hashes, list) or not all(isinstance(each, str) for each in hashes):
+            raise source.error(f"{shown(hashes)} is not a list of hashes; fix it", "chunk_hashes")
+        ids = (numbers.setdefault(each, len(numbers)) for each in hashes)
         gathered.add(
             length,
             1,
             time_ns=instant(source, "timestamp", table.get("timestamp"), NS_PER_S),
             id=table.get("request_id"),
-            content=_lmcache_content(source, table, numbers),
+            content=HashContent(collapse(ids)),
             model=table.get("model_name"),
         )
     trace = gathered.trace(_LMCACHE_NOTE)
     settle_blocks(source, trace, size or 1, "make sure that the rows are of one log")
     return trace
-
-
-def _lmcache_content(source: Source, table: dict[str, Any], numbers: dict[str, int]) -> HashContent:
-    hashes = table.get("chunk_hashes")
-    if not isinstance(hashes, list) or not all(isinstance(each, str) for each in hashes):
-        raise source.error(f"{shown(hashes)} is not a list of hashes; fix it", "chunk_hashes")
-    return HashContent(collapse(numbers.setdefault(each, len(numbers)) for each in hashes))
 
 
 def read_llmservingsim(source: Source) -> Trace:
@@ -241,22 +231,15 @@ NOTE = (
 )
 
 
-class TextIds:
-    """The ids of a file: one per 64 characters and all before them, numbered by first use."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, bytes], int] = {}
-
-    def after(self, before: int, block: str) -> int:
-        """The id of a block of text that follows the block with id `before` (-1: none)."""
-        key = (before, xxh3_128_digest(block.encode("utf-8", "surrogatepass")))
-        return self._known.setdefault(key, len(self._known))
+Ids = dict[tuple[int, bytes], int]
+"""Of the texts of a file: the id of a block of 64 characters, by the id of the block before it (-1:
+none) and its digest. So one stands for its block and all before it."""
 
 
 class Stream:
     """A text that grows, such as a conversation."""
 
-    def __init__(self, ids: TextIds) -> None:
+    def __init__(self, ids: Ids) -> None:
         self.characters = 0
         self._ids = ids
         self._blocks: list[int] = []
@@ -274,7 +257,9 @@ class Stream:
         whole = len(tail) - len(tail) % _CHARACTERS
         for start in range(0, whole, _CHARACTERS):
             before = self._blocks[-1] if self._blocks else -1
-            self._blocks.append(self._ids.after(before, tail[start : start + _CHARACTERS]))
+            block = tail[start : start + _CHARACTERS].encode("utf-8", "surrogatepass")
+            id = self._ids.setdefault((before, xxh3_128_digest(block)), len(self._ids))
+            self._blocks.append(id)
         self._tail = tail[whole:]
 
     def content(self, input_length: int | None = None, output_length: int = 0) -> HashContent:
@@ -286,14 +271,14 @@ class Stream:
 
 
 def identified(trace: Trace) -> Trace:
-    """State in the trace that its hash ids are those of `TextIds`."""
+    """State in the trace that its hash ids are those of a `Stream`."""
     trace.block_size, trace.hash_kind, trace.partial_hash = BLOCK_SIZE, "prefix", False
     return trace
 
 
 def read_custom(source: Source) -> Trace:
     """The prompts, without arrivals. Raises `TraceError` at the first line that is wrong."""
-    gathered, known = Gathered(source, "custom"), TextIds()
+    gathered, known = Gathered(source, "custom"), Ids()
     for table in tables(source):
         prompt, output = table.get("prompt"), table.get("output_tokens")
         if not isinstance(prompt, str):
@@ -320,7 +305,7 @@ _BATCH_NOTE = (
 
 def read_batch(source: Source) -> Trace:
     """The requests of a batch, without arrivals. Raises `TraceError` at the first wrong line."""
-    gathered, known = Gathered(source, "openai-batch"), TextIds()
+    gathered, known = Gathered(source, "openai-batch"), Ids()
     for table in tables(source):
         if "response" in table:
             _add_result(source, gathered, table)
@@ -406,7 +391,7 @@ _SHAREGPT_NOTE = (
 
 def read_sharegpt(source: Source) -> Trace:
     """The turns of all conversations, without arrivals. Raises `TraceError`."""
-    gathered, known = Gathered(source, "sharegpt"), TextIds()
+    gathered, known = Gathered(source, "sharegpt"), Ids()
     listed = source.beginning().lstrip().startswith("[")
     for number, entry in enumerate(read_elements(source) if listed else tables(source)):
         where = f"[{number}].conversations"

@@ -323,36 +323,22 @@ def read_vllm_log(source: Source) -> Trace:
         elif not prompt:
             gathered.drop(f"no prompt token ids; {_HOW}")
         else:
-            lora = _LORA.search(line)
-            adapter = None if lora is None else lora[1]
-            _add_logged(source, gathered, request[1], time[1], prompt, limit[1], adapter)
+            most, lora = tokens(source, "max_tokens", limit[1]), _LORA.search(line)
+            gathered.add(
+                len(prompt),
+                most,
+                time_ns=date(source, "time", f"{_LEAP_YEAR}-{time[1]}"),
+                id=request[1],
+                content=TokenContent(prompt),
+                max_new_tokens=most,
+                lora=lora and lora[1],
+            )
     if not received:
         what = (
             "a log of vLLM without requests; for its settings give it as --startup-log, for a trace"
         )
         raise source.error(f"{what} {_HOW}", line=0)
     return gathered.trace(*_LOG_NOTES)
-
-
-def _add_logged(
-    source: Source,
-    gathered: Gathered,
-    name: str,
-    time: str,
-    prompt: tuple[int, ...],
-    limit: str,
-    lora: str | None,
-) -> None:
-    most = tokens(source, "max_tokens", limit)
-    gathered.add(
-        len(prompt),
-        most,
-        time_ns=date(source, "time", f"{_LEAP_YEAR}-{time}"),
-        id=name,
-        content=TokenContent(prompt),
-        max_new_tokens=most,
-        lora=lora,
-    )
 
 
 def _token_ids(source: Source, text: str) -> tuple[int, ...]:
@@ -493,20 +479,15 @@ def read_aiperf(source: Source) -> Trace:
         if not isinstance(metadata, dict) or not isinstance(metrics, dict):
             field = "metrics" if isinstance(metadata, dict) else "metadata"
             raise source.error("not an object; give the records as AIPerf wrote them", field)
-        why = _failure(table, metadata)
-        if why:
-            gathered.drop(why)
+        if metadata.get("benchmark_phase") == "warmup":
+            gathered.drop("they belong to the warm-up")
+        elif metadata.get("was_cancelled"):
+            gathered.drop("they were cancelled")
+        elif table.get("error"):
+            gathered.drop("they failed")
         else:
             _aiperf_add(source, gathered, metadata, metrics, last)
     return gathered.trace()
-
-
-def _failure(table: dict[str, Any], metadata: dict[str, Any]) -> str:
-    if metadata.get("benchmark_phase") == "warmup":
-        return "they belong to the warm-up"
-    if metadata.get("was_cancelled"):
-        return "they were cancelled"
-    return "they failed" if table.get("error") else ""
 
 
 def _aiperf_add(
@@ -557,7 +538,10 @@ def _aiperf_observed(source: Source, metrics: dict[str, Any]) -> dict[str, Any] 
     return observed or None
 
 
-_LEFT_OUT = {"errored": "they failed", "incomplete": "they were not complete"}
+_ENDINGS = {"successful": "", "errored": "they failed", "incomplete": "they were not complete"}
+"""List of a report → why its requests are left out."""
+_GUIDELLM_TIMES = {"time_to_first_token_ms": ("ttft_s", 1000), "request_latency": ("e2e_s", 1)}
+"""Time of a request → its key in `Row.observed`, and how many make a second."""
 
 
 def read_guidellm(source: Source) -> Trace:
@@ -575,41 +559,32 @@ def read_guidellm(source: Source) -> Trace:
     if not isinstance(requests, dict):
         raise source.error("no requests; give the report as GuideLLM wrote it", "benchmarks[0]", 0)
     gathered = Gathered(source, "guidellm")
-    for number, request in enumerate(_guidellm_list(source, requests, "successful")):
-        _guidellm_add(source, gathered, request, f"successful[{number}]")
-    for key, why in _LEFT_OUT.items():
-        for _ in _guidellm_list(source, requests, key):
-            gathered.drop(why)
+    for key, why in _ENDINGS.items():
+        values = requests.get(key) or []
+        if not isinstance(values, list):
+            what = "not a list; give the report as GuideLLM wrote it"
+            raise source.error(what, f"requests.{key}", 0)
+        for number, request in enumerate(values):
+            if why:
+                gathered.drop(why)
+            else:
+                _guidellm_add(source, gathered, request, f"{key}[{number}]")
     return gathered.trace()
-
-
-def _guidellm_list(source: Source, requests: dict[str, Any], key: str) -> list[Any]:
-    values = requests.get(key) or []
-    if not isinstance(values, list):
-        raise source.error("not a list; give the report as GuideLLM wrote it", f"requests.{key}", 0)
-    return values
 
 
 def _guidellm_add(source: Source, gathered: Gathered, request: Any, where: str) -> None:
     if not isinstance(request, dict):
         raise source.error("not an object; give the report as GuideLLM wrote it", where, 0)
-    start = request.get("request_start_time")
+    start, field = request.get("request_start_time"), f"{where}.request_start_time"
+    observed = {
+        name: request[key] / units
+        for key, (name, units) in _GUIDELLM_TIMES.items()
+        if type(request.get(key)) in (int, float)
+    }
     gathered.add(
         tokens(source, f"{where}.prompt_tokens", request.get("prompt_tokens")),
         tokens(source, f"{where}.output_tokens", request.get("output_tokens")),
-        time_ns=None
-        if start is None
-        else instant(source, f"{where}.request_start_time", start, NS_PER_S),
+        time_ns=None if start is None else instant(source, field, start, NS_PER_S),
         id=request.get("request_id"),
-        observed=_guidellm_observed(request),
+        observed=observed or None,
     )
-
-
-def _guidellm_observed(request: dict[str, Any]) -> dict[str, Any] | None:
-    factors = {"time_to_first_token_ms": ("ttft_s", 1000), "request_latency": ("e2e_s", 1)}
-    observed = {
-        name: request[key] / factor
-        for key, (name, factor) in factors.items()
-        if type(request.get(key)) in (int, float)
-    }
-    return observed or None
