@@ -69,7 +69,10 @@ def residual(pairs: Matched, requests: dict[str, Any]) -> Table | None:
     real, ours = (
         {kind: seconds[told] for kind, seconds in side.items()} for side in (measured, predicted)
     )
-    queue, method = _queue(real, ours, _unhindered(requests, pairs)[told])
+    # Those that wait for nothing but the step under way in the replay.
+    waited = requests["first_scheduled_ns"] - requests["arrival_ns"]
+    unhindered: np.ndarray = (waited == requests["waiting_step_ns"])[pairs.places]
+    queue, method = _queue(real, ours, unhindered[told])
     parts = [_part("first token", real["ttft"], ours["ttft"])]
     if queue is not None:
         prefill = _part("prefill", real["ttft"] - queue, ours["ttft"] - ours["queue"])
@@ -97,13 +100,6 @@ def _queue(
         f"Queue and prefill are told apart by the {number:,} requests that are predicted to find no"
         f" queue: their TTFT is {ratio:.2f} times the predicted one."
     )
-
-
-def _unhindered(requests: dict[str, Any], pairs: Matched) -> np.ndarray:
-    """Which requests wait for nothing but the step under way in the replay."""
-    waited = requests["first_scheduled_ns"] - requests["arrival_ns"]
-    step: np.ndarray = (waited == requests["waiting_step_ns"])[pairs.places]
-    return step
 
 
 def _part(name: str, measured_s: Floats, predicted_s: Floats) -> Table:

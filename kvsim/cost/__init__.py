@@ -107,21 +107,16 @@ class Checked:
 
     def step_ns(self, plan: Plan) -> int:
         """`Cost.step_ns`."""
-        return self._whole_ns(self._cost.step_ns(plan))
-
-    @property
-    def _name(self) -> str:
-        kind = type(self._cost)
-        return f"cost: {kind.__module__}:{kind.__qualname__}"
-
-    def _whole_ns(self, ns: Any) -> int:
+        ns: Any = self._cost.step_ns(plan)
         try:
             whole = index(ns)
         except TypeError:
             whole = -1
         if whole < 0:
+            kind = type(self._cost)
             raise ConfigError(
-                f"{self._name} priced a step at {ns!r}; return whole nanoseconds, 0 or more"
+                f"cost: {kind.__module__}:{kind.__qualname__} priced a step at {ns!r}; return whole"
+                " nanoseconds, 0 or more"
             )
         return whole
 

@@ -82,7 +82,10 @@ class StagedCost(Wrapped):
         self._link, self._link_source = hardware.all_reduce, f"all-reduce of {hardware.name}"
         given = config.cost.get(STAGE_LINK)
         if given is not None:
-            self._link, self._link_source = _link(given), "as set"
+            where = "cost.stage_link"
+            if not isinstance(given, Mapping):
+                raise ConfigError(f"{where}: expected a table of keys, got {given!r}")
+            self._link, self._link_source = convert(given, AllReduce, where), "as set"
 
     def passage(self, plan: Plan, step_ns: int) -> Passage:
         """Divides the price of a step among the stages."""
@@ -115,13 +118,6 @@ class StagedCost(Wrapped):
         )
         host_ns = min(int(host), step_ns)
         return host_ns, min(int(head), step_ns - host_ns)
-
-
-def _link(given: Any) -> AllReduce:
-    where = "cost.stage_link"
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{where}: expected a table of keys, got {given!r}")
-    return convert(given, AllReduce, where)
 
 
 class DraftedCost(Wrapped):

@@ -376,16 +376,12 @@ def _problem_of_errors(error: Mapping[str, Any], where: str) -> str:
         if is_figure and (isinstance(value, bool) or not isinstance(value, int | float)):
             return f"{place}: {shortened(repr(value))} is not a number; give one"
         if where == "error" and key == "others":
-            wrong = not isinstance(value, Mapping) or not all(map(_is_table, value.values()))
-            if wrong:
+            tables = value.values() if isinstance(value, Mapping) else [None]
+            if not all(isinstance(each, Mapping) for each in tables):
                 return f"{place}: expected a table of errors for each block size"
         if isinstance(value, Mapping) and (problem := _problem_of_errors(value, place)):
             return problem
     return ""
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, Mapping)
 
 
 def _problem_of_curve(curve: Curve) -> str:

@@ -128,13 +128,12 @@ def _provenance(result: FleetResult, each: Sequence[Mapping[str, Any]]) -> dict[
     first = metas[0]
     outcomes = [meta["outcome"] for meta in metas]
     stopped = (outcome for outcome in outcomes if outcome["kind"] != "finished")
-    kept = ("kvsim_version", "core", "command", "config", "assumed", "seed", "cost", "goodput")
+    kept = (
+        *("kvsim_version", "core", "command", "config", "assumed", "seed", "cost", "goodput"),
+        *("engine", "model", "hardware", "block_size", "num_gpu_blocks"),
+    )
     return {
         **{key: first[key] for key in kept},
-        **{
-            key: first[key]
-            for key in ("engine", "model", "hardware", "block_size", "num_gpu_blocks")
-        },
         "trace": {**first["trace"], "requests": len(result.chosen)},
         "router": {"name": result.router, "args": result.router_args},
         "replicas": len(metas),

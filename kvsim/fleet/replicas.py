@@ -245,8 +245,11 @@ def serve_apart(
         indexes[chosen[index]].append(index)
     shares = [Share(*each) for each in zip(configs, indexes, strict=True)]
     results = []
-    number = _processes(len(chosen), len(shares), jobs)
-    served = _all_served(load, shares, command, number)
+    if jobs is None and len(chosen) >= _WORTHWHILE:
+        from joblib import cpu_count
+
+        jobs = cpu_count()
+    served = _all_served(load, shares, command, min(jobs or 1, len(shares)))
     for share, result in zip(shares, served, strict=True):
         if result is None:
             return None
@@ -258,14 +261,6 @@ def serve_apart(
     for result in results:
         result.meta["outcome"]["time_s"] = end_s
     return results
-
-
-def _processes(requests: int, replicas: int, jobs: int | None) -> int:
-    if jobs is None and requests >= _WORTHWHILE:
-        from joblib import cpu_count
-
-        jobs = cpu_count()
-    return min(jobs or 1, replicas)
 
 
 def _all_served(

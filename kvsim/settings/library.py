@@ -16,7 +16,7 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -69,7 +69,7 @@ def find(kind: str, name_or_path: str) -> Path:
         raise ConfigError(f"{name_or_path}: no such file; give a {word} file that exists")
     raise ConfigError(
         f"no {word} named {name_or_path!r};{nearest(name_or_path.lower(), names(kind))}"
-        f" give one of {_listed(names(kind))}, or the path of a file"
+        f" give one of {', '.join(names(kind))}, or the path of a file"
     )
 
 
@@ -102,7 +102,7 @@ def convert(table: Mapping[str, Any], struct: type[T], where: str) -> T:
         if key not in struct.__struct_encode_fields__:
             raise ConfigError(
                 f"{where}: unknown key {key!r};{nearest(key, struct.__struct_encode_fields__)}"
-                f" it takes {_listed(struct.__struct_encode_fields__)}"
+                f" it takes {', '.join(struct.__struct_encode_fields__)}"
             )
     return converted(table, struct, where)
 
@@ -159,7 +159,7 @@ def look_up(kind: str, table: Mapping[str, Any], name: str) -> Any:
     if not colon:
         raise ConfigError(
             f"{kind}: unknown {name!r};{nearest(name, table)}"
-            f" choose from {_listed(table)}, or give package.module:name"
+            f" choose from {', '.join(table)}, or give package.module:name"
         )
     try:
         module = import_module(module_name)
@@ -187,7 +187,7 @@ def build(
     settable = [key for key in hints if key not in given]
     for key in args:
         if key not in settable and not anything:
-            takes = f"it takes {_listed(settable)}" if settable else "it takes no arguments"
+            takes = f"it takes {', '.join(settable)}" if settable else "it takes no arguments"
             raise ConfigError(f"{label} takes no {key!r};{nearest(key, settable)} {takes}")
     for key in settable:
         if key in required and key not in args:
@@ -274,10 +274,6 @@ def checked(label: str, value: Any, hint: Any) -> Any:
         raise ConfigError(f"{label}: {text[:1].lower()}{text[1:]} ({value!r})") from None
     except TypeError:  # a type that cannot be checked
         return value
-
-
-def _listed(words: Iterable[str]) -> str:
-    return ", ".join(words)
 
 
 def overridden(built: object, known: type) -> set[str]:

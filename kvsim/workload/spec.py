@@ -255,14 +255,12 @@ def _share(trace: Trace, chosen: Sequence[int], hit_rate: float, block_size: int
 
 def _shared(rows: Sequence[Row], chosen: Sequence[int], share: float) -> list[Row]:
     """Rows whose prompts share their first part, of length `share`, within each choice."""
-    return [
-        replace(row, content=_content(number, round(row.input_length * share)))
-        for row, number in zip(rows, chosen, strict=True)
-    ]
-
-
-def _content(number: int, tokens: int) -> SegmentContent | None:
-    return SegmentContent(((f"prefix-{number}", tokens),)) if tokens else None
+    found = []
+    for row, number in zip(rows, chosen, strict=True):
+        tokens = round(row.input_length * share)
+        content = SegmentContent(((f"prefix-{number}", tokens),)) if tokens else None
+        found.append(replace(row, content=content))
+    return found
 
 
 def _rate(rows: Sequence[Row], chosen: Sequence[int], share: float, block_size: int) -> float:

@@ -181,7 +181,7 @@ class _Sglang(_Replay[CacheAware | textbook.RoundRobin | textbook.Uniform]):
         text = body.get("text")
         if "input_ids" in body:
             text = " ".join(map(str, body["input_ids"]))
-        asked = Asked(record["id"], 0, Written(_parts(record["text"]), text))
+        asked = Asked(record["id"], 0, _written(record["text"], text))
         load = list(router.load) if isinstance(router, CacheAware) else record["load"]
         choice = router.choose(asked, self._order, 0)
         router.sent(asked, record["chosen"], 0)
@@ -222,7 +222,7 @@ class _ProductionStack(_Replay[RoundRobin | Session | PrefixAware]):
         router, names = self.router, self._names
         now_ns = round(record["t"] * 1e9)
         alive = [names.index(name) for name in record["alive"]]
-        content = Written(_parts(record.get("text", [])))
+        content = _written(record.get("text", []))
         asked = Asked(record["id"], 0, content, record.get("session"))
         rates = {names[worker]: rate for worker, rate in router.rates(now_ns).items()}
         choice = router.choose(asked, alive, now_ns)
@@ -289,9 +289,5 @@ def replay(router: str, run: RouterRun) -> list[Record]:
     return replayed
 
 
-def _written(parts: Sequence[Sequence[Any]]) -> Written:
-    return Written(_parts(parts))
-
-
-def _parts(parts: Sequence[Sequence[Any]]) -> tuple[tuple[str, int], ...]:
-    return tuple((label, length) for label, length in parts)
+def _written(parts: Sequence[Sequence[Any]], literal: str | None = None) -> Written:
+    return Written(tuple((label, length) for label, length in parts), literal)

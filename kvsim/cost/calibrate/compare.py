@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -101,23 +100,24 @@ def points(table: Curve | Grid | MixedGrid) -> Iterator[tuple[Point, float]]:
 def reader(table: Curve | Grid | MixedGrid) -> Callable[[Point], float | None]:
     """A function that looks a point up in a table; it returns None outside the table."""
     if isinstance(table, MixedGrid):
-        return partial(_fused_at, Fused(table))
-    return partial(_at, table)
+        fused = Fused(table)
 
+        def in_one_launch(point: Point) -> float | None:
+            q, ctx, n, kv = point
+            us = fused.us([(q, ctx)], int(n), kv)
+            return None if fused.outside else us
 
-def _fused_at(fused: Fused, point: Point) -> float | None:
-    q, ctx, n, kv = point
-    us = fused.us([(q, ctx)], int(n), kv)
-    return None if fused.outside else us
+        return in_one_launch
 
+    def at(point: Point) -> float | None:
+        look = Interpolation()
+        if isinstance(table, Grid):
+            us = look.between(table.x, table.ctx, table.us, *point)
+        else:
+            us = look.along(table.x, table.us, *point)
+        return None if look.outside else us
 
-def _at(table: Curve | Grid, point: Point) -> float | None:
-    look = Interpolation()
-    if isinstance(table, Grid):
-        us = look.between(table.x, table.ctx, table.us, *point)
-    else:
-        us = look.along(table.x, table.us, *point)
-    return None if look.outside else us
+    return at
 
 
 def _flat(profile: Profile) -> dict[str, str]:

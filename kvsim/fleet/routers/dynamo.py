@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvsim.fleet.routers.router import Asked, Choice, Keys, Router, delay_ns
@@ -65,18 +66,16 @@ class Tier:
         return low - start
 
 
+@dataclass(slots=True, eq=False)
 class Reservation:
     """A request that was sent and has not ended."""
 
-    __slots__ = ("keys", "new_tokens", "output_weights", "worker")
-
-    def __init__(self, worker: int, keys: Keys, new_tokens: int) -> None:
-        self.worker = worker
-        self.keys = keys
-        self.new_tokens = new_tokens
-        """Prompt tokens to compute, as seen when it was sent; 0 from the first token on."""
-        self.output_weights: list[float] = []
-        """What each block of its output counts for."""
+    worker: int
+    keys: Keys
+    new_tokens: int
+    """Prompt tokens to compute, as seen when it was sent; 0 from the first token on."""
+    output_weights: list[float] = field(default_factory=list)
+    """What each block of its output counts for."""
 
 
 class Books:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
 
@@ -83,19 +84,17 @@ STAMPED_EVERY = 8
 """A search refreshes its node's stamp only at a multiple of this."""
 
 
+@dataclass(slots=True, eq=False)
 class Node:
     """Characters that follow those of the parent, and who holds them."""
 
-    __slots__ = ("children", "holders", "named", "parent", "text")
-
-    def __init__(self, text: str, parent: Node | None, named: int | None) -> None:
-        self.text = text
-        self.parent = parent
-        self.named = named
-        self.holders: dict[int, int] = {}
-        """Worker → stamp: when it was last sent a prompt that ends here; 0: none did."""
-        self.children: dict[str, Node] = {}
-        """First character → child."""
+    text: str
+    parent: Node | None
+    named: int | None
+    holders: dict[int, int] = field(default_factory=dict)
+    """Worker → stamp: when it was last sent a prompt that ends here; 0: none did."""
+    children: dict[str, Node] = field(default_factory=dict)
+    """First character → child."""
 
     def held_below(self, worker: int) -> bool:
         """Whether the worker holds a child, too."""

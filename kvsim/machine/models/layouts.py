@@ -167,21 +167,18 @@ class _ShortConv(_Kind, frozen=True, kw_only=True):
         return found
 
 
-class _NasAttention(Struct, frozen=True):
+class _NasPart(Struct, frozen=True):
+    """Attention or MLP of a layer."""
+
     n_heads_in_group: Positive | None = None
-    no_op: bool = False
-    replace_with_linear: bool = False
-
-
-class _NasMlp(Struct, frozen=True):
     ffn_mult: float | None = None
     no_op: bool = False
     replace_with_linear: bool = False
 
 
 class _NasBlock(Struct, frozen=True):
-    attention: _NasAttention
-    ffn: _NasMlp
+    attention: _NasPart
+    ffn: _NasPart
 
 
 class _Nas(_Kind, frozen=True, kw_only=True):
@@ -224,12 +221,8 @@ class _Mimo(_Kind, frozen=True, kw_only=True):
     swa_v_head_dim: Positive
 
     def usual(self) -> dict[str, Any]:
-        own = {
-            "num_attention_heads": self.swa_num_attention_heads,
-            "num_key_value_heads": self.swa_num_key_value_heads,
-            "head_dim": self.swa_head_dim,
-            "v_head_dim": self.swa_v_head_dim,
-        }
+        keys = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
+        own = {key: getattr(self, f"swa_{key}") for key in keys}
         types = [SLIDING if each else FULL for each in self.hybrid_layer_pattern]
         return {"layer_types": types, "heads": {SLIDING: own}}
 
@@ -323,16 +316,11 @@ class _Compressed(_Kind, frozen=True, kw_only=True):
         ratios = self.compress_ratios[: self.num_hidden_layers]
         if len(ratios) < self.num_hidden_layers:
             raise ValueError(f"compress_ratios: {len(ratios)} entries are too few")
+        keys = ("q_lora_rank", "o_lora_rank", "o_groups", "qk_rope_head_dim", "hc_mult")
+        own = {key: getattr(self, key) for key in keys}
         return {
             "layer_types": [FULL] * self.num_hidden_layers,
-            "compressed": {
-                "q_lora_rank": self.q_lora_rank,
-                "o_lora_rank": self.o_lora_rank,
-                "o_groups": self.o_groups,
-                "qk_rope_head_dim": self.qk_rope_head_dim,
-                "compress_ratios": ratios,
-                "hc_mult": self.hc_mult,
-            },
+            "compressed": {**own, "compress_ratios": ratios},
         }
 
 
@@ -408,9 +396,7 @@ class _MoeLayers(_Kind, frozen=True, kw_only=True):
         if isinstance(self.moe_layer_freq, int):
             found["decoder_sparse_step"] = self.moe_layer_freq
         elif self.moe_layer_freq is not None:
-            found["mlp_layer_types"] = [
-                "sparse" if each else "dense" for each in self.moe_layer_freq
-            ]
+            found["mlp_layer_types"] = ["sparse" if x else "dense" for x in self.moe_layer_freq]
         if self.moe_layers_enum is not None:
             listed = self.moe_layers_enum
             numbers = listed.split(",") if isinstance(listed, str) else listed

@@ -102,14 +102,6 @@ class Start:
         """Whether it came as far as its pool."""
         return bool(self.cache_tokens or self.blocks or self.blocks_of_all)
 
-    @property
-    def engine_by_pool(self) -> Fact | None:
-        """The engine, by how it prints its pool: only V0 has CPU blocks, and prints no tokens."""
-        if self.cpu_blocks is not None:
-            return Fact("0", self.cpu_blocks.line)
-        printed = [*self.cache_tokens, *self.blocks]
-        return Fact("1", printed[0].line) if printed else None
-
 
 CHUNK_BYTES = 1 << 20
 """If a line of a log is longer than two chunks of this size, only its beginning is read."""
@@ -469,8 +461,11 @@ def _without_blocks(start: Start, path: str) -> Meaning:
     ):
         if fact is not None:
             meaning.set(key, fact.value, f"{path}:{fact.line}")
-    engine = start.engine or start.engine_by_pool
-    if engine is not None:
+    # By how it prints its pool: only V0 has CPU blocks, and prints no tokens.
+    printed = [Fact("1", fact.line) for fact in (*start.cache_tokens, *start.blocks)]
+    if start.cpu_blocks is not None:
+        printed = [Fact("0", start.cpu_blocks.line)]
+    if engine := next(filter(None, [start.engine, *printed]), None):
         meaning.set("engine", ENGINES[engine.value], f"{path}:{engine.line}")
     if start.version is not None:
         release = re.match(r"\d{1,4}\.\d{1,4}\.\d{1,4}", start.version.value)
