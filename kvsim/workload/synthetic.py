@@ -7,8 +7,8 @@
 | `agents` | sessions that append to a growing context until it is full | WEKA Claude Code |
 | `agentx` | long sessions of tool calls, with subagents and hints | vLLM's AgentX post |
 
-Lengths and times have the quantiles below. Other figures have no public source (what is shared, how
-many turns a chat has). They are chosen here, and the trace's `source.note` says so.
+Lengths and times have the quantiles of `synthetic.toml`. Other figures have no public source (what
+is shared, how many turns a chat has). They are chosen, and the trace's `source.note` says so.
 
 For `agentx`, vLLM's AgentX post (vllm.ai/blog/2026-09-08-vllm-agentx, as vLLM #57103 quotes it) has
 medians of 43 turns a session, 142,000 tokens a prompt and 444 an output, hits above 96 %, and
@@ -27,11 +27,14 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import tomllib
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, islice, pairwise
 from math import exp, log
+from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
@@ -85,44 +88,12 @@ class Turn:
     """What it says to policies, as keys of its own (`x_NAME`) by NAME."""
 
 
-AZURE_CODE_INPUT = quantiles(
-    "0 3, 0.05 75, 0.1 147, 0.25 578, 0.5 1469, 0.75 2745, 0.9 5188, 0.95 7303, 0.99 7436, 1 7437"
-)
-"""Prompt tokens; mean 2,048."""
+_FILE = tomllib.loads(Path(__file__).with_name("synthetic.toml").read_text("utf-8"))
 
-AZURE_CODE_OUTPUT = quantiles(
-    "0 6, 0.1 7, 0.25 9, 0.5 13, 0.75 24, 0.9 55, 0.95 90, 0.99 251, 0.995 359, 0.999 825, 1 1899"
-)
-"""Output tokens; mean 27.9."""
 
-AZURE_CODE_GAP_US = quantiles(
-    "0 0, 0.05 100, 0.1 200, 0.25 2100, 0.5 63800, 0.75 104000,"
-    " 0.9 272900, 0.95 400800, 0.99 2205100, 0.995 9978300, 0.999 79232500, 1 217169000"
-)
-"""Microseconds between arrivals; mean 389,653, coefficient of variation 13.15."""
-
-MOONCAKE_OUTPUT = quantiles(
-    "0 1, 0.05 10, 0.1 24, 0.25 157, 0.5 350, 0.75 472, 0.9 597, 0.95 698, 0.99 1119, 1 2000"
-)
-"""Output tokens; mean 343."""
-
-WEKA_GROWTH = quantiles(
-    "0 0, 0.1 0, 0.25 44, 0.5 274, 0.75 993, 0.9 2731, 0.95 5104, 0.99 16152, 1 23830"
-)
-"""Tokens that a turn adds to prompt and output of the turn before, cut at the 99.5 % quantile."""
-
-WEKA_OUTPUT = quantiles(
-    "0 1, 0.05 88, 0.1 101, 0.25 137, 0.5 212, 0.75 427, 0.9 865, 0.95 1464, 0.99 4659, 1 5900"
-)
-"""Output tokens, cut at the 99.5 % quantile."""
-
-WEKA_THINK_MS = quantiles(
-    "0 0, 0.05 3000, 0.1 4000, 0.25 5000, 0.5 10000, 0.75 38000, 0.8 60000, 1 60000"
-)
-"""Think times in milliseconds, cut at 60 s as in the replay tool of the same authors."""
-
-WEKA_REWRITES = 0.069
-"""Share of turns that do not extend the turn before but rewrite history."""
+def _drawn(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures of the file, with points in place of texts."""
+    return {key: quantiles(x) if isinstance(x, str) else x for key, x in table.items()}
 
 
 _NS_PER_MS = 1_000_000
@@ -152,30 +123,10 @@ class Sessions:
     """A session ends before a request with more tokens than this, prompt and output together."""
 
 
-CHAT = Sessions(
-    systems=((("assistant", 280),), (("support", 560),), (("tutor", 140),)),
-    first=((0, 4), (0.5, 150), (0.75, 400), (0.9, 1100), (0.99, 3000), (1, 4000)),
-    message=((0, 2), (0.5, 60), (0.75, 160), (0.9, 400), (0.99, 1400), (1, 3000)),
-    output=MOONCAKE_OUTPUT,
-    think_ms=((0, 1000), (0.5, 8000), (0.9, 30_000), (1, 90_000)),
-    going_on=0.66,
-    rewriting=0.0,
-    max_tokens=8191,
-)
-AGENTS = Sessions(
-    systems=(
-        (("tools", 1480), ("coder", 640)),
-        (("tools", 1480), ("reviewer", 420)),
-        (("tools", 1480), ("researcher", 560)),
-    ),
-    first=((0, 60), (0.5, 500), (0.9, 3200), (1, 8000)),
-    message=WEKA_GROWTH,
-    output=WEKA_OUTPUT,
-    think_ms=WEKA_THINK_MS,
-    going_on=1.0,
-    rewriting=WEKA_REWRITES,
-    max_tokens=23_999,
-)
+def _sessions(kind: str) -> Sessions:
+    said = _drawn(_FILE[kind]["sessions"])
+    systems = (tuple((name, tokens) for name, tokens in each) for each in said.pop("systems"))
+    return Sessions(tuple(systems), **said)
 
 
 def synthesise(
@@ -246,8 +197,9 @@ def _row(turn: Turn) -> Row:
     )
 
 
-def _session_turns(load: Sessions, random: Random, per_s: float) -> Iterator[Turn]:
+def _session_turns(kind: str, random: Random, per_s: float) -> Iterator[Turn]:
     """Turns of all sessions, in order of arrival, for ever; sessions begin at random (Poisson)."""
+    load = SESSIONS[kind]
     waiting: list[tuple[int, int, Turn]] = []
     serial = count()
     clock_s = 0.0
@@ -262,6 +214,9 @@ def _session_turns(load: Sessions, random: Random, per_s: float) -> Iterator[Tur
                 heapq.heappush(waiting, (following.arrival_ns, next(serial), following))
         first = _first_turn(load, start_ns, f"s{number}", random)
         heapq.heappush(waiting, (start_ns, next(serial), first))
+
+
+SESSIONS = {"chat": _sessions("chat"), "agents": _sessions("agents")}
 
 
 def _first_turn(load: Sessions, start_ns: int, session: str, random: Random) -> Turn:
@@ -301,6 +256,8 @@ def _next_turn(load: Sessions, turn: Turn, random: Random) -> Turn | None:
     return following if fits else None
 
 
+CALLS = _drawn(_FILE["api"]["calls"])
+"""Tokens of prompts and outputs, and microseconds from one call to the next."""
 _INSTRUCTIONS = 48
 """Tokens of the instructions that begin every call long enough for them."""
 _OPEN_FILES = 24
@@ -312,10 +269,10 @@ _SAME_FILE = 0.7
 def _api_turns(random: Random, per_s: float) -> Iterator[Turn]:
     """Completion calls: instructions, then a part of a file, then tokens unique to the call."""
     clock_us = 0
-    scale = 1e6 / mean(AZURE_CODE_GAP_US) / per_s
+    scale = 1e6 / mean(CALLS["gap_us"]) / per_s
     files = [f"file-{number}" for number in range(_OPEN_FILES)]
     for number in count(_OPEN_FILES):
-        length = draw(AZURE_CODE_INPUT, random)
+        length = draw(CALLS["input"], random)
         segments: Segments = ()
         if length > _INSTRUCTIONS + 16:
             place = random.randrange(_OPEN_FILES)
@@ -326,10 +283,10 @@ def _api_turns(random: Random, per_s: float) -> Iterator[Turn]:
         yield Turn(
             arrival_ns=clock_us * 1000,
             input_length=length,
-            output_length=draw(AZURE_CODE_OUTPUT, random),
+            output_length=draw(CALLS["output"], random),
             segments=segments,
         )
-        clock_us += round(draw(AZURE_CODE_GAP_US, random) * scale)
+        clock_us += round(draw(CALLS["gap_us"], random) * scale)
 
 
 # Of `agentx`, up to the kinds.
@@ -345,20 +302,11 @@ class _Tool(NamedTuple):
     ttl_s: float
 
 
-_TOOLS = {
-    "file": _Tool(0.80, quantiles("0 20, 0.5 150, 0.9 600, 1 999"), 0.15, 1),
-    "shell": _Tool(0.1512, quantiles("0 300, 0.427 999, 0.8 4000, 1 9999"), 1.4, 10),
-    "wait": _Tool(0.0488, quantiles("0 10000, 0.5 60000, 0.9 240000, 1 900000"), 60, 300),
-}
-"""What an answer calls: the files at hand, a command, or what takes minutes (a build, a person)."""
-
-_PROMPT = quantiles("0 50000, 0.5 105000, 0.9 140000, 1 160000")
-_GROWTH = quantiles("0 40, 0.25 300, 0.5 1000, 0.75 2300, 0.9 4500, 0.99 12000, 1 22000")
-_OUTPUT = quantiles("0 40, 0.25 190, 0.5 444, 0.75 800, 0.9 1600, 0.99 5000, 1 8000")
+_TOOLS = {name: _Tool(**_drawn(each)) for name, each in _FILE["agentx"]["tools"].items()}
+_THREADS = _drawn(_FILE["agentx"]["threads"])
 _MEDIAN_TURNS, _SPREAD_TURNS = 43, 0.7
 _SUBAGENTS = 0.44
 """Share of sessions that have any."""
-_SUB_TURNS, _SUB_PROMPT = quantiles("0 3, 0.5 8, 1 24"), quantiles("0 2000, 0.5 9000, 1 30000")
 _MOST_TOKENS = 200_000
 """A prompt beyond that is compacted first: its beginning stays, a summary follows."""
 _SHARED: Segments = (("tools", 14_000), ("rules", 4_000))
@@ -384,7 +332,7 @@ def _agentx_session(random: Random, name: str, start_ns: int) -> list[Turn]:
     branches = set[int]()
     if random.random() < _SUBAGENTS:
         branches = {random.randrange(1, turns) for _ in range(random.choice((1, 1, 2, 3)))}
-    made = _thread(random, name, start_ns, draw(_PROMPT, random), turns)
+    made = _thread(random, name, start_ns, draw(_THREADS["prompt"], random), turns)
     found: list[Turn] = []
     late_ns = 0
     for number, turn in enumerate(made):
@@ -392,8 +340,10 @@ def _agentx_session(random: Random, name: str, start_ns: int) -> list[Turn]:
         if number in branches:
             before = made[number - 1]
             begin_ns = _end_ns(before) + 50 * _NS_PER_MS
-            length = draw(_SUB_TURNS, random)
-            inner = _thread(random, f"{name}/{number}", begin_ns, draw(_SUB_PROMPT, random), length)
+            length = draw(_THREADS["sub_turns"], random)
+            inner = _thread(
+                random, f"{name}/{number}", begin_ns, draw(_THREADS["sub_prompt"], random), length
+            )
             inner[0].after, inner[0].think_ns = before, 50 * _NS_PER_MS
             before.hints = {"tool": "agent", "pause_s": 60, "ttl_s": 300, "retain": 1}
             turn.after, turn.think_ns = inner[-1], 20 * _NS_PER_MS
@@ -407,18 +357,21 @@ def _agentx_session(random: Random, name: str, start_ns: int) -> list[Turn]:
 def _thread(random: Random, name: str, start_ns: int, prompt: int, turns: int) -> list[Turn]:
     """The turns of one thread, which begins with what all sessions share."""
     shared = sum(tokens for _, tokens in _SHARED)
-    made = [Turn(start_ns, shared + prompt, draw(_OUTPUT, random), _SHARED, name, 0)]
+    made = [Turn(start_ns, shared + prompt, draw(_THREADS["output"], random), _SHARED, name, 0)]
     while len(made) < turns:
         before = made[-1]
         before.hints, pause_ns = _tool_call(random)
-        keep, grown = before.input_length + before.output_length, max(1, draw(_GROWTH, random))
+        keep, grown = (
+            before.input_length + before.output_length,
+            max(1, draw(_THREADS["growth"], random)),
+        )
         if keep + grown > _MOST_TOKENS:
             keep, grown = shared, _SUMMARY_TOKENS
         made.append(
             Turn(
                 _end_ns(before) + pause_ns,
                 keep + grown,
-                draw(_OUTPUT, random),
+                draw(_THREADS["output"], random),
                 session=name,
                 turn=len(made),
                 before=before,
@@ -453,34 +406,14 @@ class Kind:
     note: str
 
 
+_TURNS: dict[str, Callable[[Random, float], Iterator[Turn]]] = {
+    "chat": partial(_session_turns, "chat"),
+    "api": _api_turns,
+    "agents": partial(_session_turns, "agents"),
+    "agentx": _agentx_turns,
+}
 KINDS = {
-    "chat": Kind(
-        lambda random, per_s: _session_turns(CHAT, random, per_s),
-        requests=1200,
-        rate=5.0,
-        note="outputs after Mooncake conversation (FAST25), prompts near Azure conversation"
-        " (2023); system prompts, turns and think times chosen",
-    ),
-    "api": Kind(
-        _api_turns,
-        requests=1500,
-        rate=8.0,
-        note="prompts, outputs and burstiness after Azure code (2023); the rate and what calls"
-        " share chosen",
-    ),
-    "agents": Kind(
-        lambda random, per_s: _session_turns(AGENTS, random, per_s),
-        requests=600,
-        rate=0.2,
-        note="growth, outputs, think times and rewriting after WEKA Claude Code sessions; first"
-        " prompts chosen, sessions end before 24,000 tokens",
-    ),
-    "agentx": Kind(
-        _agentx_turns,
-        requests=1500,
-        rate=0.02,
-        note="turns, prompts, outputs and subagents with the medians of vLLM's AgentX post; pauses"
-        " with the shares of vllm-project/router #285; the rest chosen",
-    ),
+    name: Kind(turns, *(_FILE[name][key] for key in ("requests", "rate", "note")))
+    for name, turns in _TURNS.items()
 }
 """Name → kind."""

@@ -14,7 +14,7 @@ from places import ROOT
 
 from kvsim.errors import ConfigError
 from kvsim.workload import ParentContent, native, open_trace, synthetic
-from kvsim.workload.synthetic import AGENTS, KINDS, synthesise
+from kvsim.workload.synthetic import CALLS, KINDS, SESSIONS, synthesise
 
 TRACES = ROOT / "traces"
 
@@ -83,16 +83,19 @@ def test_agents_are_like_weka_sessions() -> None:
         rewritten += not kept_all
         assert row.session == parent.session
         assert row.turn == (parent.turn or 0) + 1
-    assert rewritten / len(turns) == pytest.approx(synthetic.WEKA_REWRITES, abs=0.03)
+    assert rewritten / len(turns) == pytest.approx(SESSIONS["agents"].rewriting, abs=0.03)
     near([row.delay_ns // 1_000_000 for row in turns], {25: 5000, 50: 10_000, 90: 60_000}, 0.1)
-    assert max(row.input_length + row.output_length for row in trace.rows) <= AGENTS.max_tokens
+    assert (
+        max(row.input_length + row.output_length for row in trace.rows)
+        <= SESSIONS["agents"].max_tokens
+    )
 
 
 def test_drawing_gives_the_quantiles() -> None:
     random = Random(1)
-    values = [synthetic.draw(synthetic.AZURE_CODE_INPUT, random) for _ in range(20_000)]
+    values = [synthetic.draw(CALLS["input"], random) for _ in range(20_000)]
     near(values, {10: 147, 25: 578, 50: 1469, 75: 2745, 90: 5188}, 0.05)
-    assert np.mean(values) == pytest.approx(synthetic.mean(synthetic.AZURE_CODE_INPUT), rel=0.02)
+    assert np.mean(values) == pytest.approx(synthetic.mean(CALLS["input"]), rel=0.02)
     assert (min(values), max(values)) >= (3, 7300)
 
 
