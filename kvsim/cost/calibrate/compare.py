@@ -81,7 +81,8 @@ def _tables(profile: Profile) -> Iterator[tuple[str, Curve | Grid | MixedGrid]]:
 def _axes(table: Curve | Grid | MixedGrid) -> dict[str, list[float]]:
     """Axes by the names that they have in the file."""
     named = zip(table.__struct_fields__, table.__struct_encode_fields__, strict=True)
-    return {written: getattr(table, key) for key, written in named if key not in ("us", "tile")}
+    values = {written: getattr(table, key) for key, written in named if key != "us"}
+    return {key: axis for key, axis in values.items() if isinstance(axis, list)}
 
 
 def points(table: Curve | Grid | MixedGrid) -> Iterator[tuple[Point, float]]:

@@ -40,6 +40,13 @@ def test_parts_have_ranges_and_times(saved: Path) -> None:
     assert found["mixed"].points == 81
 
 
+def test_a_table_of_experts_has_two_axes() -> None:
+    profile = load_profile("h100-sxm-mixtral-8x7b-2-public")
+    found = {part.name: part for part in parts(profile)}
+    assert found["experts"].axes == {"tokens": (1, 8192, 35), "active": (1, 8, 2)}
+    assert found["experts"].points == 70
+
+
 def test_a_profile_does_not_differ_from_itself(saved: Path) -> None:
     profile = load_profile(str(saved))
     assert settings_that_differ(profile, profile) == []
