@@ -29,7 +29,7 @@ from kvsim.engines import ENGINES  # noqa: E402
 from kvsim.engines.vllm_v1.releases import NEWEST, OLDEST, RULES  # noqa: E402
 from kvsim.machine.hardware import Hardware  # noqa: E402
 from kvsim.machine.models import Model  # noqa: E402
-from kvsim.settings.config import SIZES, RunConfig  # noqa: E402
+from kvsim.settings.config import SIZES, RunConfig, about  # noqa: E402
 from kvsim.settings.server.arguments import VLLM, Used  # noqa: E402
 from kvsim.settings.versions import GIB, OLDEST_V1, batch_limits, release  # noqa: E402
 from kvsim.workload.spec import Workload  # noqa: E402
@@ -94,14 +94,14 @@ def settings() -> str:
     for key, default in zip(
         RunConfig.__struct_fields__, RunConfig.__struct_defaults__, strict=True
     ):
-        about = next(each for each in hints[key].__metadata__ if each.extra is not None)
         kind = plain(hints[key])
         numbers = any(each in (int, float) for each in (kind, *get_args(kind)))
         unit = UNITS[key] if numbers else UNITS.get(key, "")
-        rows = panels.setdefault(about.extra["panel"], [])
+        panel, text = about()[key]
+        rows = panels.setdefault(panel, [])
         stated = default is not None and get_origin(kind) is not dict
         shown = f"`{written(default)}`" if stated else ""
-        rows.append([f"`{key}`", words(kind), shown, unit, vllm_names(key), about.description])
+        rows.append([f"`{key}`", words(kind), shown, unit, vllm_names(key), text])
     head = ("key", "type", "default", "unit", "vLLM", "meaning")
     parts = [
         f"# Settings\n\n{MADE}",
@@ -339,8 +339,9 @@ def settings_schema() -> str:
     """The JSON schema of a TOML of settings, for editors that check and complete."""
     schema = _schema(RunConfig)
     properties = schema["$defs"]["RunConfig"]["properties"]
-    for key in SIZES:
-        properties[key] = {"description": properties[key]["description"], "type": SIZE_TYPES}
+    for key, said in about().items():
+        form = {"type": SIZE_TYPES} if key in SIZES else properties[key]
+        properties[key] = {"description": said.text, **form}
     return json.dumps(schema, indent=1, default=str) + "\n"
 
 

@@ -34,6 +34,7 @@ from kvsim.settings.config import (
     JSON_TABLES,
     SIZES,
     RunConfig,
+    about,
     layered,
     merged,
     read_size,
@@ -211,8 +212,7 @@ def _objective(text: str) -> tuple[str, float]:
 def _options() -> Iterator[inspect.Parameter]:
     defaults = RunConfig.__struct_defaults__
     for key, default in zip(RunConfig.__struct_fields__, defaults, strict=True):
-        meta = next(m for m in _HINTS[key].__metadata__ if m.extra is not None)
-        panel, text = meta.extra["panel"], meta.description
+        panel, text = about()[key]
         flag, kind = f"--{key.replace('_', '-')}", _plain(_HINTS[key])
         if key == "cost":
             text = (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any
 
 from msgspec import Struct, field
 
 from kvsim.errors import ConfigError
-from kvsim.settings.config import Positive, RunConfig, make_config, merged
+from kvsim.settings.config import Positive, RunConfig, about, make_config, merged
 from kvsim.settings.library import converted
 from kvsim.settings.limits import REPLICAS, check_size
 
@@ -50,13 +50,7 @@ def make_settings(table: Mapping[str, Any], where: str = "configuration") -> Run
 @cache
 def load_settings() -> frozenset[str]:
     """Returns the names of the settings that say how requests are sent."""
-    hints = get_type_hints(RunConfig, include_extras=True)
-    return frozenset(
-        key
-        for key in RunConfig.__struct_fields__
-        for meta in hints[key].__metadata__
-        if meta.extra is not None and meta.extra["panel"] == "Load"
-    )
+    return frozenset(key for key, said in about().items() if said.panel == "Load")
 
 
 class _Kind(Struct, frozen=True):
