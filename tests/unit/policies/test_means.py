@@ -21,7 +21,8 @@ from kvsim.engines.vllm_033 import Vllm033, Vllm033Tables
 from kvsim.engines.vllm_063.blocks import Naive
 from kvsim.engines.vllm_063.scheduler import Vllm063
 from kvsim.errors import ConfigError
-from kvsim.machine import LinkTimes, load_hardware, load_model
+from kvsim.machine.hardware import LinkTimes, load_hardware
+from kvsim.machine.models import load_model
 from kvsim.policies.victims import make_means
 from kvsim.settings.config import make_config
 

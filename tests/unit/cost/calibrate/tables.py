@@ -5,8 +5,7 @@ from pathlib import Path
 
 from places import ROOT
 
-from kvsim.machine import load_model
-from kvsim.machine.models import Experts
+from kvsim.machine.models import Experts, load_model
 
 META = """\
 profiler_version: 1.0.0
