@@ -20,7 +20,7 @@ from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -189,23 +189,12 @@ def write_requests(workload: str, trace: str | None, path: str) -> None:
     convert(made, path, "native" if any(row.lora for row in made.rows) else "mooncake")
 
 
-class Simulator(NamedTuple):
-    """Another simulator."""
-
-    module: str
-    """What has to be importable."""
-    package: str
-    """What brings it."""
-    replay: str
-    """What a Python that has it runs, given a Mooncake file, the arguments of the engine in JSON
-    and the tokens of a block; it writes the CPU seconds of the replay."""
-
-
-PEERS = {
-    "aisimulate": Simulator(
-        "dynamo._core",
-        "ai-dynamo-runtime==1.6.1",
-        """\
+PEER = "aisimulate"
+"""Another simulator, AISimulate. It reads the trace within its replay, too, and keeps figures of
+all requests together only."""
+_MODULE, _PACKAGE = "dynamo._core", "ai-dynamo-runtime==1.6.1"
+"""What has to be importable, and what brings it."""
+_REPLAY = """\
 import json, sys, time
 from dynamo import _core
 
@@ -215,11 +204,9 @@ options = {"trace_block_size": int(block_size), "capture_per_request": False}
 start = time.process_time()
 _core.run_mocker_trace_replay([path], extra_engine_args=engine, **options)
 print(f"\\n{time.process_time() - start}", end="")
-""",
-    )
-}
-"""Name → what it is. AISimulate reads the trace within its replay, too, and keeps figures of all
-requests together only."""
+"""
+"""What a Python that has it runs, given a Mooncake file, the arguments of the engine in JSON and
+the tokens of a block; it writes the CPU seconds of the replay."""
 
 _LIMITS = ("block_size", "max_num_seqs", "max_num_batched_tokens")
 
@@ -234,14 +221,13 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_peer(name: str, python: str) -> None:
     """Raise `ConfigError` unless a Python can run this peer."""
-    check_choice("--peer", name, PEERS)
-    peer = PEERS[name]
+    check_choice("--peer", name, [PEER])
     try:
-        subprocess.run([python, "-c", f"import {peer.module}"], check=True, capture_output=True)
+        subprocess.run([python, "-c", f"import {_MODULE}"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
         raise ConfigError(
-            f"--peer {name}: {python} cannot import {peer.module}; give --peer-python PATH, a"
-            f" Python after `pip install {peer.package}`"
+            f"--peer {name}: {python} cannot import {_MODULE}; give --peer-python PATH, a"
+            f" Python after `pip install {_PACKAGE}`"
         ) from None
 
 
@@ -260,7 +246,7 @@ def measure_peer(name: str, python: str, case: Case, path: str) -> Peer:
         "enable_prefix_caching": True,
     }
     args = (path, json.dumps(engine), str(DEFAULT_BLOCK_SIZE))
-    whole, out = spent(python, "-c", PEERS[name].replay, *args)
+    whole, out = spent(python, "-c", _REPLAY, *args)
     return Peer(core_s=float(out.splitlines()[-1]), whole=whole)
 
 

@@ -99,7 +99,11 @@ def read_fleet(directory: str | Path) -> FleetRun:
     summary = read_summary(folder / FLEET, "num_requests", "replicas", "routing")
     meta = summary["meta"]
     decisions = read_table(folder, ROUTING, meta)
-    replicas = [_read_replica(_replica(folder, i)) for i in range(meta.get("replicas") or 0)]
+    replicas = []
+    for number in range(meta.get("replicas") or 0):
+        own, requests, steps = read_results(_replica(folder, number))
+        transitions = read_transitions(_replica(folder, number), own)
+        replicas.append(Replica(own, requests, steps, transitions))
     each, chosen = [one.requests for one in replicas], decisions["replica"]
     roles, handovers = meta.get("roles"), None
     if roles is not None:
@@ -147,11 +151,6 @@ _MIXED = (
     f"{ROUTING.name}.parquet and the folders of the replicas hold different requests: files of"
     " different runs; run it again"
 )
-
-
-def _read_replica(folder: Path) -> Replica:
-    summary, requests, steps = read_results(folder)
-    return Replica(summary, requests, steps, read_transitions(folder, summary))
 
 
 def _replica(folder: Path, number: int) -> Path:

@@ -55,9 +55,12 @@ class Source:
         """Bytes of `_size` and of what is read ahead."""
         self._hash = hashlib.sha256()
         self._stored = _open(path)
-        self._file = self._stored
-        if self._is_gzip():
-            self._file = _unpacked(self._stored)
+        try:
+            is_gzip = self._stored.peek(len(_GZIP)).startswith(_GZIP)
+        except OSError as error:
+            self._stored.close()
+            raise self.error(_unreadable(error)) from None
+        self._file = _unpacked(self._stored) if is_gzip else self._stored
 
     def __enter__(self) -> Source:
         return self
@@ -168,13 +171,6 @@ class Source:
         number = self.line if line is None else line
         where = f"{self.path}:{number}" if number else self.path
         return TraceError(f"{where}: {field + ': ' if field else ''}{what}")
-
-    def _is_gzip(self) -> bool:
-        try:
-            return self._stored.peek(len(_GZIP)).startswith(_GZIP)
-        except OSError as error:
-            self._stored.close()
-            raise self.error(_unreadable(error)) from None
 
     def excess(self, what: str, most: int, line: int | None = None) -> TraceError:
         """The error of `what` that is above a limit of `kvsim.settings.limits`."""

@@ -7,6 +7,7 @@ event loop and no cost model: what remains is every decision.
 from __future__ import annotations
 
 import json
+import tomllib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -144,57 +145,9 @@ class StepLog:
         self._opened.__exit__(kind, error, trace)
 
 
-MEANINGS = {
-    "step": "the steps are numbered differently",
-    "time": "the steps happen at different times",
-    "added": "different requests had arrived",
-    "snapshot": "other reports of the workers",
-    "inflight": "other requests in flight",
-    "load": "other requests in flight",
-    "qps": "other rates of requests",
-    "tiers": "other overlaps with the caches below the GPU's",
-    "cand": "the workers stand differently",
-    "match": "another part of the prompt is known",
-    "branch": "another rule decides",
-    "set": "the worker is drawn from others",
-    "chosen": "another worker is chosen",
-    "state": "the same decision, but other books after it",
-    "rejected": "other requests were turned away",
-    "mode": "another kind of step",
-    "prefill": "other prompts, chunk sizes or prefix hits",
-    "decode": "other requests decode, or in another order",
-    "retracted": "other requests were retracted",
-    "preempted": "another victim, or another means of preemption",
-    "aborted": "other requests were aborted",
-    "swapped_out": "other requests were swapped out",
-    "swapped_in": "other requests came back from the CPU",
-    "ignored": "other requests were given up",
-    "waiting": "the waiting queues differ in length",
-    "running": "the running queues differ in length",
-    "swapped": "the swapped queues differ in length",
-    "chunked": "another prompt is unfinished",
-    "full": "one engine finds its running batch full",
-    "free": "other numbers of free token slots",
-    "evictable": "other cached tokens that no request holds",
-    "protected": "other cached tokens that requests hold",
-    "rows": "other numbers of free request slots",
-    "ratio": "another ratio of expected new tokens",
-    "free_gpu_blocks": "other numbers of free GPU blocks",
-    "free_cpu_blocks": "other numbers of free CPU blocks",
-    "batched_tokens": "other charges to the token budget",
-    "blocks_to_copy": "other copies on write",
-    "blocks_to_swap_in": "other numbers of blocks swapped in",
-    "blocks_to_swap_out": "other numbers of blocks swapped out",
-    "q": "the queues have another order",
-    "bt": "the same decisions, but other physical blocks",
-    "kv": "the same decisions, but other token slots",
-    "finished": "other requests finished",
-    "free_gpu_blocks_end": "other numbers of blocks were given back",
-    "free_end": "other numbers of token slots were given back",
-    "evictable_end": "other tokens entered the cache",
-    "drain": "one log processes a pending result without scheduling",
-    "error": "one engine ended here",
-}
+MEANINGS: dict[str, str] = tomllib.loads(
+    Path(__file__).with_name("meanings.toml").read_text("utf-8")
+)
 """Field of a record → what a difference in it means. In order of cause: the first one that differs
 is the one to look at."""
 

@@ -386,10 +386,11 @@ def error_rows(result: Mapping[str, Any]) -> tuple[Head, Rows]:
 def count_rows(result: Mapping[str, Any]) -> tuple[Head, Rows]:
     """A row per figure, a column per policy."""
     policies = result["policies"]
-    rows = [
-        [label, *(_trio(name, policy["counts"][name]) for policy in policies)]
-        for name, (label, _) in COUNTS.items()
-    ]
+    rows = []
+    for name, (label, _) in COUNTS.items():
+        say = seconds if name == "duration_s" else count
+        counts = [policy["counts"][name] for policy in policies]
+        rows.append([label, *(" / ".join(say(each[side]) for side in SIDES) for each in counts)])
     return ["", *(policy["name"] for policy in policies)], rows
 
 
@@ -408,8 +409,3 @@ def latency_rows(policy: Mapping[str, Any]) -> tuple[Head, Rows]:
 
 def _beside(say: Callable[[float | None], str], error: float | None, noise: float | None) -> str:
     return f"{say(error)} ({say(noise)})"
-
-
-def _trio(name: str, sides: Mapping[str, float]) -> str:
-    say = seconds if name == "duration_s" else count
-    return " / ".join(say(sides[side]) for side in SIDES)

@@ -406,27 +406,12 @@ class _MoeLayers(_Kind, frozen=True, kw_only=True):
         return found
 
 
-_KINDS: tuple[type[_Kind], ...] = (
-    _Mamba2,
-    _Kimi,
-    _ShortConv,
-    _Nas,
-    _Mimo,
-    _Gemma4,
-    _Step,
-    _Compressed,
-    _Index,
-    _MiniMax,
-    _MoeLayers,
-)
-
-
 def layouts(table: Mapping[str, Any], where: str) -> Iterator[tuple[dict[str, Any], set[str]]]:
     """What each kind of keys that a file has means under usual ones, and the keys that it read.
 
     Raises `ConfigError` for a value of another type, and `ValueError` for one that is not
     understood.
     """
-    for kind in _KINDS:
+    for kind in _Kind.__subclasses__():
         if any(table.get(key) for key in kind.keys):
             yield converted(table, kind, where).usual(), set(kind.__struct_encode_fields__)

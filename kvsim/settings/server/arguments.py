@@ -76,6 +76,8 @@ class Table(NamedTuple):
     """Short spellings: `-tp` → `tensor_parallel_size`."""
     positional: str
     """The argument that needs no flag."""
+    unused: Mapping[str, str] = {}
+    """`engine` → settings that it does not have, though a command line or a log may name them."""
 
     def find(self, name: str) -> Flag | None:
         """The flag with this name, or the only one whose name begins so, as argparse has it."""
@@ -279,26 +281,6 @@ def _short(value: Any, *, quoted: bool = True) -> str:
 ENGINES = {"0": "vllm-0.6.3", "1": "vllm-v1"}
 """Generation, as logs print it → `engine`."""
 
-_UNUSED = {
-    "vllm-v1": ("disable_async_output_proc", "preemption_mode", "swap_space"),
-    "vllm-0.6.3": (
-        "async_scheduling",
-        "disable_hybrid_kv_cache_manager",
-        "enable_lora",
-        "long_prefill_token_threshold",
-        "long_prefill_token_threshold_adaptive",
-        "max_lora_rank",
-        "max_loras",
-        "max_num_active_seqs",
-        "max_num_scheduled_tokens",
-        "prefill_schedule_interval",
-        "prefix_cache_retention_interval",
-        "scheduler_reserve_full_isl",
-        "watermark",
-    ),
-}
-"""Engine → settings that it does not have, though a command line or a log may name them."""
-
 _V1_SINCE = (0, 8, 0)
 """The first vLLM version whose default is V1; before, `VLLM_USE_V1=1` chose it (0.7.3 and 0.8.0
 `envs.py`, `engine/arg_utils.py`)."""
@@ -315,7 +297,7 @@ def generation(version: str | None, use_v1: str | None) -> str:
 def leave_unused(meaning: Meaning) -> None:
     """Take away the settings that the engine does not have, with a note for those that are set."""
     engine = meaning.settings.get("engine", "")
-    for key in _UNUSED.get(engine, ()):
+    for key in VLLM.unused.get(engine, "").split():
         meaning.sources.pop(key, None)
         if meaning.settings.pop(key, None):
             meaning.ignored.setdefault(f"not used by {engine}", []).append(key)
