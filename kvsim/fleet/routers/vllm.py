@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import md5
 from itertools import count
 from operator import itemgetter
@@ -134,14 +135,12 @@ class Session(_Rated):
         return Choice([next(worker for worker in following if worker in alive)], why="session")
 
 
+@dataclass(slots=True, eq=False)
 class _Piece:
     """A node of the trie: who holds it, and what follows."""
 
-    __slots__ = ("holders", "nexts")
-
-    def __init__(self) -> None:
-        self.holders: set[int] = set()
-        self.nexts: dict[str, _Piece] = {}
+    holders: set[int] = field(default_factory=set)
+    nexts: dict[str, _Piece] = field(default_factory=dict)
 
 
 class PrefixAware(_Rated):

@@ -291,19 +291,20 @@ def settings_of_command(
 
     Raises `ConfigError` for an unknown flag, and for one that cannot be simulated.
     """
-    said, where, folder = _said(vllm, vllm_file)
-    if isinstance(said, Record):
-        meaning = _vllm(said.arguments, said.version, None, f"{where}: vllm_version", where)
-        if said.hardware is not None:
-            meaning.set("hardware", said.hardware, f"{where}: hardware.device_name")
-        return meaning, notes(meaning, where)
+    said, where = _said(vllm, vllm_file)
     if said.server == "sglang":
-        meaning = interpret(parse(said.arguments, SGLANG, where, folder), SGLANG)
+        meaning = interpret(said.arguments, SGLANG)
         complete(meaning, said.variables, where)
         meaning.set("engine", "sglang", where)
         return meaning, [*notes(meaning, where), *sglang_differs(said.version, where)]
-    given, wish = parse(said.arguments, VLLM, where, folder), said.variables.get("VLLM_USE_V1")
-    meaning = _vllm(given, said.version, wish, f"{where}: the image", where)
+    meaning = interpret(said.arguments, VLLM)
+    engine = ENGINES[generation(said.version, said.variables.get("VLLM_USE_V1"))]
+    meaning.set("engine", engine, where)
+    if said.version:
+        meaning.set("vllm_version", said.version, f"{where}: {said.telling}")
+    leave_unused(meaning)
+    if said.hardware is not None:
+        meaning.set("hardware", said.hardware, f"{where}: hardware.device_name")
     return meaning, notes(meaning, where)
 
 
@@ -314,21 +315,37 @@ def arguments(vllm: str | None, vllm_file: str | None) -> list[Argument]:
     """
     if vllm is None and vllm_file is None:
         return []
-    said, where, folder = _said(vllm, vllm_file)
-    if isinstance(said, Record):
-        return said.arguments
-    return parse(said.arguments, SGLANG if said.server == "sglang" else VLLM, where, folder)
+    return _said(vllm, vllm_file)[0].arguments
 
 
-def _said(
-    vllm: str | None, vllm_file: str | None
-) -> tuple[ServerCommand | Record, str, Path | None]:
-    """What was given, where for messages, and the folder where paths in it begin."""
+class Said(NamedTuple):
+    """What a command line, or a record, says of its server."""
+
+    arguments: list[Argument]
+    version: str | None
+    """As `0.19.0`."""
+    telling: str
+    """What tells the version."""
+    server: str = "vllm"
+    """`vllm` or `sglang`."""
+    variables: Mapping[str, str] = {}
+    """Those of its environment."""
+    hardware: str | None = None
+    """The name of the GPU."""
+
+
+def _said(vllm: str | None, vllm_file: str | None) -> tuple[Said, str]:
+    """What was given says, and where for messages."""
     if vllm is not None or vllm_file is None:
-        return _command(vllm or ""), "--vllm", None
-    text = read_text(vllm_file)
-    said = read_record(text, vllm_file) or server_command(text, vllm_file)
-    return said, vllm_file, Path(vllm_file).parent
+        where, folder, command = "--vllm", None, _command(vllm or "")
+    else:
+        where, folder, text = vllm_file, Path(vllm_file).parent, read_text(vllm_file)
+        if record := read_record(text, where):
+            return record, where
+        command = server_command(text, where)
+    table = SGLANG if command.server == "sglang" else VLLM
+    given = parse(command.arguments, table, where, folder)
+    return Said(given, command.version, "the image", command.server, command.variables), where
 
 
 def _command(text: str) -> ServerCommand:
@@ -343,19 +360,6 @@ def _command(text: str) -> ServerCommand:
     return ServerCommand(words, None, found[0].variables)
 
 
-def _vllm(
-    given: list[Argument], version: str | None, use_v1: str | None, said: str, where: str
-) -> Meaning:
-    """What arguments of vLLM mean. `use_v1`: the variable `VLLM_USE_V1`; `said`: what names the
-    version."""
-    meaning = interpret(given, VLLM)
-    meaning.set("engine", ENGINES[generation(version, use_v1)], where)
-    if version:
-        meaning.set("vllm_version", version, said)
-    leave_unused(meaning)
-    return meaning
-
-
 _CACHE = {
     "num_gpu_blocks": "num_gpu_blocks_override",
     "block_size": "block_size",
@@ -365,17 +369,7 @@ _CACHE = {
 """Key of `kv_cache` → argument."""
 
 
-class Record(NamedTuple):
-    """What a record says of its engine."""
-
-    arguments: list[Argument]
-    version: str | None
-    """Of vLLM, as `0.19.0`."""
-    hardware: str | None
-    """The name of the GPU."""
-
-
-def read_record(text: str, where: str) -> Record | None:
+def read_record(text: str, where: str) -> Said | None:
     """The record in a text; None if the text is something else.
 
     Raises `ConfigError` for blocks that are no number of blocks of each rank.
@@ -400,10 +394,11 @@ def read_record(text: str, where: str) -> Record | None:
         given["num_gpu_blocks_override"] = blocks // ranks
     release = re.match(r"\d{1,4}\.\d{1,4}\.\d{1,4}", str(table.get("vllm_version")))
     device = _inner(table, "hardware", "device_name")
-    return Record(
+    return Said(
         [Argument(name, value, f"{where}: {name}") for name, value in given.items()],
         release and release[0],
-        device if isinstance(device, str) else None,
+        "vllm_version",
+        hardware=device if isinstance(device, str) else None,
     )
 
 
