@@ -290,10 +290,8 @@ def make_link(
     args = _table(config, LINK)
     if whole and not {"layout", "block_us"} & args.keys():
         args = {**args, "layout": "cross"}
-    times: LinkTimes = build(
-        "cost.link", LinkTimes, args, model=model, hardware=hardware, block_bytes=block_bytes
-    )
-    return times
+    given = {"model": model, "hardware": hardware, "block_bytes": block_bytes}
+    return build("cost.link", LinkTimes, args, **given)
 
 
 class TransferTimes:
@@ -333,8 +331,7 @@ class TransferTimes:
 
 def make_transfer_times(config: RunConfig) -> TransferTimes:
     """The network that the table `[cost.kv_transfer]` describes; raises `ConfigError`."""
-    times: TransferTimes = build("cost.kv_transfer", TransferTimes, _table(config, KV_TRANSFER))
-    return times
+    return build("cost.kv_transfer", TransferTimes, _table(config, KV_TRANSFER))
 
 
 class FrontEndTimes:
@@ -356,8 +353,7 @@ def make_front_end_times(config: RunConfig) -> FrontEndTimes | None:
     """What the table `[cost.front_end]` says; None without one. Raises `ConfigError`."""
     if FRONT_END not in config.cost:
         return None
-    times: FrontEndTimes = build("cost.front_end", FrontEndTimes, _table(config, FRONT_END))
-    return times
+    return build("cost.front_end", FrontEndTimes, _table(config, FRONT_END))
 
 
 def _table(config: RunConfig, key: str) -> Mapping[str, Any]:

@@ -29,6 +29,7 @@ from kvsim.settings.parsing import parse_json, typed
 if TYPE_CHECKING:
     import msgspec
 
+B = TypeVar("B")
 T = TypeVar("T", bound="msgspec.Struct")
 
 _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -177,8 +178,8 @@ def look_up(kind: str, table: Mapping[str, Any], name: str) -> Any:
 
 
 def build(
-    label: str, constructor: Callable[..., Any], args: Mapping[str, Any], /, **given: Any
-) -> Any:
+    label: str, constructor: Callable[..., B], args: Mapping[str, Any], /, **given: Any
+) -> B:
     """`constructor` called with the user's `args` and those of `given` that it names.
 
     `label` opens every message. Errors as in `construct`.

@@ -58,7 +58,6 @@ def read_weka(source: Source) -> Trace:
     """The requests of one session, from time 0. Raises `TraceError` naming the request."""
     gathered = Gathered(source, "weka")
     session = _Session(source, gathered, 0)
-    session.read()
     return _settled(gathered.trace(), session.block_size, source.sha256)
 
 
@@ -76,7 +75,6 @@ def read_weka_folder(path: Path) -> Trace:
             gathered.source = source
             start_ns = round(random.random() * WINDOW_S * NS_PER_S)
             session = _Session(source, gathered, start_ns)
-            session.read()
             beginnings.add(session.beginning)
             digest.update(source.sha256.encode())
             block_size = block_size or session.block_size
@@ -104,29 +102,21 @@ def read_weka_folder(path: Path) -> Trace:
 
 
 class _Session:
-    """One file, whose requests are added to those gathered before."""
+    """One file: its requests, and those of its sub-agents, are added to those gathered before."""
 
     def __init__(self, source: Source, gathered: Gathered, start_ns: int) -> None:
-        self.name = ""
-        self.block_size = 0
-        self.beginning = ""
-        """Its first requests as text, by which copies are found."""
-        self._source = source
-        self._gathered = gathered
-        self._start_ns = start_ns
-
-    def read(self) -> None:
-        """Add the requests of the session and of its sub-agents."""
-        table = read_objects(self._source)[0]
+        self._source, self._gathered = source, gathered
+        table = read_objects(source)[0]
         if not isinstance(table.get("id"), str):
             raise self._error("id", "not a string")
-        self.name = table["id"]
-        self.block_size = integer(self._source, table, "block_size", 1)
+        self.name: str = table["id"]
+        self.block_size = integer(source, table, "block_size", 1)
         requests = table.get("requests")
         if not isinstance(requests, list):
             raise self._error("requests", "not a list")
         self.beginning = str(requests[:_COPIES_SHARE])
-        self._thread(requests, self.name, "requests", self._start_ns, None)
+        """Its first requests as text, by which copies are found."""
+        self._thread(requests, self.name, "requests", start_ns, None)
 
     def _thread(
         self, entries: list[Any], name: str, where: str, start_ns: int, parent: Row | None
