@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.against.matched import KINDS, STATISTICS, Matched, require_measured
-from kvsim.against.suspects import EXPLAINED, Bench, Signs, corrections, misfit
+from kvsim.against.suspects import EXPLAINED, Bench, corrections, misfit
 from kvsim.core.vectors import added
 from kvsim.errors import ConfigError
 from kvsim.fleet import EngineResult, simulate_engine
@@ -140,7 +140,7 @@ def check(
     result = simulate_engine(trace, config, command=command)
     done(1)
     bench = Bench(trace, config, result, done)
-    pairs = bench.base.pairs
+    pairs, signs = bench.base.pairs, bench.base.signs
     figures = {**_latencies(pairs, result), **_whole(trace, result, pairs)}
     if not figures:
         raise ConfigError(f"{trace.path}: all measured times are 0; give times in seconds")
@@ -159,7 +159,7 @@ def check(
         "passed": tolerance is None or worst <= tolerance,
         "spread": {kind: _spread(pairs, kind) for kind in KINDS if pairs.has(kind)},
         "residual": residual(pairs, result.requests),
-        "signs": _sides(bench.base.signs),
+        "signs": signs and {"measured": signs[0]._asdict(), "predicted": signs[1]._asdict()},
         "misfit": misfit(pairs),
         "corrections": [each._asdict() for each in found],
         "points": _points(trace, pairs),
@@ -236,12 +236,6 @@ def _spread(pairs: Matched, kind: str) -> Table:
         return {"requests": 0, "median": None, "p90": None}
     median, p90 = np.percentile(sizes, [50, 90])
     return {"requests": len(sizes), "median": float(median), "p90": float(p90)}
-
-
-def _sides(found: tuple[Signs, Signs] | None) -> Table | None:
-    if found is None:
-        return None
-    return {name: x._asdict() for name, x in zip(("measured", "predicted"), found, strict=True)}
 
 
 def _points(trace: Trace, pairs: Matched) -> Table:

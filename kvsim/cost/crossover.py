@@ -62,7 +62,13 @@ def crossings(
         settings = {**config.cost.get("link", {}), "layout": layout}
         link = make_link(model, hardware, replace(config, cost={"link": settings}), size)
         prices[layout], links[layout] = MeansPrices(cost, link), link.describe()
-    block_tokens = size // token_bytes(model, config)
+    block_tokens, found = size // token_bytes(model, config), []
+    for length in tokens:
+        blocks = -(-length // block_tokens)
+        recompute_ns = next(iter(prices.values())).recompute_ns(length)
+        swap_ns = {layout: each.swap_ns(blocks, 0) for layout, each in prices.items()}
+        even = {layout: _break_even(recompute_ns, blocks, link) for layout, link in links.items()}
+        found.append(Crossing(length, recompute_ns, swap_ns, even))
     return ModelCrossings(
         model.name,
         cost.kind,
@@ -70,19 +76,7 @@ def crossings(
         token_bytes(model, config),
         size,
         links,
-        [_crossing(length, -(-length // block_tokens), prices, links) for length in tokens],
-    )
-
-
-def _crossing(
-    tokens: int, blocks: int, prices: dict[str, MeansPrices], links: dict[str, dict[str, Any]]
-) -> Crossing:
-    recompute_ns = next(iter(prices.values())).recompute_ns(tokens)
-    return Crossing(
-        tokens,
-        recompute_ns,
-        {layout: each.swap_ns(blocks, 0) for layout, each in prices.items()},
-        {layout: _break_even(recompute_ns, blocks, link) for layout, link in links.items()},
+        found,
     )
 
 

@@ -214,6 +214,18 @@ class Fit(Struct, frozen=True, forbid_unknown_fields=True):
     """Times of the host link, by layout and direction; for readers only, steps do not use it."""
 
 
+SIZES = {
+    "num_hidden_layers": "layers",
+    "hidden_size": "hidden",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "head_dim": "head_dim",
+    "intermediate_size": "ffn",
+    "vocab_size": "vocab",
+}
+"""Name of a dimension in a model → its name in a profile."""
+
+
 class ProfiledModel(Struct, frozen=True, forbid_unknown_fields=True):
     """Geometry of the model that the profile was measured with."""
 
@@ -238,13 +250,7 @@ class ProfiledModel(Struct, frozen=True, forbid_unknown_fields=True):
         """The geometry of a model on `tp` GPUs."""
         return cls(
             name=model.name,
-            layers=model.num_hidden_layers,
-            hidden=model.hidden_size,
-            heads=model.num_attention_heads,
-            kv_heads=model.num_key_value_heads,
-            head_dim=model.head_dim,
-            ffn=model.intermediate_size,
-            vocab=model.vocab_size,
+            **{key: getattr(model, name) for name, key in SIZES.items()},
             dtype=dtype,
             kv_dtype=kv_dtype,
             tp=tp,

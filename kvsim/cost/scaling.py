@@ -42,6 +42,7 @@ from msgspec.structs import replace
 from kvsim.cost import layer
 from kvsim.cost.layer import Peaks
 from kvsim.cost.profile import (
+    SIZES,
     DecodeGrid,
     DenseCurve,
     Fit,
@@ -59,18 +60,8 @@ from kvsim.machine.models import DTYPE_BYTES, Experts, Model, Shard
 from kvsim.settings.config import RunConfig
 from kvsim.settings.versions import DEFAULT_BLOCK_SIZE
 
-GEOMETRY = {
-    "num_hidden_layers": "layers",
-    "hidden_size": "hidden",
-    "num_attention_heads": "heads",
-    "num_key_value_heads": "kv_heads",
-    "head_dim": "head_dim",
-    "intermediate_size": "ffn",
-    "vocab_size": "vocab",
-    "experts": "experts",
-    "special": "special",
-}
-"""Name of a dimension in a model → its name in a profile; `_SETTINGS` does so for settings."""
+GEOMETRY = {**SIZES, "experts": "experts", "special": "special"}
+"""Name of a property of a model → its name in a profile; `_SETTINGS` does so for settings."""
 _SETTINGS = {"dtype": "dtype", "kv_cache_dtype": "kv_dtype", "tensor_parallel_size": "tp"}
 
 
@@ -164,13 +155,7 @@ class _Side(NamedTuple):
     def of(cls, made: ProfiledModel, hardware: Hardware) -> _Side:
         model = Model(
             name=made.name,
-            num_hidden_layers=made.layers,
-            hidden_size=made.hidden,
-            num_attention_heads=made.heads,
-            num_key_value_heads=made.kv_heads,
-            head_dim=made.head_dim,
-            intermediate_size=made.ffn,
-            vocab_size=made.vocab,
+            **{name: getattr(made, key) for name, key in SIZES.items()},
             max_position_embeddings=1,
             experts=made.experts or None,
             source="profile",
