@@ -209,13 +209,11 @@ class _Change:
 
     def all_reduce(self, figures: AllReduce | UnsetType) -> AllReduce | UnsetType:
         """The profile's own figures hold between as many GPUs only."""
-        if not isinstance(figures, AllReduce) or self.keeps(figures):
+        if not isinstance(figures, AllReduce):
             return figures
-        return self._hardware.all_reduce
-
-    def keeps(self, figures: AllReduce) -> bool:
-        """Whether figures of a profile hold for the new degree; on one GPU, nothing is reduced."""
-        return self._new.tp in (1, figures.gpus or self._old.tp)
+        # On one GPU, nothing is reduced.
+        holds = self._new.tp in (1, figures.gpus or self._old.tp)
+        return figures if holds else self._hardware.all_reduce
 
     def tail(self, tail: Tail | UnsetType) -> Tail | UnsetType:
         if not isinstance(tail, Tail):

@@ -177,9 +177,7 @@ def look_up(kind: str, table: Mapping[str, Any], name: str) -> Any:
     return found
 
 
-def build(
-    label: str, constructor: Callable[..., B], args: Mapping[str, Any], /, **given: Any
-) -> B:
+def build(label: str, constructor: Callable[..., B], args: Mapping[str, Any], /, **given: Any) -> B:
     """`constructor` called with the user's `args` and those of `given` that it names.
 
     `label` opens every message. Errors as in `construct`.

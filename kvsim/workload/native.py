@@ -270,7 +270,11 @@ class _RowReader:
         """Check the row `table` of the line last read, and append it."""
         source = self._source
         row = self.prompt(table, len(self._trace.rows))
-        row.after, row.delay_ns = self._after(table)
+        if "after" in table:
+            row.after = earlier_row(source, self._rules.index_of, table, "after")
+            row.delay_ns = _time(source, table, "delay_s") if "delay_s" in table else 0
+        elif "delay_s" in table:
+            raise source.error("without after; add after or drop it", "delay_s")
         row.id = self._rules.id(table, "id")
         row.arrival_ns = self._rules.arrival(table, "arrival_s", NS_PER_S, ordered=True)
         row.model = string(source, table, "model") if "model" in table else self._model
@@ -295,14 +299,6 @@ class _RowReader:
             salt=salt,
             extra=extra,
         )
-
-    def _after(self, table: dict[str, Any]) -> tuple[int, int]:
-        if "after" not in table:
-            if "delay_s" in table:
-                raise self._source.error("without after; add after or drop it", "delay_s")
-            return -1, 0
-        after = earlier_row(self._source, self._rules.index_of, table, "after")
-        return after, _time(self._source, table, "delay_s") if "delay_s" in table else 0
 
     def _scope(self, table: dict[str, Any], content: Content | None) -> str | None:
         by_session = self._trace.hash_scope == "session" and isinstance(content, HashContent)

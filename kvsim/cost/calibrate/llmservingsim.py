@@ -169,15 +169,6 @@ def _slope(lengths: Sequence[float], us: Sequence[float]) -> float:
     return max(linear_regression(*zip(*points, strict=True)).slope, 0.0) * 1000
 
 
-class Bundle(NamedTuple):
-    """What a folder holds."""
-
-    profile: Profile
-    """The profile, as measured."""
-    beside: Attention
-    """Attention of one layer off the grid, by the counts of `AXES`."""
-
-
 def import_profile(
     folder: Path,
     model_name: str | None = None,
@@ -185,7 +176,7 @@ def import_profile(
     hardware: Hardware | None = None,
 ) -> Profile:
     """The profile that a folder with `meta.yaml` and `tp<N>` holds; see `read_bundle`."""
-    return read_bundle(folder, model_name, tp, hardware).profile
+    return read_bundle(folder, model_name, tp, hardware)[0]
 
 
 def read_bundle(
@@ -193,8 +184,9 @@ def read_bundle(
     model_name: str | None = None,
     tp: int = 1,
     hardware: Hardware | None = None,
-) -> Bundle:
-    """The tables of a folder with `meta.yaml` and `tp<N>`.
+) -> tuple[Profile, Attention]:
+    """What a folder with `meta.yaml` and `tp<N>` holds: the profile, as measured, and attention of
+    one layer off the grid, by the counts of `AXES`.
 
     `model_name`: a model of `configs/models` or a `config.json`; None: the last part of the name
     in `meta.yaml`, in lower case. `hardware` has the figures that no table has: those of
@@ -205,7 +197,9 @@ def read_bundle(
     meta = read_yaml(meta_path)
     model = load_model(model_name or _text(meta, "model", meta_path).split("/")[-1].lower())
     refuse_special(model, ("experts",))
-    engine = _mapping(meta, "engine_effective", meta_path)
+    engine = meta.get("engine_effective")
+    if not isinstance(engine, dict):
+        raise ConfigError(f"{meta_path}: engine_effective: expected a table of keys")
     _refuse_other_model(meta, engine.get("hf_overrides") or {}, model, meta_path)
     tables = folder / f"tp{tp}"
     attention_path = tables / "attention.csv"
@@ -261,7 +255,7 @@ def read_bundle(
         },
         terms=_terms(fit, hardware),
     )
-    return Bundle(profile, beside)
+    return profile, beside
 
 
 def _known(gpu: str) -> Hardware | None:
@@ -473,13 +467,6 @@ def _text(meta: dict[str, Any], key: str, path: Path) -> str:
     if not isinstance(meta.get(key), str | float | int):
         raise ConfigError(f"{path}: {key}: missing")
     return str(meta[key])
-
-
-def _mapping(meta: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
-    if not isinstance(meta.get(key), dict):
-        raise ConfigError(f"{path}: {key}: expected a table of keys")
-    found: dict[str, Any] = meta[key]
-    return found
 
 
 def _block_size(meta: dict[str, Any], engine: dict[str, Any], tp: int, path: Path) -> int:

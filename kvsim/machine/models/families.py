@@ -155,11 +155,6 @@ Mamba and its hybrids, Gemma 3n and 4, MiMo, DeepSeek from V3.2 on, Kimi Linear,
 Hunyuan and Nemotron; and those of encoders."""
 
 
-def family_of(model_type: str | None) -> Family:
-    """The family of a `model_type`; the plainest one for an unknown one."""
-    return FAMILIES.get(model_type or "", Family())
-
-
 _GENERATE_NOTHING = re.compile(
     r"For(MaskedLM|SequenceClassification|TokenClassification|ImageClassification|CTC)$"
     r"|^(XLM)?(Distil)?(Ro)?Bert\w*Model$"

@@ -22,7 +22,6 @@ from kvsim.machine.models.families import (
     Family,
     VisionConfig,
     audio_parameters,
-    family_of,
     not_a_decoder,
     unread_shapes,
     usual_names,
@@ -32,6 +31,7 @@ from kvsim.machine.models.geometry import Model
 from kvsim.machine.models.layouts import LAYER_TYPES, NONE, layouts
 from kvsim.machine.models.parts import (
     ALL,
+    METHODS,
     NF4,
     Compressed,
     Heads,
@@ -42,7 +42,6 @@ from kvsim.machine.models.parts import (
     Positive,
     Quantization,
     grouped,
-    is_method,
     method_of,
     quantization,
 )
@@ -208,7 +207,7 @@ def from_hugging_face(
     inner = document.text_config or document.llm_config or document.language_config
     text = _usual(config, inner, where)
     kind = text.get("model_type")
-    family = family_of(kind)
+    family = FAMILIES.get(kind or "", Family())  # the plainest one for an unknown one
     missing = {key: value for key, value in family.defaults.items() if key not in text}
     if "sliding_window" in (config if inner is None else inner):  # null says that there is none
         missing.pop("sliding_window", None)
@@ -562,7 +561,7 @@ def _bits(config: QuantizationConfig) -> Quantization | None:
         if config.load_in_4bit:
             return Quantization(method="bitsandbytes", bits=NF4)
         return Quantization(method="bitsandbytes", bits=8) if config.load_in_8bit else None
-    named = [name for name in (config.quant_method.lower(), method) if is_method(name)]
+    named = [name for name in (config.quant_method.lower(), method) if name in METHODS]
     return quantization(named[0]) if named else None
 
 

@@ -372,7 +372,7 @@ _USUAL: tuple[tuple[str, float, tuple[Part, ...], bool], ...] = (
     ("experts_int8", 8, _EXPERTS, False),
 )
 """Methods, and the `bits`, `parts` and `fp8_products` of their usual form."""
-_METHODS = {
+METHODS = {
     name: Quantization(method=name, bits=bits, parts=parts, fp8_products=fp8)
     for methods, bits, parts, fp8 in _USUAL
     for name in methods.split()
@@ -384,13 +384,8 @@ _METHODS = {
 
 def quantization(method: str) -> Quantization:
     """The usual form of a method; raises `ConfigError` with the nearest name for an unknown one."""
-    check_choice("quantization", method, _METHODS)
-    return _METHODS[method]
-
-
-def is_method(method: str) -> bool:
-    """Whether `quantization` knows a method."""
-    return method in _METHODS
+    check_choice("quantization", method, METHODS)
+    return METHODS[method]
 
 
 METHOD_WORDS = {

@@ -493,7 +493,6 @@ def _count_blocks(meaning: Meaning, start: Start, path: str) -> str:
         usual = pool.block_size == DEFAULT_BLOCK_SIZE
         meaning.set("block_size", pool.block_size, "vLLM's default" if usual else where)
     words = f"{pool.blocks:,} blocks of {pool.block_size} (line {pool.line})"
-    if start.available:
-        least = min(start.available, key=lambda fact: fact.value)
+    if least := _least(start.available):
         words += f" in {least.value:g} GiB of each GPU (line {least.line})"
     return words

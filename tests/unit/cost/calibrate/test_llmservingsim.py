@@ -261,14 +261,14 @@ def test_rows_off_the_stated_grid_are_held_out(tmp_path: Path) -> None:
     path = folder / "tp1" / "attention.csv"
     rows = f"0,0,2,32,{2 * attention_us(0, 0, 2, 32)}\n24,0,0,0,{attention_us(24, 0, 0, 0)}\n"
     path.write_text(path.read_text() + rows)
-    bundle = read_bundle(folder)
-    decode = bundle.profile.fit.decode_v2
+    profile, beside = read_bundle(folder)
+    decode = profile.fit.decode_v2
     assert isinstance(decode, DecodeGrid)
     assert decode.ctx == [16, 64, 256]
-    assert sorted(bundle.beside) == [(0, 0, 2, 32), (24, 0, 0, 0)]
-    assert bundle.profile.error["decode"]["max_percent"] == 50
-    assert bundle.profile.error["prefill"]["max_percent"] == pytest.approx(0, abs=0.01)
-    assert bundle.profile.error["held_out"] == "rows off the grid"
+    assert sorted(beside) == [(0, 0, 2, 32), (24, 0, 0, 0)]
+    assert profile.error["decode"]["max_percent"] == 50
+    assert profile.error["prefill"]["max_percent"] == pytest.approx(0, abs=0.01)
+    assert profile.error["held_out"] == "rows off the grid"
 
 
 def test_a_grid_that_cannot_be_read_is_named(tmp_path: Path) -> None:
