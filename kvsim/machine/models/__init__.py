@@ -28,11 +28,6 @@ from kvsim.machine.models.geometry import Model, Shard
 from kvsim.machine.models.parts import (
     DTYPE_BYTES,
     METHOD_WORDS,
-    Experts,
-    KvGroup,
-    Latent,
-    Linear,
-    Quantization,
     method_of,
     quantization,
     words_of,
@@ -42,12 +37,7 @@ from kvsim.settings.library import convert, find, is_at, names, read_by, read_js
 
 __all__ = [
     "DTYPE_BYTES",
-    "Experts",
-    "KvGroup",
-    "Latent",
-    "Linear",
     "Model",
-    "Quantization",
     "Shard",
     "load_model",
     "model_of",

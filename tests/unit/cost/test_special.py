@@ -18,7 +18,8 @@ from kvsim.cost.explain import Work
 from kvsim.cost.table import profile_for
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import load_hardware
-from kvsim.machine.models import Experts, Latent, Linear, Model, load_model
+from kvsim.machine.models import Model, load_model
+from kvsim.machine.models.parts import Experts, Latent, Linear
 from kvsim.settings.config import make_config
 
 TINY = load_model("tiny")
