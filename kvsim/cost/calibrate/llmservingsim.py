@@ -32,11 +32,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import product
 from math import ceil
 from pathlib import Path
 from statistics import linear_regression, median
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from msgspec import UNSET, UnsetType
@@ -100,12 +101,9 @@ _GRID = re.compile(r"(\d{1,12})(?:-(\d{1,12}) x([1-9](?:\.\d{1,2})?))?")
 Attention = dict[tuple[float, ...], float]
 
 
-class Judged(NamedTuple):
-    """A term, and how it meets measured uneven batches."""
-
-    tail: Tail
-    errors: dict[str, Any]
-    """Errors with the term and, below `even`, without it; empty: there are no such rows."""
+Judged = tuple[Tail, dict[str, Any]]
+"""A term, and how it meets measured uneven batches: errors with it and, below `even`, without it;
+empty: there are no such rows."""
 
 
 def derived(decode: DecodeGrid, mixed: MixedGrid, kv_heads: int, multiprocessors: int) -> Tail:
@@ -148,7 +146,7 @@ def judged(tail: Tail, decode: DecodeGrid, mixed: MixedGrid, path: Path, iterati
             continue
         rows.append((new > 0, even_us, even_us + further_us, us))
     if not rows:
-        return Judged(tail, {})
+        return tail, {}
     prompts, even, priced, real = map(np.array, zip(*rows, strict=True))
     real = real / (iterations if median(ratios) > iterations**0.5 else 1)
     parts = {"decodes": ~prompts.astype(bool), "with prompts": prompts.astype(bool)}
@@ -158,7 +156,7 @@ def judged(tail: Tail, decode: DecodeGrid, mixed: MixedGrid, path: Path, iterati
             errors[name] = error(priced[here], real[here])
             errors[f"{name}, even"] = error(even[here], real[here])
     better = all(errors[key] < errors["even"][key] for key in ("median_percent", "p95_percent"))
-    return Judged(Tail(tail.alone_ns, tail.share_ns, tail.unsplit_seqs, tail.tile, better), errors)
+    return replace(tail, used=better), errors
 
 
 def _slope(lengths: Sequence[float], us: Sequence[float]) -> float:
@@ -205,7 +203,9 @@ def read_bundle(
     attention_path = tables / "attention.csv"
     attention, beside = _on_grid(_attention(attention_path), meta, meta_path)
     gpu = _text(meta, "gpu", meta_path)
-    hardware = hardware or _known(gpu)
+    if hardware is None:
+        with suppress(ConfigError):  # of a GPU that has no such name here
+            hardware = load_hardware(gpu)
     if tp > 1 and hardware is None:
         raise ConfigError(
             f"{meta_path}: gpu: all-reduces were not measured, and no GPU is named {gpu!r}; give"
@@ -227,7 +227,7 @@ def read_bundle(
         decode_v2=decode,
         mixed=mixed,
         all_reduce=hardware.all_reduce if hardware is not None and tp > 1 else UNSET,
-        tail=UNSET if uneven is None else uneven.tail,
+        tail=UNSET if uneven is None else uneven[0],
         experts=_experts(folder) if model.experts is not None else UNSET,
     )
     variant = _text(meta, "variant", meta_path)
@@ -258,14 +258,6 @@ def read_bundle(
     return profile, beside
 
 
-def _known(gpu: str) -> Hardware | None:
-    """The hardware of a GPU; None: there is none of that name."""
-    try:
-        return load_hardware(gpu)
-    except ConfigError:
-        return None
-
-
 def _terms(fit: Fit, hardware: Hardware | None) -> dict[str, str]:
     """Where terms come from that were not measured."""
     terms = {}
@@ -280,10 +272,11 @@ def _said_of_uneven(uneven: Judged | None) -> dict[str, Any]:
     """How uneven decode batches are priced, and the errors on measured ones."""
     if uneven is None:
         return {"ragged": "priced at the mean length: the GPU's multiprocessors are not known"}
-    if not uneven.errors:
+    tail, errors = uneven
+    if not errors:
         return {"ragged": "priced at the mean length: there are no uneven batches (skew.csv)"}
-    priced = "by their longest lengths" if uneven.tail.used else "at the mean length"
-    return {"ragged": f"priced {priced}, as measured uneven batches say", "uneven": uneven.errors}
+    priced = "by their longest lengths" if tail.used else "at the mean length"
+    return {"ragged": f"priced {priced}, as measured uneven batches say", "uneven": errors}
 
 
 def _parts(rows: Attention) -> tuple[Attention, Attention, Attention]:
