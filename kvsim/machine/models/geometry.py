@@ -533,7 +533,12 @@ class Shard(Struct, frozen=True):
     def _group(self, kind: LayerType, layers: int) -> KvGroup:
         model, tp = self.model, self.tensor_parallel_size
         if kind == "linear_attention":
-            return KvGroup(kind, layers, 0, 0, None, self._state_bytes())
+            linear = model.linear
+            assert linear is not None
+            element = DTYPE_BYTES[model.dtype("auto")]
+            state = DTYPE_BYTES[linear.mamba_ssm_dtype] if linear.mamba_ssm_dtype else element
+            whole = linear.conv_elements * element + linear.recurrent_elements * state
+            return KvGroup(kind, layers, 0, 0, None, state_bytes=whole // tp)
         if model.latent is not None and kind != "none":
             latent = model.latent
             elements = latent.kv_lora_rank + latent.qk_rope_head_dim
@@ -553,14 +558,6 @@ class Shard(Struct, frozen=True):
         pairs = own.num_attention_heads // tp * pair
         return KvGroup(kind, layers, elements, 2, windows.get(kind), pair_elements=pairs)
 
-    def _state_bytes(self) -> int:
-        """Bytes of the state of one sequence in a layer of linear attention."""
-        linear, tp = self.model.linear, self.tensor_parallel_size
-        assert linear is not None
-        element = DTYPE_BYTES[self.model.dtype("auto")]
-        recurrent = DTYPE_BYTES[linear.mamba_ssm_dtype] if linear.mamba_ssm_dtype else element
-        return (linear.conv_elements * element + linear.recurrent_elements * recurrent) // tp
-
     @property
     def _further_parameters(self) -> int:
         """Other towers and tables are divided like everything else."""
@@ -577,15 +574,11 @@ class Shard(Struct, frozen=True):
         if stored is None or part not in stored.parts:
             return DTYPE_BYTES[self.model.dtype(dtype)]
         size = stored.part_bits.get(part, stored.bits) / 8
-        return size * self._padding if part == "experts" and "mxfp4" in stored.method else size
-
-    @property
-    def _padding(self) -> float:
-        """How much larger experts of MXFP4 are in memory: the kernel takes columns in multiples of
-        128 and rows in multiples of 256 (vLLM 0.33.0, quantization/mxfp4.py, Marlin)."""
         experts = self.model.experts
-        if experts is None:
-            return 1.0
+        if part != "experts" or experts is None or "mxfp4" not in stored.method:
+            return size
+        # The kernel takes columns in multiples of 128 and rows in multiples of 256 (vLLM 0.33.0,
+        # quantization/mxfp4.py, Marlin).
         columns, width = self.expert_columns, experts.moe_latent_size or self.model.hidden_size
         padded = -(-columns // 128) * 128 * -(-width // 256) * 256
-        return padded / (columns * width)
+        return size * (padded / (columns * width))
