@@ -227,7 +227,7 @@ def measure(
     if trace.sha256 != setup["trace"]["sha256"]:
         raise ConfigError(f"{trace.path}: not the trace of the setup; prepare it again")
     refuse_other_model(setup, profile)
-    engine = _engine(setup, profile, device, trace)
+    engine = _Engine(setup, profile, device, trace)
     recording: Table = {
         "schema": RECORDED,
         "kvsim_version": __version__,
@@ -298,14 +298,43 @@ def _serve(
 
 
 class _Engine:
-    """The decoder that all policies run on, and its provenance."""
+    """The decoder that all policies run on, with room for the largest of them, and its
+    provenance."""
 
-    def __init__(self, profile: Mapping[str, Any], device: str, **room: int) -> None:
-        from kvsim_kernels import executor, provenance, timing
+    def __init__(
+        self, setup: Mapping[str, Any], profile: Mapping[str, Any], device: str, trace: Trace
+    ) -> None:
+        """Raises `ConfigError` without torch, and for a profile that `kvsim calibrate` did not
+        make."""
+        configs = [policy["config"] for policy in setup["policies"]]
+        tables = [build(policy["block_manager"]) for policy in setup["policies"]]
+        schedulers = [
+            build_scheduler(each["scheduler"], each["config"], blocks)
+            for each, blocks in zip(setup["policies"], tables, strict=True)
+        ]
+        longest = max(row.input_length + row.output_length for row in trace.rows)
+        seqs = max(each.max_num_seqs for each in schedulers)
+        try:
+            from kvsim_kernels import executor, provenance, timing
 
-        self._make = executor.Executor
-        self._decoder = executor.make_decoder(profile, device, **room)
-        self._clock = timing.make_clock(device)
+            self._decoder = executor.make_decoder(
+                profile,
+                device,
+                num_blocks=max(each.gpu.first + each.gpu.size for each in tables),
+                host_blocks=max(each.cpu.size for each in tables),
+                max_tokens=max(each.max_num_batched_tokens for each in schedulers),
+                max_seqs=seqs * max(config["n"] for config in configs),
+                max_seq_len=min(longest, max(each["max_model_len"] for each in configs)) + 2,
+            )
+            self._make, self._clock = executor.Executor, timing.make_clock(device)
+        except ImportError as error:
+            raise ConfigError(
+                f"validate: {error}; a real engine runs on torch: pip install 'kvsim[kernels]'"
+            ) from None
+        except KeyError as error:
+            raise ConfigError(
+                f"profile: no {error.args[0]}: validate needs one that `kvsim calibrate` measured"
+            ) from None
         self._provenance, self._cuda = provenance, device == "cuda"
 
     def executor(self, policy: Mapping[str, Any]) -> Times:
@@ -321,34 +350,3 @@ class _Engine:
             "software": self._provenance.software(self._cuda),
             "model": self._decoder.geometry.model(),
         }
-
-
-def _engine(
-    setup: Mapping[str, Any], profile: Mapping[str, Any], device: str, trace: Trace
-) -> _Engine:
-    """An engine with room for the largest of the policies."""
-    configs = [policy["config"] for policy in setup["policies"]]
-    tables = [build(policy["block_manager"]) for policy in setup["policies"]]
-    schedulers = [
-        build_scheduler(each["scheduler"], each["config"], blocks)
-        for each, blocks in zip(setup["policies"], tables, strict=True)
-    ]
-    longest = max(row.input_length + row.output_length for row in trace.rows)
-    try:
-        return _Engine(
-            profile,
-            device,
-            num_blocks=max(each.gpu.first + each.gpu.size for each in tables),
-            host_blocks=max(each.cpu.size for each in tables),
-            max_tokens=max(each.max_num_batched_tokens for each in schedulers),
-            max_seqs=max(each.max_num_seqs for each in schedulers) * max(c["n"] for c in configs),
-            max_seq_len=min(longest, max(c["max_model_len"] for c in configs)) + 2,
-        )
-    except ImportError as error:
-        raise ConfigError(
-            f"validate: {error}; a real engine runs on torch: pip install 'kvsim[kernels]'"
-        ) from None
-    except KeyError as error:
-        raise ConfigError(
-            f"profile: no {error.args[0]}: validate needs one that `kvsim calibrate` measured"
-        ) from None
