@@ -230,6 +230,11 @@ def read_bundle(
         tail=UNSET if uneven is None else uneven[0],
         experts=_experts(folder) if model.experts is not None else UNSET,
     )
+    software = {
+        "vllm": _text(meta, "vllm_version", meta_path),
+        "cuda": str(meta.get("cuda_version", "")),
+        "profiler": f"LLMServingSim {meta.get('profiler_version', '')}".strip(),
+    }
     variant = _text(meta, "variant", meta_path)
     if variant not in DTYPES:
         raise ConfigError(f"{meta_path}: variant: {variant!r} is not one of {', '.join(DTYPES)}")
@@ -239,11 +244,7 @@ def read_bundle(
         source="measured" if tp == 1 else "estimated",
         created=str(meta.get("profiled_at", ""))[:10],
         device={"name": gpu},
-        software={
-            "vllm": _text(meta, "vllm_version", meta_path),
-            "cuda": str(meta.get("cuda_version", "")),
-            "profiler": f"LLMServingSim {meta.get('profiler_version', '')}".strip(),
-        },
+        software=software,
         model=ProfiledModel.of(model, dtype, dtype, tp),
         engine=ProfiledEngine(block_size=_block_size(meta, engine, tp, meta_path)),
         fit=fit,

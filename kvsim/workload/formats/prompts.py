@@ -138,6 +138,7 @@ def read_lmcache(source: Source) -> Trace:
         if not length:
             gathered.drop("seq_len is 0")
             continue
+        time_ns = instant(source, "timestamp", table.get("timestamp"), NS_PER_S)
         hashes = table.get("chunk_hashes")
         if not isinstance(hashes, list) or not all(isinstance(each, str) for each in hashes):
             raise source.error(f"{shown(hashes)} is not a list of hashes; fix it", "chunk_hashes")
@@ -145,7 +146,7 @@ def read_lmcache(source: Source) -> Trace:
         gathered.add(
             length,
             1,
-            time_ns=instant(source, "timestamp", table.get("timestamp"), NS_PER_S),
+            time_ns=time_ns,
             id=table.get("request_id"),
             content=HashContent(collapse(ids)),
             model=table.get("model_name"),
