@@ -103,39 +103,24 @@ def first_divergence(first: Mapping[str, Any], other: Mapping[str, Any]) -> Dive
     )
 
 
-class Concerned(NamedTuple):
-    """The first request that was scheduled at different times."""
-
-    id: str
-    instants_ns: tuple[int, int]
-    """When it was first scheduled, in each run."""
-
-
-def first_concerned(
-    pairs: Pairs, first: Mapping[str, Any], other: Mapping[str, Any]
-) -> Concerned | None:
-    """The first request completed by both runs that was scheduled at different times, if any."""
+def concerned_words(
+    pairs: Pairs, first: Mapping[str, Any], other: Mapping[str, Any], names: tuple[str, str]
+) -> list[str]:
+    """The first request completed by both runs that was scheduled at different times, if any, in a
+    sentence."""
     before = np.asarray(first["first_scheduled_ns"])[pairs.first_rows]
     after = np.asarray(other["first_scheduled_ns"])[pairs.other_rows]
     (different,) = np.nonzero(before != after)
     if not len(different):
-        return None
-    i = int(different[np.minimum(before, after)[different].argmin()])
-    id = str(first["id"][pairs.first_rows[i]])
-    return Concerned(id, (int(before[i]), int(after[i])))
-
-
-def concerned_words(found: Concerned | None, names: tuple[str, str]) -> list[str]:
-    """The request and its times, in a sentence."""
-    if found is None:
         return []
-    instants = [
+    i = int(different[np.minimum(before, after)[different].argmin()])
+    instants = (
         f"after {ns / 1e9:,.3f} s in {name}"
-        for ns, name in zip(found.instants_ns, names, strict=True)
-    ]
+        for ns, name in zip((before[i], after[i]), names, strict=True)
+    )
     return [
-        f"Request {found.id} is the first that was scheduled at another time:"
-        f" {' and '.join(instants)}."
+        f"Request {first['id'][pairs.first_rows[i]]} is the first that was scheduled at another"
+        f" time: {' and '.join(instants)}."
     ]
 
 
@@ -318,11 +303,10 @@ class Waterfall(NamedTuple):
 
 def waterfalls(pairs: Pairs, first: Mapping[str, Any], other: Mapping[str, Any]) -> list[Waterfall]:
     """Mean and p99 of TTFT and E2EL, over the requests that both runs completed (at least one)."""
-    found = []
-    ledger = has_ledger(first) and has_ledger(other)
+    found, names = [], _time_parts(first, other)
     for metric in ("ttft", "e2el"):
-        mine = _parts(first, pairs.first_rows, metric, ledger)
-        theirs = _parts(other, pairs.other_rows, metric, ledger)
+        mine = _parts(first, pairs.first_rows, metric, names)
+        theirs = _parts(other, pairs.other_rows, metric, names)
         means = {part: (_mean(mine[part]), _mean(theirs[part])) for part in mine}
         found.append(Waterfall(metric, "mean", means))
         one, two = _places(mine), _places(theirs)
@@ -337,36 +321,37 @@ def has_ledger(requests: Mapping[str, Any]) -> bool:
     return TIME_PARTS[0] in requests
 
 
-def time_parts(first: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
+def _time_parts(first: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
     """The parts that both runs have: the ledger's, or the three phases of a request."""
-    return TIME_PARTS if has_ledger(first) and has_ledger(other) else _PHASES
+    return TIME_PARTS if has_ledger(first) and has_ledger(other) else tuple(_PHASES)
 
 
-def part_ns(requests: Mapping[str, Any], part: str) -> Ints:
-    """One part of every request's time."""
+def _part_ns(requests: Mapping[str, Any], part: str, rows: Ints) -> Ints:
+    """One part of the time of these requests."""
     if part in _PHASES:
-        start, end = _PHASE_ENDS[part]
-        return ints(requests[end]) - ints(requests[start])
-    return ints(requests[part])
+        start, end = _PHASES[part]
+        return (ints(requests[end]) - ints(requests[start]))[rows]
+    return ints(requests[part])[rows]
 
 
-_PHASE_ENDS = {
+_PHASES = {
     "queue_ns": ("arrival_ns", "first_scheduled_ns"),
     "prefill_ns": ("first_scheduled_ns", "first_token_ns"),
     "decode_ns": ("first_token_ns", "finish_ns"),
 }
-_PHASES = tuple(_PHASE_ENDS)
+"""Part of the time of runs without a ledger → its begin and its end."""
 
 
-def _parts(requests: Mapping[str, Any], rows: Ints, metric: str, ledger: bool) -> Parts:
-    if not ledger:
-        names = _PHASES if metric == "e2el" else _PHASES[:2]
-        return {part: part_ns(requests, part)[rows] for part in names}
-    if metric == "e2el":
-        return {part: part_ns(requests, part)[rows] for part in TIME_PARTS}
-    parts = {part: part_ns(requests, part)[rows] for part in _WAITING}
-    ttft = (ints(requests["first_token_ns"]) - ints(requests["arrival_ns"]))[rows]
-    return {**parts, "first_step_ns": ttft - sum(parts.values())}
+def _parts(requests: Mapping[str, Any], rows: Ints, metric: str, names: tuple[str, ...]) -> Parts:
+    """The parts `names` of E2EL; or those before the first token, for TTFT."""
+    ledger = names == TIME_PARTS
+    if metric == "ttft":
+        names = _WAITING if ledger else names[:2]
+    parts = {part: _part_ns(requests, part, rows) for part in names}
+    if metric == "ttft" and ledger:
+        ttft = (ints(requests["first_token_ns"]) - ints(requests["arrival_ns"]))[rows]
+        parts["first_step_ns"] = ttft - sum(parts.values())
+    return parts
 
 
 def _mean(values: Ints) -> Fraction:
@@ -450,29 +435,20 @@ def carriers(
     order = np.argsort(-np.abs(changes), kind="stable")
     sizes = np.abs(changes)[order]
     half = int(np.searchsorted(np.cumsum(sizes) * 2, sizes.sum())) + 1 if sizes.any() else 0
-    names = time_parts(first, other)
+    names = _time_parts(first, other)
     table = np.array(
         [
-            part_ns(other, part)[pairs.other_rows] - part_ns(first, part)[pairs.first_rows]
+            _part_ns(other, part, pairs.other_rows) - _part_ns(first, part, pairs.first_rows)
             for part in names
         ]
     )
     listed = []
-    for i in map(int, order[:LISTED]):
-        if changes[i]:
-            most = int(np.abs(table[:, i]).argmax())
-            listed.append(
-                Carrier(
-                    str(first["id"][pairs.first_rows[i]]),
-                    (int(before[i]), int(after[i])),
-                    names[most],
-                    int(table[most, i]),
-                    (
-                        int(first["num_preemptions"][pairs.first_rows[i]]),
-                        int(other["num_preemptions"][pairs.other_rows[i]]),
-                    ),
-                )
-            )
+    for i in (i for i in order[:LISTED].tolist() if changes[i]):
+        most, mine, theirs = np.abs(table[:, i]).argmax(), pairs.first_rows[i], pairs.other_rows[i]
+        preempted = int(first["num_preemptions"][mine]), int(other["num_preemptions"][theirs])
+        times_ns = int(before[i]), int(after[i])
+        id, part_ns = str(first["id"][mine]), int(table[most, i])
+        listed.append(Carrier(id, times_ns, names[most], part_ns, preempted))
     return Share(half, int((changes != 0).sum()), len(changes)), listed
 
 

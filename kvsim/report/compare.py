@@ -36,7 +36,6 @@ from kvsim.explain.differences import (
     carriers,
     concerned_words,
     divergence_words,
-    first_concerned,
     first_divergence,
     has_ledger,
     pair,
@@ -540,7 +539,7 @@ def explain(first: Run, other: Run) -> Explanation:
     assert pairs is not None, "waterfalls are of pairs"
     words = [
         *divergence_words(found, names, pools),
-        *concerned_words(first_concerned(pairs, first[2], other[2]), names),
+        *concerned_words(pairs, first[2], other[2], names),
     ]
     return explanation._replace(divergence=found, divergence_words=words)
 

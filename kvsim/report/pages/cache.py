@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kvsim.explain.cache_curve import WHO, Group, Point, Study
+from kvsim.explain.cache_curve import WHO, Group, Point, Study, make_curve
 from kvsim.explain.cache_eviction import Audit, Ranked, Ranking
 from kvsim.explain.certainty import LEVEL
 from kvsim.report.pages.figures import Figure, Trace, chart, compact, line, log_ticks, rule, titled
@@ -135,12 +135,13 @@ def group_rows(study: Study, groups: Sequence[Group], most: int) -> Iterator[tup
     capacity = study.chosen or middle
     for group in groups[:most]:
         tokens = max(group.input_tokens, 1)
+        curve = make_curve(group.reuse.found, group.reuse.counting.block_size)
         yield (
             group.name,
-            count(group.requests),
+            count(len(group.reuse.found)),
             count(group.input_tokens),
             percent(group.reuse.ceiling_tokens / tokens),
-            percent(group.curve.tokens([capacity])[0] / tokens),
+            percent(curve.tokens.values([capacity])[0] / tokens),
         )
 
 
