@@ -601,18 +601,14 @@ def _verdict(
         if objectives is not None and set(first.settings) == {RATE}:
             name = "Highest"
         remarks.append(Remark(f"{name}: {words(best[0].settings)} ({figures})."))
-    behind = sum(configuration.overloaded for configuration in configurations)
-    if behind:
+    if behind := sum(c.overloaded for c in configurations):
         text = f"Overloaded in {plural(behind, 'configuration')}: more was offered than served."
         remarks.insert(0, Remark(text, "warning"))
     remarks += _less_than_asked(configurations)
-    refused = sum(configuration.outcome == REFUSED for configuration in configurations)
-    ended = sum(c.outcome not in (REFUSED, "finished") for c in configurations)
-    if refused:
-        remarks.append(
-            Remark(f"{plural(refused, 'configuration')} refused at start-up.", "warning")
-        )
-    if ended:
+    if refused := sum(c.outcome == REFUSED for c in configurations):
+        text = f"{plural(refused, 'configuration')} refused at start-up."
+        remarks.append(Remark(text, "warning"))
+    if ended := sum(c.outcome not in (REFUSED, "finished") for c in configurations):
         text = f"The engine stopped before the end in {plural(ended, 'configuration')}."
         remarks.append(Remark(text, "bad"))
     return remarks
