@@ -132,9 +132,12 @@ def outcome_title(summary: Mapping[str, Any]) -> str:
     """The outcome in few words: `Steady`, `Memory-bound, backlogged`, `Deadlock`, `Engine stopped:
     KIND`; `Finished` where there is no more to say."""
     kind = str(_outcome_of(summary).get("kind") or "unknown").replace("-", " ")
-    if kind == "finished":
-        return _capital(", ".join(_names(summary)) or kind)
-    return _capital(kind if kind == "deadlock" else f"engine stopped: {kind}")
+    if kind != "finished":
+        return _capital(kind if kind == "deadlock" else f"engine stopped: {kind}")
+    state, bounds = state_of(summary), [name for name, _ in _bounds(summary)]
+    load = [] if state == "unknown" or (state == "steady" and bounds) else [state]
+    names = [*load, *bounds] if TONES.get(state) == "bad" else [*bounds, *load]
+    return _capital(", ".join(names) or kind)
 
 
 def diagnosis(summary: Mapping[str, Any]) -> list[Remark]:
@@ -172,14 +175,6 @@ def diagnosis_of(record: Mapping[str, Any]) -> list[Remark]:
     replicas = (record.get("config") or {}).get("replicas")
     several = {"replicas": range(replicas)} if replicas else {}
     return diagnosis({**record["figures"], **several, "meta": {"outcome": record["outcome"]}})
-
-
-def _names(summary: Mapping[str, Any]) -> list[str]:
-    """What a finished run is called: by what bound it, then by its load."""
-    state = state_of(summary)
-    names = [name for name, _ in _bounds(summary)]
-    load = {"unknown": [], "steady": [] if names else [state]}.get(state, [state])
-    return [*load, *names] if TONES.get(state) == "bad" else [*names, *load]
 
 
 def _refused(summary: Mapping[str, Any]) -> dict[str, float]:
@@ -436,8 +431,10 @@ REGRETS, HITS = "why the best replica was not chosen", "where hits came from"
 def routing_tables(summary: Mapping[str, Any]) -> dict[str, tuple[Sequence[str], Rows]]:
     """The tables of a fleet, each with its head, by title: `REPLICAS`, and `TRIP`, `REGRETS` and
     `HITS` where there is something to show."""
+    named = zip(replica_names(summary), replica_rows(summary), strict=True)
+    replicas = [[name, *row] for name, row in named]
     tables: dict[str, tuple[Sequence[str], Rows]] = {
-        REPLICAS: (("replica", *REPLICA_HEAD), named_rows(summary))
+        REPLICAS: (("replica", *REPLICA_HEAD), replicas)
     }
     if legs := leg_rows(summary):
         tables[TRIP] = LEG_HEAD, legs
@@ -562,12 +559,6 @@ def replica_rows(summary: Mapping[str, Any]) -> Rows:
         ]
         for each in summary["replicas"]
     ]
-
-
-def named_rows(summary: Mapping[str, Any]) -> Rows:
-    """The `replica_rows`, each behind the name of its replica."""
-    each = zip(replica_names(summary), replica_rows(summary), strict=True)
-    return [[name, *row] for name, row in each]
 
 
 def regret_rows(routing: Mapping[str, Any]) -> Rows:

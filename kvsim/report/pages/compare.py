@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import accumulate
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from kvsim.core.schema import BLOCKED
-from kvsim.explain.certainty import Comparison, Pair, Verdict
+from kvsim.explain.certainty import Comparison, Verdict
 from kvsim.explain.differences import (
     BLOCKS,
     DECISIONS,
@@ -39,7 +40,7 @@ from kvsim.report.compare import (
     config_differences,
     difference_words,
     explain,
-    finding_words,
+    headline_findings,
     interval_words,
     method_words,
     ranking_words,
@@ -265,9 +266,8 @@ def _certainty(comparison: Comparison, rows: Sequence[Row]) -> Html:
     parts.append(placed(_interval_figures(comparison, rows)))
     for other, name in enumerate(names[1:], 1):
         lines = [
-            (row.metric.label, _verdict(comparison, row, other))
-            for row in rows
-            if row.metric.key in HEADLINES and row.verdicts[other - 1] is not None
+            (row.metric.label, element("span", words, class_=row.judge(other - 1)))
+            for row, words in headline_findings(comparison, rows, other)
         ]
         verdicts = table(["", "Verdict"], lines, text_columns=2)
         parts.append(panel(f"{name} against {names[0]}", verdicts))
@@ -276,13 +276,6 @@ def _certainty(comparison: Comparison, rows: Sequence[Row]) -> Html:
         ranking = table(["", "Order"], (each for each in orders if each[1]), text_columns=2)
         parts.append(panel("Best first; ≈ between runs without a significant difference", ranking))
     return join(parts)
-
-
-def _verdict(comparison: Comparison, row: Row, other: int) -> Html:
-    verdict = row.verdicts[other - 1]
-    assert verdict is not None
-    words = finding_words(comparison, Pair(row.metric.key, 0, other), verdict)
-    return element("span", words, class_=row.judge(other - 1))
 
 
 def _interval_figures(comparison: Comparison, rows: Sequence[Row]) -> list[Figure]:
@@ -399,26 +392,26 @@ def _pairs_table(pairs: Pairs) -> Html:
 
 def _difference_figures(paired: Sequence[tuple[str, Pairs | None]]) -> list[Figure]:
     """The differences of all pairs in ascending order, by latency."""
-    there = [(i, name, pairs) for i, (name, pairs) in enumerate(paired, 1) if pairs]
-    there = [(i, name, pairs) for i, name, pairs in there if pairs.number]
-    return [_difference_figure(kind, there) for kind in COMPARED] if there else []
-
-
-def _difference_figure(kind: str, paired: Sequence[tuple[int, str, Pairs]]) -> Figure:
-    changes = [np.sort(pairs.differences_ns(kind)) for *_, pairs in paired]
-    unit, ns = time_unit(float(np.abs(each).max(initial=0)) for each in changes)
-    data = []
-    for (i, name, _), ordered in zip(paired, changes, strict=True):
-        picked = thinned(len(ordered), POINTS)
-        ranks = compact(100 * (picked + 0.5) / len(ordered))
-        data.append(line(ranks, compact(ordered[picked] / ns), run_colour(i), name))
-    label = LATENCIES[kind]
+    numbered = enumerate(paired, 1)
+    there = [(i, name, pairs) for i, (name, pairs) in numbered if pairs and pairs.number]
     across = "requests, ordered by their difference (%)"
     x = titled(across, range=[0, 100], unifiedhovertitle={"text": "%{x:.3~g} % of the requests"})
-    y = titled(f"{label} difference ({unit})", rangemode="normal")
     note = "Below the line a request was quicker than in the first run, above it slower."
-    title, zero = f"{label} differences", [rule("y", 0)]
-    return chart(f"paired-{kind}", title, note, data, x, y, keyed=False, height=260, shapes=zero)
+    figures = []
+    for kind in COMPARED if there else ():
+        changes = [np.sort(pairs.differences_ns(kind)) for *_, pairs in there]
+        unit, ns = time_unit(float(np.abs(each).max(initial=0)) for each in changes)
+        data = []
+        for (i, name, _), ordered in zip(there, changes, strict=True):
+            picked = thinned(len(ordered), POINTS)
+            ranks = compact(100 * (picked + 0.5) / len(ordered))
+            data.append(line(ranks, compact(ordered[picked] / ns), run_colour(i), name))
+        label, zero = LATENCIES[kind], [rule("y", 0)]
+        y = titled(f"{label} difference ({unit})", rangemode="normal")
+        id, title = f"paired-{kind}", f"{label} differences"
+        look: dict[str, Any] = {"keyed": False, "height": 260, "shapes": zero}
+        figures.append(chart(id, title, note, data, x, y, **look))
+    return figures
 
 
 def _level_figures(names: Sequence[str], views: Sequence[View]) -> list[Figure]:

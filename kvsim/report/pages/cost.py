@@ -106,20 +106,17 @@ def _figures(fit: Fit, size: int) -> Iterator[Figure]:
 
 
 def _slices(name: str, grid: Grid) -> list[Drawn]:
-    """Decode by length for some numbers of sequences; prefill by tokens for some contexts."""
+    """Decode by length for some numbers of sequences; prefill by tokens for some contexts, over the
+    rows that are long enough to have them."""
     if name != "prefill":
         places = thinned(len(grid.x), LINES).tolist()
         return [(plural(int(grid.x[i]), "sequence"), grid.ctx, grid.us[i]) for i in places]
-    places = thinned(len(grid.ctx), LINES).tolist()
-    return [(f"context {grid.ctx[j]:,g}", *_column(grid.x, grid.us, j)) for j in places]
-
-
-def _column(
-    x: Sequence[float], us: Sequence[Sequence[float]], j: int
-) -> tuple[list[float], list[float]]:
-    """Column `j` of the grid, over the rows that are long enough to have it."""
-    reached = [(at, row[j]) for at, row in zip(x, us, strict=True) if len(row) > j]
-    return [at for at, _ in reached], [value for _, value in reached]
+    drawn: list[Drawn] = []
+    for j in thinned(len(grid.ctx), LINES).tolist():
+        column = [(x, row[j]) for x, row in zip(grid.x, grid.us, strict=True) if len(row) > j]
+        label, (x, us) = f"context {grid.ctx[j]:,g}", zip(*column, strict=True)
+        drawn.append((label, x, us))
+    return drawn
 
 
 def _mixed_slices(grid: MixedGrid) -> list[Drawn]:
@@ -146,21 +143,13 @@ def _figure(name: str, title: str, x_title: str, drawn: Sequence[Drawn]) -> Figu
 
 def _errors(error: Mapping[str, Any]) -> Html:
     """Errors on rows held out, and the profile's other statements."""
-    rows = [
-        [
-            label,
-            f"{number:,}",
-            *(MISSING if value is None else _hundredths(value) for value in values),
-        ]
-        for label, number, values in error_rows(error)
-    ]
+    rows = []
+    for label, number, values in error_rows(error):
+        cells = (MISSING if x is None else f"{x:,.2f}".replace("-", "−") for x in values)
+        rows.append([label, f"{number:,}", *cells])
     head = ("table", "points", "median %", "p95 %", "max %", "bias %")
     others = facts(flat(other_statements(error)))
     return panel(None, join((table(head, rows) if rows else None, others)))
-
-
-def _hundredths(value: float) -> str:
-    return f"{value:,.2f}".replace("-", "−")
 
 
 def _judged(value: Any) -> bool:
@@ -221,10 +210,13 @@ def build_crossover(models: Sequence[ModelCrossings], hardware: str, lengths: Se
         model._replace(crossings=[each for each in model.crossings if each.tokens in lengths])
         for model in models
     ]
+    tables = (
+        panel(caption(each), table(crossing_head(each), crossing_rows(each))) for each in listed
+    )
     sections = {
         "Where swapping wins": join((lead(_LEAD), placed([_even(models)]))),
         "Times": placed([_times(i, model) for i, model in enumerate(models)]),
-        "Table": join((lead(UNITS), *map(_table, listed))),
+        "Table": join((lead(UNITS), *tables)),
         "Sources": panel(
             None, table(("model", "recompute", "link"), map(_sources, models), text_columns=3)
         ),
@@ -256,10 +248,6 @@ def _row(crossing: Crossing) -> list[str]:
         cells += [each(swap_ns), "never" if even is None else f"{even:,.1f}"]
     times = {"recompute": crossing.recompute_ns, **crossing.swap_ns}
     return [*cells, min(times, key=times.__getitem__)]
-
-
-def _table(model: ModelCrossings) -> Html:
-    return panel(caption(model), table(crossing_head(model), crossing_rows(model)))
 
 
 def _sources(model: ModelCrossings) -> list[object]:

@@ -84,10 +84,6 @@ def _whole(run: View, of: Callable[..., Ints], *names: str) -> Ints:
     return made
 
 
-def _lasts(run: View) -> Ints:
-    return _whole(run, np.subtract, "end_ns", "start_ns")
-
-
 def _tokens_of_steps(run: View) -> Ints:
     """What each step computes: prompt tokens, a token per decode, and drafts."""
     names = ("prefill_tokens", "decode_seqs", "draft_tokens")
@@ -204,7 +200,7 @@ def _bubbles(run: View) -> Iterator[Figure]:
         run.steps[name].astype(np.int64) for name in ("send_ns", "stage_wait_ns", "host_ns")
     )
     under_way = np.maximum(end - np.maximum(start, np.append(0, end[:-1])), 0)
-    whole = bins.of(under_way) * run.summary["meta"]["config"][_STAGES]
+    whole = bins.of(under_way) * run.summary["meta"]["config"]["pipeline_parallel_size"]
     busy = bins.of(end - start - moved - waits - host)
     idle = held(100 * (1 - np.minimum(ratios(busy, whole), 1)))
     share = percent(run.summary["pipeline_bubble_share"] or 0.0)
@@ -216,19 +212,14 @@ def _bubbles(run: View) -> Iterator[Figure]:
     yield run.figure("bubbles", "Pipeline bubbles", note, drawn, y, keyed=False)
 
 
-_STAGES = "pipeline_parallel_size"
-
-WORK = (_step_time, _kernels, _utilisation, _drafts, _bubbles)
-"""Makers of figures over time."""
-
-
 def step_figures(run: View) -> list[Figure]:
     """Steps against their size, and on the stages of a pipeline."""
     return [*_against_tokens(run), *_lanes(run)] if rows_in(run.steps) > 1 else []
 
 
 def _against_tokens(run: View) -> Iterator[Figure]:
-    lasts, tokens, prompts = _lasts(run), _tokens_of_steps(run), run.steps["prefill_tokens"] > 0
+    lasts, tokens = _whole(run, np.subtract, "end_ns", "start_ns"), _tokens_of_steps(run)
+    prompts = run.steps["prefill_tokens"] > 0
     unit, ns = time_unit(lasts)
     drawn = []
     for those, colour, label in _kinds(prompts & (tokens > 0), ~prompts & (tokens > 0)):
@@ -326,18 +317,8 @@ def time_figures(run: View) -> list[Figure]:
         return []
     makers = (
         *(_rates, _tokens, _latencies, _itl, _waits, _queues, waiting_by_adapter, _blocked),
-        *(
-            _gpu_blocks,
-            _cpu_blocks,
-            _preemptions,
-            _swaps,
-            _new_token_ratio,
-            _batch,
-            *WORK,
-            _hit_rate,
-            _tiers,
-            _fragmentation,
-        ),
+        *(_gpu_blocks, _cpu_blocks, _preemptions, _swaps, _new_token_ratio, _batch, _step_time),
+        *(_kernels, _utilisation, _drafts, _bubbles, _hit_rate, _tiers, _fragmentation),
     )
     return one_axis([figure for make in makers for figure in make(run)])
 
