@@ -80,13 +80,10 @@ class Certainty(Bundle):
 
     def check(self) -> None:
         """Raises `ConfigError` if an option needs seeds, and there are none."""
-        of_seeds = {
-            "--cost-uncertainty": self.cost_uncertainty,
-            "--margin": self.margin != MARGIN,
-        }
-        if self.seeds is None and any(of_seeds.values()):
-            flag = next(flag for flag, given in of_seeds.items() if given)
-            raise ConfigError(f"{flag}: needs --seeds N")
+        uncertain, margin = self.cost_uncertainty, self.margin != MARGIN
+        for flag, given in (("--cost-uncertainty", uncertain), ("--margin", margin)):
+            if given and self.seeds is None:
+                raise ConfigError(f"{flag}: needs --seeds N")
 
 
 @takes_bundles

@@ -12,21 +12,6 @@ from kvsim.cli.settings import Settings
 from kvsim.errors import ConfigError
 
 
-class Front(Bundle):
-    """Where the server is, and as what."""
-
-    host: Annotated[
-        str | None, Option(metavar="ADDRESS", help="Address to listen at. Default: 127.0.0.1.")
-    ] = None
-    port: Annotated[
-        int | None,
-        Option(min=0, max=65535, metavar="N", help="Port. Default: 8000; 0: any free one."),
-    ] = None
-    served_model_name: Annotated[
-        str | None, Option(metavar="NAME", help="Name of the model, for clients.")
-    ] = None
-
-
 class Pace(Bundle):
     """How simulated time passes."""
 
@@ -76,7 +61,16 @@ class Answers(Bundle):
 def serve(
     *,
     config: ConfigFile = None,
-    front: Front,
+    host: Annotated[
+        str | None, Option(metavar="ADDRESS", help="Address to listen at. Default: 127.0.0.1.")
+    ] = None,
+    port: Annotated[
+        int | None,
+        Option(min=0, max=65535, metavar="N", help="Port. Default: 8000; 0: any free one."),
+    ] = None,
+    served_model_name: Annotated[
+        str | None, Option(metavar="NAME", help="Name of the model, for clients.")
+    ] = None,
     pace: Pace,
     answers: Answers,
     out: OutDir = None,
@@ -111,11 +105,10 @@ def serve(
     )
     with blaming(loaded):
         session = Session(loaded, records=out is not None)
-        model = front.served_model_name or said.name or session.parts.model.name
+        model = served_model_name or said.name or session.parts.model.name
         note(*session.parts.notes)
-        address = front.host or said.host or "127.0.0.1"
-        port = (said.port or 8000) if front.port is None else front.port
-        with listen(address, port) as listening:
+        address = host or said.host or "127.0.0.1"
+        with listen(address, (said.port or 8000) if port is None else port) as listening:
             made = Server(session, model, options)
             where = f"http://{address}:{listening.getsockname()[1]}"
             told = f"serving {model} at {where}/v1"

@@ -158,7 +158,10 @@ def paired(
     if whole:
         spread = max(spread, _ROUNDING)
     mean, error = float(np.mean(changes)), spread / number**0.5
-    draws = _bootstrapped(changes, seed) if percentile and error else None
+    draws = None
+    if percentile and error:
+        drawn = np.random.default_rng(seed).integers(0, number, (DRAWS, number))
+        draws = np.sort(changes[drawn].mean(axis=-1))
     return Estimate(mean, error, number - 1, draws)
 
 
@@ -170,12 +173,6 @@ def single(first: Floats, other: Floats, *, whole: bool) -> Estimate:
     estimate = paired(first, other, whole=whole, percentile=False)
     number = len(first)
     return estimate._replace(error=estimate.error * (number + 1) ** 0.5)
-
-
-def _bootstrapped(changes: Floats, seed: int) -> Floats:
-    """Ascending means of samples drawn with replacement from the pairs."""
-    drawn = np.random.default_rng(seed).integers(0, len(changes), (DRAWS, len(changes)))
-    return np.sort(changes[drawn].mean(axis=-1))
 
 
 FEWEST_STRETCHES = 10
@@ -207,14 +204,11 @@ def together(figures: Mapping[str, Figure], *, seed: int = 0) -> dict[str, Estim
         return {}
     number = len(next(iter(figures.values())).first)
     lengths = {name: stretch(each.other - each.first) for name, each in figures.items()}
-    length = max(lengths.values())
-    if number < FEWEST_STRETCHES * length:
-        figures = {
-            name: figures[name] for name, own in lengths.items() if FEWEST_STRETCHES * own <= number
-        }
-        if not figures:
-            return {}
-        length = max(lengths[name] for name in figures)
+    long_enough = [name for name, own in lengths.items() if FEWEST_STRETCHES * own <= number]
+    if not long_enough:
+        return {}
+    figures = {name: figures[name] for name in long_enough}
+    length = max(lengths[name] for name in figures)
     freedom = number // length - 1
     draws = _drawn(list(figures.values()), number, length, seed)
     return {

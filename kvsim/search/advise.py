@@ -375,26 +375,21 @@ def _combined(bench: _Bench, advice: Advice) -> Tried:
     best, *others = firm
     level = (1 - _SINGLES) * LEVEL / (len(others) + 1)
     for other in others:
-        candidate = _with(base, (*best.changes, *other.changes))
-        if candidate is not None:
-            bench.run([best, candidate], len(base.runs))
-            decides = _tightest(best, objectives)
-            bench.judge(best, [candidate], decides, level)
-            if _helps(candidate, best, decides, objectives):
-                best = candidate
+        changes = (*best.changes, *other.changes)
+        try:
+            config = changed(base.config, {each.key: each.value for each in changes})
+        except ConfigError:
+            continue  # The engine does not start with all of them.
+        candidate, decides = Tried(changes, config), _tightest(best, objectives)
+        bench.run([best, candidate], len(base.runs))
+        bench.judge(best, [candidate], decides, level)
+        if _helps(candidate, best, decides, objectives):
+            best = candidate
     if best is not firm[0]:
         bench.judge(base, [best], advice.decides, level)
     best = best if advice.helps(best) else firm[0]
     bench.run([best], len(base.runs))
     return best
-
-
-def _with(base: Tried, changes: tuple[Change, ...]) -> Tried | None:
-    """The base with several changes; None if the engine does not start with all of them."""
-    try:
-        return Tried(changes, changed(base.config, {each.key: each.value for each in changes}))
-    except ConfigError:
-        return None
 
 
 def _helps(tried: Tried, first: Tried, decides: Objective, objectives: Objectives) -> bool:

@@ -39,7 +39,7 @@ from kvsim.explain.certainty import (
     single,
 )
 from kvsim.explain.differences import values_of
-from kvsim.report import Row, change_words, compare_table, value_words
+from kvsim.report import change_words, compare_table, value_words
 from kvsim.report.wording import setting_words
 from kvsim.results.metrics import HEADLINES, NAMED, Metric
 from kvsim.run.assembly import assemble
@@ -367,7 +367,10 @@ def effect_words(
     for change, summary in zip(found, without, strict=True):
         rows = compare_table([("without", summary), ("after", after)])
         effects = [
-            _effect(row) for row in rows if row.metric.key in EFFECTS and row.judge(0) != "same"
+            f"{row.metric.label} {value_words(row, 1)}, and {value_words(row, 0)} with that undone"
+            f" ({change_words(row, 0)})"
+            for row in rows
+            if row.metric.key in EFFECTS and row.judge(0) != "same"
         ]
         if effects:
             yield f"{change.words}: {'; '.join(effects)}."
@@ -377,10 +380,3 @@ def effect_words(
         yield f"No effect on {', '.join(NAMED[key].label for key in EFFECTS)}: {'; '.join(idle)}."
     if not found:
         yield "Nothing that is at work in this run changed."
-
-
-def _effect(row: Row) -> str:
-    return (
-        f"{row.metric.label} {value_words(row, 1)}, and {value_words(row, 0)} with that undone"
-        f" ({change_words(row, 0)})"
-    )
