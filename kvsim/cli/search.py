@@ -27,7 +27,7 @@ from kvsim.cli.options import (
     note_arrivals,
     takes_bundles,
 )
-from kvsim.cli.settings import Fleet, FleetOptions, Settings
+from kvsim.cli.settings import FleetOptions, Settings
 from kvsim.errors import ConfigError
 from kvsim.explain import MARGIN
 from kvsim.report import make_console, make_table, print_remarks
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from kvsim.explain.certainty import Comparison
     from kvsim.search.advise import Advice
-    from kvsim.search.compare import Load, Upgrade
+    from kvsim.search.compare import Change, Load
     from kvsim.search.size import Answer, Laboratory, Search
     from kvsim.search.sweep import Chosen, Plan
     from kvsim.workload.trace import Trace
@@ -128,8 +128,8 @@ def compare(
     else:
         comparison, results = _compare_seeds(load, loaded, kind, certainty, certainty.seeds)
     _show_comparison(results, kind, out, comparison, as_json=as_json)
-    for upgrade in () if as_json else found:
-        _show_upgrade(upgrade, dict(results), opened, certainty.jobs)
+    for names, changes in () if as_json else found:
+        _show_upgrade(names, changes, dict(results), opened, certainty.jobs)
 
 
 def _trace_among(given: list[str]) -> tuple[list[str], str | None]:
@@ -156,31 +156,28 @@ def _contenders(configs: list[str], fleet: FleetOptions) -> tuple[Configs, Kind]
     same = [stems[:place].count(stem) for place, stem in enumerate(stems)]
     names = [f"{s}-{n + 1}" if n else s for s, n in zip(stems, same, strict=True)] or [""]
     loaded = [(name, *fleet.load(path)) for name, path in zip(names, paths, strict=True)]
-    several = any(fleets for _, fleets, _ in loaded)
-    alone = (
-        []
-        if several
-        else [each for name, _, configs in loaded for each in of_releases(name, configs[0])]
-    )
-    if max(len(alone), sum(len(fleets) or 1 for _, fleets, _ in loaded)) < 2:
+    if any(fleets for _, fleets, _ in loaded):
+        from kvsim.fleet import contender
+
+        kind = of_fleets()
+        found: Configs = [
+            (
+                " ".join(filter(None, (name, router))) if fleets[1:] or not name else name,
+                contender(configs, router, args),
+            )
+            for name, fleets, configs in loaded
+            for router, args in fleets or [("round-robin", {})]
+        ]
+    else:
+        kind = of_engines()
+        found = [each for name, _, configs in loaded for each in of_releases(name, configs[0])]
+    if len(found) < 2:
         raise ConfigError(
             "compare: give two configurations or more, several releases, as in --vllm-version"
             " 0.11,0.18,0.33, or several routers, as in --replicas 4 --router"
             " round-robin,least-loaded"
         )
-    if not several:
-        return alone, of_engines()
-    from kvsim.fleet import contender
-
-    found: Configs = [
-        (
-            " ".join(filter(None, (name, each.router))) if fleets[1:] or not name else name,
-            contender(configs, each.router, each.args),
-        )
-        for name, fleets, configs in loaded
-        for each in fleets or [Fleet("round-robin", {})]
-    ]
-    return found, of_fleets()
+    return found, kind
 
 
 def _compare_seeds(
@@ -234,20 +231,24 @@ def _show_comparison(
 
 
 def _show_upgrade(
-    upgrade: Upgrade, results: dict[str, Any], trace: Trace, jobs: int | None
+    names: tuple[str, str],
+    changes: list[Change],
+    results: dict[str, Any],
+    trace: Trace,
+    jobs: int | None,
 ) -> None:
     """Say what each change does, from runs in which it is undone."""
     from kvsim.search.compare import How, Load, effect_words, replicate, simulate_undone
 
-    before, after = upgrade.names
-    runs = [change.undone for change in upgrade.changes]
+    before, after = names
+    runs = [change.undone for change in changes]
     seed = results[after].summary["meta"]["seed"]
     with progress_bar(f"undoing changes of {after}", len(runs)) as progress:
         how = How(simulate_undone, jobs, progress)
         [without] = [*replicate(Load(trace), runs, [seed], attrgetter("summary"), how)] or [[]]
     console = make_console()
     console.print(f"\nWhat {after} changes against {before}, one change at a time", style="bold")
-    for sentence in effect_words(upgrade.changes, without, results[after].summary):
+    for sentence in effect_words(changes, without, results[after].summary):
         console.print(f"  {sentence}")
 
 
@@ -561,12 +562,12 @@ def advise(
     opened = form.open(trace)
     note_arrivals(opened, [loaded])
     load = load_of(opened, [("", loaded)])
-    changes = search.changes_of(loaded)
-    most = (1 + len(changes.tried) + search.MOST_COMBINED) * seeds
+    changes = tried, _ = search.changes_of(loaded)
+    most = (1 + len(tried) + search.MOST_COMBINED) * seeds
     with progress_bar("trying settings", most) as progress:
         how = How(jobs=jobs, progress=progress)
         advice = search.advise(load, loaded, objectives, changes, seeds=seeds, how=how)
-    given = arguments(settings.server.vllm, settings.server.vllm_file)
+    given = arguments(settings.vllm, settings.vllm_file)
     line = said.serve_command(advice, settings.word, given)
     cache = said.cache_sentences(opened, advice.best.config)
     now = said.present(advice)

@@ -33,30 +33,6 @@ class Pace(Bundle):
             raise ConfigError("--hold: the wall clock waits for nobody; give --as-fast-as-possible")
 
 
-class Answers(Bundle):
-    """What clients and routers are told."""
-
-    stream_interval: Annotated[
-        int | None,
-        Option(min=1, metavar="N", help="Tokens from one event of a stream to the next."),
-    ] = None
-    lora_modules: Annotated[
-        list[str] | None,
-        Option(metavar="NAME=PATH", help="An adapter that clients may ask for; may be repeated."),
-    ] = None
-    mean_output_tokens: Annotated[
-        float,
-        Option(
-            min=1,
-            metavar="N",
-            help="Mean length of answers without ignore_eos; inf: all of max_tokens.",
-        ),
-    ] = 256.0
-    kv_events_config: Annotated[
-        str | None, Option(metavar="JSON", help="As of vllm serve: publish KV events.")
-    ] = None
-
-
 @takes_bundles
 def serve(
     *,
@@ -72,7 +48,25 @@ def serve(
         str | None, Option(metavar="NAME", help="Name of the model, for clients.")
     ] = None,
     pace: Pace,
-    answers: Answers,
+    stream_interval: Annotated[
+        int | None,
+        Option(min=1, metavar="N", help="Tokens from one event of a stream to the next."),
+    ] = None,
+    lora_modules: Annotated[
+        list[str] | None,
+        Option(metavar="NAME=PATH", help="An adapter that clients may ask for; may be repeated."),
+    ] = None,
+    mean_output_tokens: Annotated[
+        float,
+        Option(
+            min=1,
+            metavar="N",
+            help="Mean length of answers without ignore_eos; inf: all of max_tokens.",
+        ),
+    ] = 256.0,
+    kv_events_config: Annotated[
+        str | None, Option(metavar="JSON", help="As of vllm serve: publish KV events.")
+    ] = None,
     out: OutDir = None,
     settings: Settings,
 ) -> None:
@@ -92,15 +86,15 @@ def serve(
     from kvsim.settings.server.command import arguments
 
     pace.check()
-    said = said_in(arguments(settings.server.vllm, settings.server.vllm_file))
+    said = said_in(arguments(settings.vllm, settings.vllm_file))
     loaded = settings.load(config)
-    events = answers.kv_events_config or said.kv_events_config
+    events = kv_events_config or said.kv_events_config
     options = Options(
         speed=inf if pace.as_fast_as_possible else pace.speed,
         hold=pace.hold,
-        mean_output_tokens=answers.mean_output_tokens,
-        stream_interval=answers.stream_interval or said.stream_interval or 1,
-        adapters=adapters_of(answers.lora_modules or said.lora_modules),
+        mean_output_tokens=mean_output_tokens,
+        stream_interval=stream_interval or said.stream_interval or 1,
+        adapters=adapters_of(lora_modules or said.lora_modules),
         kv_events=None if events is None else events_config(events),
     )
     with blaming(loaded):

@@ -175,15 +175,11 @@ class _Run:
     def name(self, index: int) -> str:
         return str(self.requests["id"][index])
 
-    def step_at(self, time_ns: int) -> int:
-        """The last step that had begun by then; 0 before the first."""
-        return max(int(np.searchsorted(self.starts, time_ns, side="right")) - 1, 0)
-
     def state(self, time_ns: int) -> dict[str, int]:
-        """The row of the step under way."""
+        """The row of the last step that had begun by then, or of the first; empty without steps."""
         if not len(self.starts):
             return {}
-        row = self.step_at(time_ns)
+        row = max(int(np.searchsorted(self.starts, time_ns, side="right")) - 1, 0)
         return {name: int(column[row]) for name, column in self.steps.items()}
 
     def running(self, begin_ns: int, end_ns: int, but: int) -> list[int]:
@@ -196,10 +192,8 @@ class _Run:
 
     def names(self, requests: list[int]) -> str:
         """The names of up to `NAMED` requests, and the number of the others."""
-        listed = ", ".join(self.name(i) for i in requests[:NAMED])
-        return (
-            f"{listed} and {count(len(requests) - NAMED)} more" if len(requests) > NAMED else listed
-        )
+        listed, others = ", ".join(map(self.name, requests[:NAMED])), len(requests) - NAMED
+        return f"{listed} and {count(others)} more" if others > 0 else listed
 
 
 def _about(run: _Run, index: int) -> str:
@@ -422,9 +416,8 @@ def tail_words(requests: Mapping[str, Any], metric: str) -> tuple[str, list[str]
     if metric == "tpot":  # from the first token on
         del parts["own_prefill_ns"]
     if metric == "ttft":
-        parts["first_step_ns"] = ints(requests["first_token_ns"]) - ints(
-            requests["first_scheduled_ns"]
-        )
+        begun, first = ints(requests["first_scheduled_ns"]), ints(requests["first_token_ns"])
+        parts["first_step_ns"] = first - begun
     means = {part: (ns[slow].mean() / 1e9, ns[everyone].mean() / 1e9) for part, ns in parts.items()}
     largest = sorted(means, key=lambda part: -means[part][0])[:_NAMED]
     named = (

@@ -143,29 +143,22 @@ TRIALS: dict[str, tuple[Trial, ...]] = {
 """What is tried, by engine; on one of the user's own, what most engines have."""
 
 
-class Changes(NamedTuple):
-    """What there is to try on a base."""
-
-    tried: list[Change]
-    untried: list[Untried]
-
-
-def changes_of(base: RunConfig) -> Changes:
+def changes_of(base: RunConfig) -> tuple[list[Change], list[Untried]]:
     """The changes to try on these settings, and those that are not possible.
 
     Raises `ConfigError` where the engine does not start with the base itself.
     """
     parts = assemble(base)
-    found = Changes([], [])
+    tried, untried = list[Change](), list[Untried]()
     for trial in TRIALS.get(base.engine, (*_STEPS, _MEMORY, _SHARING)):
         for value in _values(trial, parts):
             try:
                 config = changed(base, {trial.key: value})
             except ConfigError as error:
-                found.untried.append(Untried(trial.key, value, str(error)))
+                untried.append(Untried(trial.key, value, str(error)))
             else:
-                found.tried.append(Change(trial.key, value, trial, config))
-    return found
+                tried.append(Change(trial.key, value, trial, config))
+    return tried, untried
 
 
 def changed(base: RunConfig, settings: dict[str, Any]) -> RunConfig:
@@ -327,7 +320,7 @@ def advise(
     load: Load,
     config: RunConfig,
     objectives: Objectives,
-    changes: Changes,
+    changes: tuple[list[Change], list[Untried]],
     *,
     seeds: int = SEEDS,
     how: How = HERE,
@@ -339,9 +332,9 @@ def advise(
     does not start, or where the base leaves requests unserved, so that no objective can be met.
     """
     varied = redrawn(load, [("", config)])
-    bench = _Bench(load, config.seed, not varied, how)
+    bench, (tried, untried) = _Bench(load, config.seed, not varied, how), changes
     base = Tried((), config)
-    singles = [Tried((change,), change.config) for change in changes.tried]
+    singles = [Tried((change,), change.config) for change in tried]
     level = _SINGLES * LEVEL
     looks = plan_looks(seeds, level) if varied else [Look(1, level)]
     bench.run([base], looks[0].seeds)
@@ -356,7 +349,7 @@ def advise(
         if not unsettled:
             break
     planned = looks[-1].seeds
-    advice = Advice(objectives, decides, base, singles, changes.untried, base, varied, planned)
+    advice = Advice(objectives, decides, base, singles, untried, base, varied, planned)
     return advice._replace(best=_combined(bench, advice))
 
 

@@ -305,19 +305,13 @@ def of_releases(name: str, config: RunConfig) -> list[tuple[str, RunConfig]]:
     return [(f"{name} vLLM {v}".strip(), replace(config, vllm_version=v)) for v in versions]
 
 
-class Upgrade(NamedTuple):
-    """A run, and the same one under another release."""
-
-    names: tuple[str, str]
-    changes: list[Change]
-
-
-def upgrades(configs: Sequence[tuple[str, RunConfig]]) -> list[Upgrade]:
-    """The upgrades among neighbours. Raises `ConfigError` for an engine without releases."""
+def upgrades(configs: Configs) -> list[tuple[tuple[str, str], list[Change]]]:
+    """The upgrades among neighbours: the names of a run and of the same one under another release,
+    and what that changes. Raises `ConfigError` for an engine without releases."""
     found = []
     for (name, before), (other, after) in pairwise(configs):
         if before != after and before == replace(after, vllm_version=before.vllm_version):
-            found.append(Upgrade((name, other), changes(before, after)))
+            found.append(((name, other), changes(before, after)))
     return found
 
 

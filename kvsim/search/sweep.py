@@ -287,15 +287,12 @@ def _settings_column(values: Sequence[Any]) -> pa.Array:
             raise TypeError
         return optional([float(value) for value in values], whole=False)
     except (TypeError, ValueError):
-        return _text_column([_text(value) for value in values])
+        written = (v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values)
+        return _text_column(written)
 
 
 def _text_column(written: Iterable[str]) -> pa.Array:
     return texts(encoded(text).decode() for text in written)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 MEMORY = Metric("kv_cache_bytes", "KV memory", "bytes", "lower", "Memory")
