@@ -43,6 +43,7 @@ from kvsim.results.ledger import PROMPT_LABELS, TIME_LABELS, TIME_PARTS
 from kvsim.results.metrics import BLOCKED_BY, HEADLINES, METRICS, value
 from kvsim.results.numerals import count, plural, seconds
 from kvsim.results.statistics import Floats, Ints, completed, defined, durations_ns, ints
+from kvsim.results.timeline import Columns
 
 DECISIONS = (
     "preempted_recompute",
@@ -84,7 +85,7 @@ class Divergence(NamedTuple):
     """The first earlier step with another duration or another start, if there is one."""
 
 
-def first_divergence(first: Mapping[str, Any], other: Mapping[str, Any]) -> Divergence | None:
+def first_divergence(first: Columns, other: Columns) -> Divergence | None:
     """The first step that differs; None if all steps of both runs hold the same decisions."""
     lengths = len(first["start_ns"]), len(other["start_ns"])
     common = min(lengths)
@@ -104,7 +105,7 @@ def first_divergence(first: Mapping[str, Any], other: Mapping[str, Any]) -> Dive
 
 
 def concerned_words(
-    pairs: Pairs, first: Mapping[str, Any], other: Mapping[str, Any], names: tuple[str, str]
+    pairs: Pairs, first: Columns, other: Columns, names: tuple[str, str]
 ) -> list[str]:
     """The first request completed by both runs that was scheduled at different times, if any, in a
     sentence."""
@@ -150,7 +151,7 @@ def divergence_words(
 
 
 def _differing(
-    first: Mapping[str, Any], other: Mapping[str, Any], names: tuple[str, ...], length: int
+    first: Columns, other: Columns, names: tuple[str, ...], length: int
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
     different = np.zeros(length, dtype=bool)
     for name in names:
@@ -158,7 +159,7 @@ def _differing(
     return different
 
 
-def _row(steps: Mapping[str, Any], step: int) -> Row:
+def _row(steps: Columns, step: int) -> Row:
     if not 0 <= step < len(steps["start_ns"]):
         return {}
     return {name: int(column[step]) for name, column in steps.items()}
@@ -227,7 +228,7 @@ class Pairs(NamedTuple):
         return defined(self.other_ns[kind] - self.first_ns[kind])
 
 
-def pair(first: Mapping[str, Any], other: Mapping[str, Any]) -> Pairs | None:
+def pair(first: Columns, other: Columns) -> Pairs | None:
     """Pairs by position in the trace; None if the runs had different requests, or one had more."""
     mine, theirs = (np.argsort(ints(requests["index"])) for requests in (first, other))
     for name in ("index", "id", "input_length", "output_length"):
@@ -301,7 +302,7 @@ class Waterfall(NamedTuple):
         return [(part, b - a) for part, (a, b) in self.parts.items() if a != b]
 
 
-def waterfalls(pairs: Pairs, first: Mapping[str, Any], other: Mapping[str, Any]) -> list[Waterfall]:
+def waterfalls(pairs: Pairs, first: Columns, other: Columns) -> list[Waterfall]:
     """Mean and p99 of TTFT and E2EL, over the requests that both runs completed (at least one)."""
     found, names = [], _time_parts(first, other)
     for metric in ("ttft", "e2el"):
@@ -316,17 +317,17 @@ def waterfalls(pairs: Pairs, first: Mapping[str, Any], other: Mapping[str, Any])
     return found
 
 
-def has_ledger(requests: Mapping[str, Any]) -> bool:
+def has_ledger(requests: Columns) -> bool:
     """Whether the run was written with its time ledger."""
     return TIME_PARTS[0] in requests
 
 
-def _time_parts(first: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
+def _time_parts(first: Columns, other: Columns) -> tuple[str, ...]:
     """The parts that both runs have: the ledger's, or the three phases of a request."""
     return TIME_PARTS if has_ledger(first) and has_ledger(other) else tuple(_PHASES)
 
 
-def _part_ns(requests: Mapping[str, Any], part: str, rows: Ints) -> Ints:
+def _part_ns(requests: Columns, part: str, rows: Ints) -> Ints:
     """One part of the time of these requests."""
     if part in _PHASES:
         start, end = _PHASES[part]
@@ -342,7 +343,7 @@ _PHASES = {
 """Part of the time of runs without a ledger → its begin and its end."""
 
 
-def _parts(requests: Mapping[str, Any], rows: Ints, metric: str, names: tuple[str, ...]) -> Parts:
+def _parts(requests: Columns, rows: Ints, metric: str, names: tuple[str, ...]) -> Parts:
     """The parts `names` of E2EL; or those before the first token, for TTFT."""
     ledger = names == TIME_PARTS
     if metric == "ttft":
@@ -370,9 +371,7 @@ def _places(parts: Parts) -> list[tuple[int, Fraction]]:
     return places
 
 
-def _named(
-    requests: Mapping[str, Any], rows: Ints, places: list[tuple[int, Fraction]]
-) -> tuple[Place, ...]:
+def _named(requests: Columns, rows: Ints, places: list[tuple[int, Fraction]]) -> tuple[Place, ...]:
     return tuple(Place(str(requests["id"][rows[i]]), weight) for i, weight in places)
 
 
@@ -423,9 +422,7 @@ class Blocks(NamedTuple):
     change: float
 
 
-def carriers(
-    pairs: Pairs, first: Mapping[str, Any], other: Mapping[str, Any]
-) -> tuple[Share, list[Carrier]]:
+def carriers(pairs: Pairs, first: Columns, other: Columns) -> tuple[Share, list[Carrier]]:
     """How the change of E2EL is spread, and the requests that changed most."""
     before, after = (
         (ints(requests["finish_ns"]) - ints(requests["arrival_ns"]))[rows]
@@ -452,9 +449,7 @@ def carriers(
     return Share(half, int((changes != 0).sum()), len(changes)), listed
 
 
-def blocks(
-    pairs: Pairs, first: Mapping[str, Any], other: Mapping[str, Any], block_size: int
-) -> list[Blocks]:
+def blocks(pairs: Pairs, first: Columns, other: Columns, block_size: int) -> list[Blocks]:
     """Blocks by fate, where their number changed; tokens count as blocks of the first run."""
     found = []
     for column in BLOCKS:
@@ -526,9 +521,7 @@ def values_of(summaries: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, tup
     return found
 
 
-def _estimates(
-    pairs: Pairs, first: Mapping[str, Any], other: Mapping[str, Any]
-) -> dict[str, Estimate]:
+def _estimates(pairs: Pairs, first: Columns, other: Columns) -> dict[str, Estimate]:
     everyone = {
         key: Figure(
             np.asarray(first[column], dtype=float)[pairs.first_rows],

@@ -26,7 +26,7 @@ from kvsim.results.metrics import LATENCIES
 from kvsim.results.numerals import count, percent, plural, seconds
 from kvsim.results.statistics import completed, durations_ns, ints
 from kvsim.results.summary import parts_of
-from kvsim.results.timeline import run_end_ns
+from kvsim.results.timeline import Columns, run_end_ns
 
 NAMED = 4
 """Most other requests that a sentence names."""
@@ -109,7 +109,7 @@ def ledger_rows(values: Mapping[str, int], labels: Mapping[str, str]) -> list[tu
     ]
 
 
-def find_request(requests: Mapping[str, Any], id: str) -> int:
+def find_request(requests: Columns, id: str) -> int:
     """The index of the request with this id. Raises `OutputError` with the nearest id."""
     ids = [str(each) for each in requests["id"]]
     if id in ids:
@@ -119,11 +119,7 @@ def find_request(requests: Mapping[str, Any], id: str) -> int:
 
 
 def tell(
-    summary: Mapping[str, Any],
-    requests: Mapping[str, Any],
-    steps: Mapping[str, Any],
-    transitions: Mapping[str, Any],
-    index: int,
+    summary: Mapping[str, Any], requests: Columns, steps: Columns, transitions: Columns, index: int
 ) -> Story:
     """The story of one request. Raises `OutputError` for results without a ledger."""
     _require_ledger(has_ledger(requests) and KERNELS[0] in steps)
@@ -159,11 +155,7 @@ class _Run:
     """A run, with the columns that a story looks up repeatedly."""
 
     def __init__(
-        self,
-        summary: Mapping[str, Any],
-        requests: Mapping[str, Any],
-        steps: Mapping[str, Any],
-        transitions: Mapping[str, Any],
+        self, summary: Mapping[str, Any], requests: Columns, steps: Columns, transitions: Columns
     ) -> None:
         self.summary, self.requests, self.transitions = summary, requests, transitions
         self.starts, self.step_ends = steps["start_ns"], steps["end_ns"]
@@ -395,7 +387,7 @@ _NAMED = 3
 """Parts of their time that are named."""
 
 
-def tail_words(requests: Mapping[str, Any], metric: str) -> tuple[str, list[str]]:
+def tail_words(requests: Columns, metric: str) -> tuple[str, list[str]]:
     """The completed request whose latency `metric` (a key of `LATENCIES` but `itl`) is the least
     that 99 % do not exceed, and why it and those above are slow, beside all requests. Raises
     `OutputError` where no request has the latency, or the run no ledger."""

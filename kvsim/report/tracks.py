@@ -274,15 +274,6 @@ _OF_STEP = STEPS.names(Source.STEP, Source.KERNEL)[2:]
 """Columns of a step that its slice lists where they are not 0: all but its start and end."""
 
 
-def engine_names() -> list[str]:
-    """Names of the engine's tracks."""
-    return [
-        *process(ENGINE, "engine", 1),
-        *thread(STEP_TRACK, "steps"),
-        *thread(LINK, "host link (swaps)"),
-    ]
-
-
 def step_events(steps: Mapping[str, Ints], window: Window) -> Iterator[str]:
     """A slice for each step, and slices for its copies on the link.
 
@@ -400,8 +391,9 @@ def events(
     spells = standings.lay_out(
         requests, transitions, steps["start_ns"], steps["end_ns"], run_end_ns(steps, requests)
     )
+    engine = process(ENGINE, "engine", 1), thread(STEP_TRACK, "steps")
     return chain(
-        engine_names(),
+        *(*engine, thread(LINK, "host link (swaps)")),
         step_events(steps, window),
         counter_events(steps, summary["meta"], window),
         request_events(stays_of(spells, window, chosen), requests),

@@ -89,12 +89,9 @@ def verdict(summary: Mapping[str, Any]) -> list[Remark]:
     remarks += [*_engine_errors(summary), _preemption(summary)]
     waits = summary["watermark_wait_s"]
     if waits:
-        remarks.append(
-            Remark(
-                f"For {seconds(waits)} only the watermark held the head of the queue back"
-                f" ({plural(summary['watermark_wait_steps'], 'step')})."
-            )
-        )
+        steps = plural(summary["watermark_wait_steps"], "step")
+        text = f"For {seconds(waits)} only the watermark held the head of the queue back ({steps})."
+        remarks.append(Remark(text))
     if summary["meta"].get("oracles"):
         oracles = ", ".join(summary["meta"]["oracles"])
         remarks.append(Remark(f"ORACLE: {oracles} sees the future; no engine can do that."))
@@ -314,11 +311,8 @@ def _engine_errors(summary: Mapping[str, Any]) -> list[Remark]:
         return []
     kinds = ", ".join(sorted({str(error["kind"]).replace("-", " ") for error in errors}))
     refused = plural(len(errors), "request")
-    return [
-        Remark(
-            f"{refused} refused at arrival, because the engine would have stopped: {kinds}.", "bad"
-        )
-    ]
+    text = f"{refused} refused at arrival, because the engine would have stopped: {kinds}."
+    return [Remark(text, "bad")]
 
 
 def _preemption(summary: Mapping[str, Any]) -> Remark:

@@ -405,12 +405,10 @@ def chosen_record(chosen: Chosen) -> dict[str, Any]:
         }
         for each in chosen.configurations
     ]
-    best = [[member.number - 1 for member in place.members] for place in chosen.best]
-    verdict = [remark.text for remark in chosen.verdict]
     return {
-        "verdict": verdict,
+        "verdict": [remark.text for remark in chosen.verdict],
         "rule": chosen.rule,
-        "best": best,
+        "best": [[member.number - 1 for member in place.members] for place in chosen.best],
         "configurations": plain(configurations),
     }
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from typing import Any
 
-from kvsim.cost.crossover import Crossing, ModelCrossings
+from kvsim.cost.crossover import ModelCrossings
 from kvsim.cost.profile import Curve, Fit, Grid, MixedGrid, Profile, distrust
 from kvsim.report.pages.figures import Figure, chart, compact, line, log_axes, rule, thinned
 from kvsim.report.pages.html import Html, document, facts, id_of, join, lead, panel, placed, table
@@ -183,7 +183,16 @@ def crossing_head(model: ModelCrossings) -> list[str]:
 
 def crossing_rows(model: ModelCrossings) -> list[list[str]]:
     """One row per length: the time of recomputing, and the times of swapping by layout."""
-    return [_row(crossing) for crossing in model.crossings]
+    rows = []
+    for crossing in model.crossings:
+        times = {"recompute": crossing.recompute_ns, **crossing.swap_ns}
+        written = {name: f"{ns / 1e3 / crossing.tokens:,.1f}" for name, ns in times.items()}
+        cells = [f"{crossing.tokens:,}", written["recompute"]]
+        for layout in crossing.swap_ns:
+            even = crossing.break_even_gb_s[layout]
+            cells += [written[layout], "never" if even is None else f"{even:,.1f}"]
+        rows.append([*cells, min(times, key=times.__getitem__)])
+    return rows
 
 
 def caption(model: ModelCrossings) -> str:
@@ -236,18 +245,6 @@ _LEAD = (
     " take longer than computing at any bandwidth. The grey line is the hardware's link. Layer: a"
     " block is copied layer by layer, keys and values apart; cross: all layers in one copy."
 )
-
-
-def _row(crossing: Crossing) -> list[str]:
-    def each(ns: int) -> str:
-        return f"{ns / 1e3 / crossing.tokens:,.1f}"
-
-    cells = [f"{crossing.tokens:,}", each(crossing.recompute_ns)]
-    for layout_name, swap_ns in crossing.swap_ns.items():
-        even = crossing.break_even_gb_s[layout_name]
-        cells += [each(swap_ns), "never" if even is None else f"{even:,.1f}"]
-    times = {"recompute": crossing.recompute_ns, **crossing.swap_ns}
-    return [*cells, min(times, key=times.__getitem__)]
 
 
 def _sources(model: ModelCrossings) -> list[object]:
