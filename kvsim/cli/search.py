@@ -592,8 +592,8 @@ def _show_advice(advice: Advice, said: list[str], line: str) -> None:
         console.print(sentence)
     difference = f"{advice.decides.metric.label}: difference"
     table = make_table("setting", difference, "", texts=3)
-    for row in rows(advice):
-        table.add_row(*row, style=STYLES.get(row.finding, ""))
+    for name, change, finding in rows(advice):
+        table.add_row(name, change, finding, style=STYLES.get(finding, ""))
     console.print(table)
     few = few_seeds(advice.planned) if advice.redrawn else []
     for text in (method(advice), *few, *not_tried(advice)):

@@ -263,7 +263,7 @@ def _found(run: FleetRun, axis: TimeAxis, end_ns: int) -> Figure:
 def _lanes(run: FleetRun, views: Sequence[View], axis: TimeAxis) -> Iterator[Figure]:
     """A figure for each replica: its requests above, its KV cache below; all with one scale."""
     top = max(
-        float((view.coarse.bins.mean["running"] + view.coarse.bins.mean["waiting"]).max(initial=1))
+        float((view.coarse.mean["running"] + view.coarse.mean["waiting"]).max(initial=1))
         for view in views
     )
     fullest = max(each["kv_cache_usage_max"] or 0.0 for each in run.summary["replicas"])
@@ -273,7 +273,7 @@ def _lanes(run: FleetRun, views: Sequence[View], axis: TimeAxis) -> Iterator[Fig
     names = replica_names(run.summary)
     for i in sorted(most):
         view, each = views[i], run.summary["replicas"][i]
-        mean, x = view.coarse.bins.mean, axis.of(view.coarse.bins.edges_ns)
+        mean, x = view.coarse.mean, axis.of(view.coarse.edges_ns)
         pool = int(view.summary["meta"]["num_gpu_blocks"])
         data = [
             area(step_line(x, held(mean["running"]), "running", "Running")),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from math import inf, prod
 from pathlib import Path
 from statistics import fmean
@@ -197,10 +197,9 @@ def merge(folders: Sequence[str], into: str | Path) -> Plan:
     target = Store(into)
     target.make()
     for point in plan.points:
-        found = (record for store in stores if (record := store.load(point.key)) is not None)
-        record = next(found, None)
+        record = next(filter(None, (store.load(point.key) for store in stores)), None)
         if record is not None:
-            target.fetch(point.key, lambda record=record: record)  # type: ignore[misc]
+            target.fetch(point.key, partial(dict, record))
     gather(target, plan, into)
     write_plan(into, plan)
     return plan

@@ -80,10 +80,10 @@ class Scale(NamedTuple):
     """An axis of numbers or of words."""
 
     title: str
-    shares: tuple[float | None, ...]
-    """The place of each configuration from 0 to 1; None if it has none."""
-    texts: tuple[str, ...]
-    """The value of each configuration, in words."""
+    shares: dict[int, float | None]
+    """Number of a configuration → its place from 0 to 1; None if it has none."""
+    texts: dict[int, str]
+    """Number of a configuration → its value, in words."""
     ticks: tuple[tuple[float, str], ...]
     limit: float | None = None
     """Place of an objective's limit, if it is on the axis."""
@@ -91,15 +91,15 @@ class Scale(NamedTuple):
 
 def setting_scale(key: str, configurations: Sequence[Configuration]) -> Scale:
     """The axis of a setting: its values if they are few or words, else a scale of numbers."""
-    values = [configuration.settings[key] for configuration in configurations]
-    texts = tuple(map(value_words, values))
-    distinct = ordered(values)
+    values = {c.number: c.settings[key] for c in configurations}
+    texts = {which: value_words(value) for which, value in values.items()}
+    distinct = ordered(list(values.values()))
     if len(distinct) > _MOST_TICKS and all(map(is_number, distinct)):
-        return _numbers(key, [float(value) for value in values], texts, number)
+        return _numbers(key, values, texts, number)
     span = max(len(distinct) - 1, 1)
     places = {value_words(value): rank / span for rank, value in enumerate(distinct)}
     ticks = tuple((place, text) for text, place in places.items())
-    return Scale(key, tuple(places[text] for text in texts), texts, ticks)
+    return Scale(key, {which: places[text] for which, text in texts.items()}, texts, ticks)
 
 
 def ordered(values: Sequence[Any]) -> list[Any]:
@@ -115,14 +115,14 @@ def is_number(value: Any) -> bool:
 
 def _numbers(
     title: str,
-    values: Sequence[float | None],
-    texts: tuple[str, ...],
+    values: Mapping[int, float | None],
+    texts: dict[int, str],
     write: Callable[[float], str],
     limit: float | None = None,
 ) -> Scale:
-    there = [value for value in values if value is not None]
+    there = [value for value in values.values() if value is not None]
     if not there:
-        return Scale(title, tuple(None for _ in values), texts, ())
+        return Scale(title, dict.fromkeys(values), texts, ())
     low, high = min(there), max(there)
     logarithmic = low > 0 and high / low >= WIDE
 
@@ -138,14 +138,9 @@ def _numbers(
 
     places = [0.5] if high == low else _TICKS
     ticks = tuple((place, write(value_at(place))) for place in places)
-    within = limit is not None and low < limit < high
-    return Scale(
-        title,
-        tuple(None if value is None else share(value) for value in values),
-        texts,
-        ticks,
-        share(limit) if within and limit is not None else None,
-    )
+    shares = {which: None if x is None else share(x) for which, x in values.items()}
+    across = share(limit) if limit is not None and low < limit < high else None
+    return Scale(title, shares, texts, ticks, across)
 
 
 _IN_SECONDS = 2000
@@ -323,13 +318,12 @@ def parallel_figure(chosen: Chosen, axes: Sequence[str]) -> Figure:
     shown = [c for c in chosen.configurations if c.figures]
     scales = [setting_scale(key, shown) for key in axes]
     for metric in chosen.metrics:
-        write, values = partial(show, unit=metric.unit), [c.figures.get(metric.key) for c in shown]
-        texts, limit = tuple(map(write, values)), limit_of(chosen, metric)
-        scales.append(_numbers(metric.label, values, texts, write, limit))
-    rank = {configuration.number: i for i, configuration in enumerate(shown)}
+        write = partial(show, unit=metric.unit)
+        values = {c.number: c.figures.get(metric.key) for c in shown}
+        texts = {which: write(value) for which, value in values.items()}
+        scales.append(_numbers(metric.label, values, texts, write, limit_of(chosen, metric)))
     data = [
-        _lines(members, rank, scales, colour, label)
-        for label, colour, members in groups(chosen, shown)
+        _lines(members, scales, colour, label) for label, colour, members in groups(chosen, shown)
     ]
     note = "Each line is a configuration; point at one to see it in every chart of this page."
     if any(scale.limit is not None for scale in scales):
@@ -372,25 +366,21 @@ def _broken(title: str) -> str:
 
 
 def _lines(
-    members: Sequence[Configuration],
-    rank: Mapping[int, int],
-    scales: Sequence[Scale],
-    colour: str,
-    label: str,
+    members: Sequence[Configuration], scales: Sequence[Scale], colour: str, label: str
 ) -> Trace:
-    """All lines of a group as one trace with gaps; `rank`: number → place in the scales."""
+    """All lines of a group as one trace with gaps."""
     x: list[int | None] = []
     y: list[float | None] = []
     owners: list[int] = []
     texts: list[str] = []
     for configuration in members:
-        i = rank[configuration.number]
-        shares = (scale.shares[i] for scale in scales)
+        which = configuration.number
+        shares = (scale.shares[which] for scale in scales)
         x += [*range(len(scales)), None]
         y += [*compact(math.nan if share is None else share for share in shares), None]
-        owners += [configuration.number] * (len(scales) + 1)
+        owners += [which] * (len(scales) + 1)
         lines = about(configuration)
-        texts += [*(f"<b>{s.title} {s.texts[i]}</b><br>{lines}" for s in scales), ""]
+        texts += [*(f"<b>{s.title} {s.texts[which]}</b><br>{lines}" for s in scales), ""]
     opacity = 0.75 if len(members) <= _MANY else 0.4
     return told(line(x, y, colour, label, width=1.5, opacity=opacity, customdata=owners), texts)
 

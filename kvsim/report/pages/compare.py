@@ -421,9 +421,7 @@ def _level_figures(names: Sequence[str], views: Sequence[View]) -> list[Figure]:
         return []
     axis, figures = time_axis(end_ns), []
     for column, title, unit in LEVELS:
-        levels = [
-            (axis.of(v.coarse.bins.edges_ns), held(v.coarse.bins.mean[column])) for v in views
-        ]
+        levels = [(axis.of(v.coarse.edges_ns), held(v.coarse.mean[column])) for v in views]
         data = [step_line(*levels[i], run_colour(i), name) for i, name in enumerate(names)]
         id, y = f"level-{column}", titled(unit)
         figures.append(time_chart(axis, id, title, "", data, y, keyed=False, height=240))

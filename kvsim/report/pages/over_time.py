@@ -485,7 +485,7 @@ def _limit(run: View, kind: str, ns: float) -> tuple[str, list[Axis]]:
 
 
 def _queues(run: View) -> Iterator[Figure]:
-    bins, x, data = run.fine.bins, run.fine.x, list[Trace]()
+    bins, x, data = run.fine, run.fine_x, list[Trace]()
     for name in ("running", "waiting", "swapped"):
         if name == "swapped" and not bins.high[name].any():
             continue
@@ -500,22 +500,21 @@ def _queues(run: View) -> Iterator[Figure]:
 
 
 def _blocked(run: View) -> Iterator[Figure]:
-    causes = [c for c in BLOCKED[1:] if run.coarse.bins.high[f"blocked_{c}"].any()]
+    causes = [c for c in BLOCKED[1:] if run.coarse.high[f"blocked_{c}"].any()]
     if not causes:
         return
     shares = (
-        (held(100 * run.coarse.bins.mean[f"blocked_{c}"]), f"cause-{c}", BLOCKED_BY[c])
-        for c in causes
+        (held(100 * run.coarse.mean[f"blocked_{c}"]), f"cause-{c}", BLOCKED_BY[c]) for c in causes
     )
     waits = run.summary["head_blocked_s"]
     parts = ", ".join(f"{BLOCKED_BY[c]}: {seconds(waits[c])}" for c in causes)
     note = f"Share of the time that it was refused. In total: {parts}."
-    drawn, y = lined(run.coarse.x, shares, "one"), titled("time (%)", range=[0, 101])
+    drawn, y = lined(run.coarse_x, shares, "one"), titled("time (%)", range=[0, 101])
     yield run.figure("blocked", "Why the head of the queue waited", note, drawn, y)
 
 
 def _gpu_blocks(run: View) -> Iterator[Figure]:
-    meta, mean = run.summary["meta"], run.fine.bins.mean
+    meta, mean = run.summary["meta"], run.fine.mean
     total, kept_free = (int(meta.get(k) or 0) for k in ("num_gpu_blocks", "watermark_blocks"))
     parts = [
         (mean["used_blocks"], "used", "In use"),
@@ -534,7 +533,7 @@ def _gpu_blocks(run: View) -> Iterator[Figure]:
         for heights, colour, label in parts
         if colour in ("used", "free") or heights.any()
     )
-    drawn = [*lined(run.fine.x, shown, "one"), *_peak(run, "used_blocks")]
+    drawn = [*lined(run.fine_x, shown, "one"), *_peak(run, "used_blocks")]
     used, most = run.summary["kv_cache_usage_mean"], run.summary["kv_cache_usage_max"]
     note, shapes = "", list[Axis]()
     if used is not None and most is not None:
@@ -548,10 +547,10 @@ def _gpu_blocks(run: View) -> Iterator[Figure]:
 
 
 def _cpu_blocks(run: View) -> Iterator[Figure]:
-    if not run.fine.bins.high["cpu_used_blocks"].any():
+    if not run.fine.high["cpu_used_blocks"].any():
         return
-    mean = held(run.fine.bins.mean["cpu_used_blocks"])
-    swapped = lined(run.fine.x, [(mean, "swapped", "Swapped out")], "one")
+    mean = held(run.fine.mean["cpu_used_blocks"])
+    swapped = lined(run.fine_x, [(mean, "swapped", "Swapped out")], "one")
     total = count(run.summary["meta"].get("num_cpu_blocks") or 0)
     note = f"Blocks of swapped requests, in a pool of {total}."
     drawn = [*swapped, *_peak(run, "cpu_used_blocks")]
@@ -560,10 +559,10 @@ def _cpu_blocks(run: View) -> Iterator[Figure]:
 
 def _peak(run: View, column: str) -> list[Trace]:
     """A thin line of peaks if the bins hide peaks of the mean."""
-    if run.fine.bins.exact:
+    if run.fine.exact:
         return []
-    high = held(run.fine.bins.high[column])
-    return [line(run.fine.x, high, "peak", "Most within a bin", shape="hv", width=1)]
+    high = held(run.fine.high[column])
+    return [line(run.fine_x, high, "peak", "Most within a bin", shape="hv", width=1)]
 
 
 def _preemptions(run: View) -> Iterator[Figure]:
@@ -585,18 +584,18 @@ def _swaps(run: View) -> Iterator[Figure]:
 
 
 def _new_token_ratio(run: View) -> Iterator[Figure]:
-    if "new_token_ratio_ppm" not in run.fine.bins.mean:
+    if "new_token_ratio_ppm" not in run.fine.mean:
         return
-    ratio = held(run.fine.bins.mean["new_token_ratio_ppm"] / 1e6)
+    ratio = held(run.fine.mean["new_token_ratio_ppm"] / 1e6)
     note = "Share of the announced tokens for which SGLang reserves memory. It falls with every"
     note += " decode step; a retraction estimates it anew."
-    drawn = lined(run.fine.x, [(ratio, "ink", "New-token ratio")])
+    drawn = lined(run.fine_x, [(ratio, "ink", "New-token ratio")])
     id, title, y = "new-token-ratio", "New-token ratio", titled("ratio")
     yield run.figure(id, title, note, drawn, y, keyed=False)
 
 
 def _batch(run: View) -> Iterator[Figure]:
-    mean, x = run.coarse.bins.mean, run.coarse.x
+    mean, x = run.coarse.mean, run.coarse_x
     prompts = lined(x, [(held(mean["prefill_tokens"]), "prefill", "Prompt tokens")], "one")
     decodes = lined(x, [(held(mean["decode_seqs"]), "decode", "Decoding sequences")], "two")
     drawn = [*prompts, {**decodes[0], "yaxis": "y2"}]
@@ -623,7 +622,7 @@ def _hit_rate(run: View) -> Iterator[Figure]:
 
 
 def _fragmentation(run: View) -> Iterator[Figure]:
-    meta, mean = run.summary["meta"], run.coarse.bins.mean
+    meta, mean = run.summary["meta"], run.coarse.mean
     slots = mean["used_blocks"] * int(meta.get("block_size") or 0)
     pool = np.full(len(slots), float(meta.get("num_gpu_blocks") or 0))
     lines = (
@@ -637,7 +636,7 @@ def _fragmentation(run: View) -> Iterator[Figure]:
     ]
     if shown:
         note = "Memory that is allocated or free, but cannot be used."
-        drawn, y = lined(run.coarse.x, shown), titled("share (%)")
+        drawn, y = lined(run.coarse_x, shown), titled("share (%)")
         yield run.figure("fragmentation", "Fragmentation", note, drawn, y, height=180)
 
 

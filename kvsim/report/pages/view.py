@@ -53,16 +53,6 @@ AVERAGES = (
 """Columns of `timeline.States` for the fine and for the coarse bins."""
 
 
-class Cut(NamedTuple):
-    """A time line in bins."""
-
-    x: Points
-    """Edges in the unit of the time axis."""
-    bins: Bins
-    """Columns: `LEVELS` and those that SGLang alone has; or `AVERAGES` and `blocked_CAUSE`, the
-    share of time with this cause."""
-
-
 class Sums(NamedTuple):
     """Instants in bins of equal width."""
 
@@ -122,8 +112,13 @@ class View(NamedTuple):
     """Durations of each request in ns, as returned by `durations_ns`."""
     end_ns: int
     axis: TimeAxis
-    fine: Cut
-    coarse: Cut
+    fine: Bins
+    """Columns: `LEVELS` and those that SGLang alone has."""
+    coarse: Bins
+    """Columns: `AVERAGES` and `blocked_CAUSE`, the share of time with this cause."""
+    fine_x: Points
+    """Edges of the bins in the unit of the time axis; `coarse_x` those of the others."""
+    coarse_x: Points
 
     def sums(self, instants_ns: Ints, bins: int) -> Sums:
         """These instants in at most so many bins."""
@@ -151,14 +146,14 @@ def look_at(
         blocked = rows.part("blocked", first, last)
         return np.where(blocked == causes[name], 1, 0)
 
-    def cut(names: Sequence[str], limit: int) -> Cut:
-        bins = bin_states(rows["start_ns"], end_ns, names, part, limit)
-        return Cut(axis.of(bins.edges_ns), bins)
-
-    own = [name for name in SGLANG_COLUMNS if name in steps]
-    fine, coarse = cut((*LEVELS, *own), FINE), cut((*AVERAGES, *causes), COARSE)
-    durations = durations_ns(requests)
-    return View(summary, requests, steps, durations, end_ns, axis, fine, coarse)
+    own, start_ns = [name for name in SGLANG_COLUMNS if name in steps], rows["start_ns"]
+    fine = bin_states(start_ns, end_ns, (*LEVELS, *own), part, FINE)
+    coarse = bin_states(start_ns, end_ns, (*AVERAGES, *causes), part, COARSE)
+    return View(
+        *(summary, requests, steps, durations_ns(requests), end_ns, axis, fine, coarse),
+        fine_x=axis.of(fine.edges_ns),
+        coarse_x=axis.of(coarse.edges_ns),
+    )
 
 
 def lined(x: Points, named: Iterable[tuple[Points, str, str]], stack: str = "") -> list[Trace]:
