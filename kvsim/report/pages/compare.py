@@ -54,7 +54,6 @@ from kvsim.report.pages.figures import (
     Trace,
     chart,
     compact,
-    held,
     line,
     points,
     room_for,
@@ -421,8 +420,10 @@ def _level_figures(names: Sequence[str], views: Sequence[View]) -> list[Figure]:
         return []
     axis, figures = time_axis(end_ns), []
     for column, title, unit in LEVELS:
-        levels = [(axis.of(v.coarse.edges_ns), held(v.coarse.mean[column])) for v in views]
-        data = [step_line(*levels[i], run_colour(i), name) for i, name in enumerate(names)]
+        data = [
+            step_line(axis.of(v.coarse.edges_ns), v.coarse.mean[column], run_colour(i), name)
+            for i, (v, name) in enumerate(zip(views, names, strict=True))
+        ]
         id, y = f"level-{column}", titled(unit)
         figures.append(time_chart(axis, id, title, "", data, y, keyed=False, height=240))
     return figures

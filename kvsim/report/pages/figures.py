@@ -133,9 +133,9 @@ def line(
     return trace | ({"name": name} if name else {"hoverinfo": "skip"}) | further
 
 
-def step_line(x: Points, y: Points, colour: str, name: str) -> Trace:
-    """A line of values that hold until the next edge."""
-    return line(x, y, colour, name, shape="hv", width=1.6)
+def step_line(x: Points, values: Iterable[float], colour: str, name: str) -> Trace:
+    """A line of values of bins, each of which holds until the next edge."""
+    return line(x, held(values), colour, name, shape="hv", width=1.6)
 
 
 def points(

@@ -13,11 +13,9 @@ import numpy as np
 
 from kvsim.report.pages.figures import (
     Figure,
-    Points,
     Trace,
     chart,
     compact,
-    held,
     limit_line,
     line,
     points,
@@ -138,13 +136,12 @@ def waiting_by_adapter(run: View) -> Iterator[Figure]:
         for name, of in those.items()
     }
     ranked = sorted(waits, key=lambda name: -waits[name].sum())
-    parts: list[tuple[Points, str, str]] = [
-        (held(waits[name]), f"run-{i}", _short(name))
-        for i, name in enumerate(ranked[:MOST_STACKED], 1)
+    parts = [
+        (waits[name], f"run-{i}", _short(name)) for i, name in enumerate(ranked[:MOST_STACKED], 1)
     ]
     if others := ranked[MOST_STACKED:]:
         rest = np.sum([waits[name] for name in others], axis=0)
-        parts.append((held(rest), "other", f"{count(len(others))} others"))
+        parts.append((rest, "other", f"{count(len(others))} others"))
     most = run.summary["meta"]["config"].get("max_loras") or 1
     note = f"Requests before their first step; at most {count(most)} adapters run together."
     if "waiting_loras_ns" in run.requests:

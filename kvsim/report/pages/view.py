@@ -21,7 +21,6 @@ from kvsim.report.pages.figures import (
     area,
     bars,
     compact,
-    held,
     ratios,
     step_line,
     time_axis,
@@ -83,7 +82,7 @@ class Sums(NamedTuple):
     def per_second(self, colour: str, label: str, amounts: NDArray[Any] | None = None) -> Trace:
         """A line of these amounts, or of instants, per second."""
         rates = self.of(amounts) / np.diff(self.edges_ns) * 1e9
-        return step_line(self.x, held(rates), colour, label)
+        return step_line(self.x, rates, colour, label)
 
     def bars(self, amounts: Floats, colour: str, label: str) -> Trace:
         """A bar for each bin."""
@@ -156,8 +155,10 @@ def look_at(
     )
 
 
-def lined(x: Points, named: Iterable[tuple[Points, str, str]], stack: str = "") -> list[Trace]:
-    """Lines of (heights, colour, label), or stacked areas."""
+def lined(
+    x: Points, named: Iterable[tuple[NDArray[Any], str, str]], stack: str = ""
+) -> list[Trace]:
+    """Lines of (values of the bins, colour, label), or stacked areas."""
     lines = (step_line(x, y, colour, label) for y, colour, label in named)
     return [area(trace, stack) if stack else trace for trace in lines]
 
@@ -175,8 +176,8 @@ class Durations(NamedTuple):
 
     def lines(self, ns: float, colour: str, label: str) -> list[Trace]:
         """Lines of the mean and of the longest, in a unit of so many nanoseconds."""
-        means, longest = held(self.mean / ns), held(self.most / ns)
-        return lined(self.x, ((means, colour, label), (longest, "peak", "Longest")))
+        drawn = (self.mean / ns, colour, label), (self.most / ns, "peak", "Longest")
+        return lined(self.x, drawn)
 
 
 def durations_of(run: View, pieces: Iterable[tuple[Ints, Ints, Ints]]) -> Durations:
