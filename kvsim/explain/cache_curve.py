@@ -365,9 +365,6 @@ class Asked(NamedTuple):
     """How many further capacities to show."""
 
 
-PLAIN = Asked()
-
-
 class Study(NamedTuple):
     """The reuse of a trace, and what caches make of it."""
 
@@ -432,7 +429,7 @@ class Study(NamedTuple):
         }
 
 
-def study_trace(trace: Trace, counting: Counting, asked: Asked = PLAIN) -> Study:
+def study_trace(trace: Trace, counting: Counting, asked: Asked) -> Study:
     """Study a trace at every capacity. Raises `ConfigError` where nothing is left to measure."""
     rows, warm_up = trace.rows, asked.warm_up
     refuse_empty(warm_up, len(rows))
@@ -497,7 +494,7 @@ def open_recording(source: Source) -> tuple[Trace, Iterator[Row]]:
     raise source.error(what, line=0)
 
 
-def study_recording(trace: Trace, rows: Iterable[Row], asked: Asked = PLAIN) -> Study:
+def study_recording(trace: Trace, rows: Iterable[Row], asked: Asked) -> Study:
     """Study what `open_recording` returns under LRU alone, in blocks of the ids. Raises
     `ConfigError` where nothing is left to measure."""
     size = trace.block_size or 1

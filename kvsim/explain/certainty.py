@@ -142,13 +142,11 @@ class Estimate(NamedTuple):
         return min(low, float(self.draws[tail])), max(high, float(self.draws[-1 - tail]))
 
 
-def paired(
-    first: Floats, other: Floats, *, whole: bool, percentile: bool, seed: int = 0
-) -> Estimate:
+def paired(first: Floats, other: Floats, *, whole: bool, percentile: bool) -> Estimate:
     """The mean of `other - first`, paired by entry (the same seed).
 
     `whole`: the figure is a count, so that equal differences may be equal by rounding alone.
-    `percentile`: the figure is a percentile or a maximum, and is bootstrapped as well, from `seed`.
+    `percentile`: the figure is a percentile or a maximum, and is bootstrapped as well.
     """
     changes = other - first
     number = len(changes)
@@ -160,7 +158,7 @@ def paired(
     mean, error = float(np.mean(changes)), spread / number**0.5
     draws = None
     if percentile and error:
-        drawn = np.random.default_rng(seed).integers(0, number, (DRAWS, number))
+        drawn = np.random.default_rng(0).integers(0, number, (DRAWS, number))
         draws = np.sort(changes[drawn].mean(axis=-1))
     return Estimate(mean, error, number - 1, draws)
 
@@ -195,7 +193,7 @@ class Figure(NamedTuple):
     statistic: Statistic
 
 
-def together(figures: Mapping[str, Figure], *, seed: int = 0) -> dict[str, Estimate]:
+def together(figures: Mapping[str, Figure]) -> dict[str, Estimate]:
     """The difference of each figure for which the replay is long enough.
 
     All figures have the same requests, and all are drawn together.
@@ -210,7 +208,7 @@ def together(figures: Mapping[str, Figure], *, seed: int = 0) -> dict[str, Estim
     figures = {name: figures[name] for name in long_enough}
     length = max(lengths[name] for name in figures)
     freedom = number // length - 1
-    draws = _drawn(list(figures.values()), number, length, seed)
+    draws = _drawn(list(figures.values()), number, length)
     return {
         name: _estimate(figure, draws[:, i], freedom)
         for i, (name, figure) in enumerate(figures.items())
@@ -234,9 +232,9 @@ def stretch(changes: Floats) -> int:
     return max(least, 2 * int(quiet[0]) if len(quiet) else number)
 
 
-def _drawn(figures: Sequence[Figure], number: int, length: int, seed: int) -> NDArray[np.float64]:
+def _drawn(figures: Sequence[Figure], number: int, length: int) -> NDArray[np.float64]:
     """Differences of every figure in every draw, of shape (draws, figures)."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     starts = -(-number // length)
     batches = []
     left = STRETCH_DRAWS

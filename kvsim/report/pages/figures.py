@@ -151,17 +151,6 @@ def told(trace: Trace, texts: Sequence[str]) -> Trace:
     return trace | {"text": texts, "hovertemplate": "%{text}<extra></extra>"}
 
 
-def area(trace: Trace, stack: str = "one") -> Trace:
-    """A line as a filled area on top of the previous areas of its stack."""
-    colour = trace["line"]["color"]
-    return {
-        **trace,
-        "line": {**trace["line"], "width": 0},
-        "stackgroup": stack,
-        "fillcolor": colour,
-    }
-
-
 def band(x: Points, low: Points, high: Points, colour: str, group: str) -> list[Trace]:
     """The area between two lines, without the lines; its entry in the legend is that of `group`."""
     edges = [line(x, y, colour, shape="hv", width=0, legendgroup=group) for y in (low, high)]

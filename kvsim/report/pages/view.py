@@ -18,7 +18,6 @@ from kvsim.report.pages.figures import (
     Points,
     TimeAxis,
     Trace,
-    area,
     bars,
     compact,
     ratios,
@@ -159,8 +158,13 @@ def lined(
     x: Points, named: Iterable[tuple[NDArray[Any], str, str]], stack: str = ""
 ) -> list[Trace]:
     """Lines of (values of the bins, colour, label), or stacked areas."""
-    lines = (step_line(x, y, colour, label) for y, colour, label in named)
-    return [area(trace, stack) if stack else trace for trace in lines]
+    lines = [step_line(x, y, colour, label) for y, colour, label in named]
+    if stack:
+        for drawn in lines:
+            colour = drawn["line"]["color"]
+            drawn["line"]["width"] = 0
+            drawn |= {"stackgroup": stack, "fillcolor": colour}
+    return lines
 
 
 class Durations(NamedTuple):
