@@ -319,14 +319,10 @@ def _grouped(rows: Sequence[Row], reuse: Reuse, names: Sequence[str | None]) -> 
     for name, row, found in zip(names, rows, reuse.found, strict=True):
         if name is not None:
             members.setdefault(name, []).append((row, found))
-    groups = (
-        Group(
-            name,
-            sum(row.input_length for row, _ in each),
-            Reuse(reuse.counting, [found for _, found in each], 0),
-        )
-        for name, each in members.items()
-    )
+    groups = []
+    for name, each in members.items():
+        own = Reuse(reuse.counting, [found for _, found in each], 0)
+        groups.append(Group(name, sum(row.input_length for row, _ in each), own))
     return sorted(groups, key=lambda group: -group.input_tokens)
 
 

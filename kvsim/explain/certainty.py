@@ -242,14 +242,10 @@ def _drawn(figures: Sequence[Figure], number: int, length: int) -> NDArray[np.fl
         size = min(left, max(1, _AT_ONCE // number))
         first = random.integers(0, number, (size, starts, 1))
         places = ((first + np.arange(length)) % number).reshape(size, -1)[:, :number]
-        batches.append(
-            [
-                each.statistic(each.other[places]) - each.statistic(each.first[places])
-                for each in figures
-            ]
-        )
+        drawn = [e.statistic(e.other[places]) - e.statistic(e.first[places]) for e in figures]
+        batches.append(np.array(drawn).reshape(len(figures), -1).T)
         left -= size
-    return np.concatenate([np.array(batch).reshape(len(figures), -1).T for batch in batches])
+    return np.concatenate(batches)
 
 
 def _estimate(figure: Figure, draws: Floats, freedom: int) -> Estimate:

@@ -177,18 +177,13 @@ def _decided(row: Row, columns: tuple[str, ...]) -> str:
         words.append(f"swapped {plural(row['swapped_in'], 'request')} in")
     if "blocked" in columns:
         reason = BLOCKED_BY.get(BLOCKED[row["blocked"]])
-        words.append(
-            f"refused the head of the queue ({reason})" if reason else "refused no request"
-        )
+        words.append(f"refused {f'the head of the queue ({reason})' if reason else 'no request'}")
     if "cached_tokens" in columns:
         words.append(f"found {plural(row['cached_tokens'], 'prompt token')} in the cache")
     if {"prefill_seqs", "prefill_tokens"} & set(columns):
         requests, tokens = row["prefill_seqs"], row["prefill_tokens"]
-        words.append(
-            f"computed {plural(tokens, 'prompt token')} of {plural(requests, 'request')}"
-            if requests
-            else "computed no prompt"
-        )
+        what = f"{plural(tokens, 'prompt token')} of {plural(requests, 'request')}"
+        words.append(f"computed {what if requests else 'no prompt'}")
     if "decode_seqs" in columns:
         words.append(f"decoded {plural(row['decode_seqs'], 'sequence')}")
     if not words:
@@ -433,18 +428,13 @@ def carriers(pairs: Pairs, first: Columns, other: Columns) -> tuple[Share, list[
     sizes = np.abs(changes)[order]
     half = int(np.searchsorted(np.cumsum(sizes) * 2, sizes.sum())) + 1 if sizes.any() else 0
     names = _time_parts(first, other)
-    table = np.array(
-        [
-            _part_ns(other, part, pairs.other_rows) - _part_ns(first, part, pairs.first_rows)
-            for part in names
-        ]
-    )
+    mine, theirs = pairs.first_rows, pairs.other_rows
+    table = np.array([_part_ns(other, p, theirs) - _part_ns(first, p, mine) for p in names])
     listed = []
     for i in (i for i in order[:LISTED].tolist() if changes[i]):
-        most, mine, theirs = np.abs(table[:, i]).argmax(), pairs.first_rows[i], pairs.other_rows[i]
-        preempted = int(first["num_preemptions"][mine]), int(other["num_preemptions"][theirs])
-        times_ns = int(before[i]), int(after[i])
-        id, part_ns = str(first["id"][mine]), int(table[most, i])
+        most, times_ns = np.abs(table[:, i]).argmax(), (int(before[i]), int(after[i]))
+        preempted = int(first["num_preemptions"][mine[i]]), int(other["num_preemptions"][theirs[i]])
+        id, part_ns = str(first["id"][mine[i]]), int(table[most, i])
         listed.append(Carrier(id, times_ns, names[most], part_ns, preempted))
     return Share(half, int((changes != 0).sum()), len(changes)), listed
 

@@ -99,14 +99,11 @@ class Story(NamedTuple):
 def ledger_rows(values: Mapping[str, int], labels: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """Label, value and share of each part of a story; parts that end in `_ns` are times."""
     whole = sum(values.values())
-    return [
-        (
-            labels[name],
-            seconds(value / 1e9) if name.endswith("_ns") else count(value),
-            percent(value / whole),
-        )
-        for name, value in values.items()
-    ]
+    rows = []
+    for name, value in values.items():
+        amount = seconds(value / 1e9) if name.endswith("_ns") else count(value)
+        rows.append((labels[name], amount, percent(value / whole)))
+    return rows
 
 
 def find_request(requests: Columns, id: str) -> int:

@@ -472,22 +472,19 @@ def _handover_remarks(figures: Mapping[str, Any]) -> list[Remark]:
         figures[f"mean_{name}_ms"]
         for name in ("prefill_queue", "decode_queue", "handshake", "network_queue", "transfer")
     )
-    remarks = [
-        Remark(f"{size(figures['moved_bytes'])} of KV moved from prefill to decode, of {moved}.")
-    ]
+    volume = size(figures["moved_bytes"])
+    remarks = [Remark(f"{volume} of KV moved from prefill to decode, of {moved}.")]
     if prefill is not None:
         waits = f"{milliseconds(prefill)} for the prefill side, {milliseconds(decode)} for the"
         waits += f" decode side, and {milliseconds(added(network))} for the network"
         remarks.append(Remark(f"On average, a request waited {waits}."))
     if lost := figures["leases_run_out"]:
-        remarks.append(
-            Remark(
-                f"{plural(lost, 'lease')} ran out: the prefill side released blocks that the decode"
-                " side had not read, and a real engine would read what came after them; raise"
-                " kv_lease_duration, or give the decode side more replicas.",
-                "warning",
-            )
+        text = (
+            f"{plural(lost, 'lease')} ran out: the prefill side released blocks that the decode"
+            " side had not read, and a real engine would read what came after them; raise"
+            " kv_lease_duration, or give the decode side more replicas."
         )
+        remarks.append(Remark(text, "warning"))
     return remarks
 
 
@@ -505,9 +502,8 @@ def fleet_verdict(summary: Mapping[str, Any]) -> list[Remark]:
         remarks += _handover_remarks(summary["handovers"])
     if summary["load_imbalance"] is not None and len(summary["replicas"]) > 1:
         times = number(summary["load_imbalance"])
-        remarks.append(
-            Remark(f"The busiest replica had {times} times as many requests as the mean one.")
-        )
+        text = f"The busiest replica had {times} times as many requests as the mean one."
+        remarks.append(Remark(text))
     return remarks
 
 

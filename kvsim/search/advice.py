@@ -241,13 +241,9 @@ def cache_sentences(trace: Trace, config: RunConfig) -> list[str]:
     parts = assemble(config)
     if not parts.blocks.needs_keys or not any(row.content for row in trace.rows):
         return []
-    study = study_trace(
-        trace,
-        Counting(parts.blocks.block_size),
-        Asked(
-            [parts.blocks.gpu.size], block_bytes=block_bytes(parts.model, parts.config), points=0
-        ),
-    )
+    blocks, each_bytes = parts.blocks, block_bytes(parts.model, parts.config)
+    asked = Asked([blocks.gpu.size], block_bytes=each_bytes, points=0)
+    study = study_trace(trace, Counting(blocks.block_size), asked)
     return [f"Prefix cache alone: {sentence}" for sentence in study_sentences(study)]
 
 

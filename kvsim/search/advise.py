@@ -285,14 +285,9 @@ class _Bench(NamedTuple):
         """Run these on all the first `seeds` seeds on which they have not been run."""
         for done in sorted({len(each.runs) for each in tried}):
             group = [each for each in tried if len(each.runs) == done]
-            rows = replicate(
-                self.load,
-                [each.config for each in group],
-                range(self.seed + done, self.seed + seeds),
-                _replayed if self.exact else _condensed,
-                self.how,
-            )
-            for row in rows:
+            configs, keep = [each.config for each in group], _replayed if self.exact else _condensed
+            numbers = range(self.seed + done, self.seed + seeds)
+            for row in replicate(self.load, configs, numbers, keep, self.how):
                 for each, run in zip(group, row, strict=True):
                     each.runs.append(run)
 

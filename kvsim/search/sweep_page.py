@@ -604,12 +604,8 @@ def _origin(plan: Plan, chosen: Chosen) -> Html:
 
 def origin_panels(origin: Mapping[str, Any], settings: Mapping[str, Any]) -> Html:
     """Where runs come from, and the settings that they share."""
-    return columns(
-        (
-            panel("Origin", facts(origin)),
-            panel("Settings of every run", element("pre", to_toml(settings))),
-        )
-    )
+    shared = panel("Settings of every run", element("pre", to_toml(settings)))
+    return columns((panel("Origin", facts(origin)), shared))
 
 
 def heat_maps(chosen: Chosen, axes: Sequence[str]) -> Html:

@@ -133,12 +133,8 @@ def comparison_page(
     `further` are sections of one seed."""
     summaries, names = [run[:2] for run in runs], [name for name, *_ in runs]
     rows = compare_table(summaries) if comparison is None else certain_table(comparison)
-    spread = distribution_figures(
-        [
-            (name, run_colour(i), durations_ns(requests))
-            for i, (name, _, requests) in enumerate(runs)
-        ]
-    )
+    lines = [(name, run_colour(i), durations_ns(each)) for i, (name, _, each) in enumerate(runs)]
+    spread = distribution_figures(lines)
     paired = [(name, pair(runs[0][2], requests)) for name, _, requests in runs[1:]]
     of_one_seed = {
         "Why": _reasons(explained),
@@ -169,14 +165,12 @@ def comparison_page(
 
 def _reasons(explained: Sequence[Explanation]) -> Html:
     """Why each run differs from the first, with the name of the run if there are several."""
-    return join(
-        part
-        for i, each in enumerate(explained)
-        for part in (
-            element("h3", each.names[1]) if explained[1:] else None,
-            why(each, f"fall-{i}"),
-        )
-    )
+    parts = []
+    for i, each in enumerate(explained):
+        if explained[1:]:
+            parts.append(element("h3", each.names[1]))
+        parts.append(why(each, f"fall-{i}"))
+    return join(parts)
 
 
 def run_colour(i: int) -> str:
@@ -605,12 +599,8 @@ def _waterfall(fall: Waterfall, id: str, names: tuple[str, str]) -> Figure:
     ends = list(accumulate(lengths[:-1]))
     colours = ["recompute" if length > 0 else "prefill" for length in lengths[:-1]] + ["used"]
     texts = [signed(length * ns / 1e9, "s") for length in lengths]
-    ticks = [
-        f"{label}  {text}"
-        for label, text in zip(
-            [*(LABELS[part] for part, _ in changes), "together"], texts, strict=True
-        )
-    ]
+    labels = [*(LABELS[part] for part, _ in changes), "together"]
+    ticks = [f"{label}  {text}" for label, text in zip(labels, texts, strict=True)]
     data = {
         "type": "bar",
         "orientation": "h",

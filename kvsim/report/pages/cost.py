@@ -122,14 +122,11 @@ def _slices(name: str, grid: Grid) -> list[Drawn]:
 def _mixed_slices(grid: MixedGrid) -> list[Drawn]:
     """By the chunk's tokens, without context, for some numbers of decodes of the middle length."""
     middle = len(grid.kv) // 2
-    return [
-        (
-            f"{grid.n[k]:,g} decodes of {grid.kv[middle]:,g}",
-            grid.q,
-            [rows[0][k][middle] for rows in grid.us],
-        )
-        for k in thinned(len(grid.n), LINES).tolist()
-    ]
+    drawn: list[Drawn] = []
+    for k in thinned(len(grid.n), LINES).tolist():
+        label = f"{grid.n[k]:,g} decodes of {grid.kv[middle]:,g}"
+        drawn.append((label, grid.q, [rows[0][k][middle] for rows in grid.us]))
+    return drawn
 
 
 def _figure(name: str, title: str, x_title: str, drawn: Sequence[Drawn]) -> Figure:
