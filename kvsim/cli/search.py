@@ -318,7 +318,7 @@ def sweep(
 
     A sweep may be stopped at any moment; the same command continues it.
     """
-    from kvsim.search import sweep as files
+    from kvsim.search import sweep as sweeps
     from kvsim.search.grid import expand, parse_space
     from kvsim.search.runner import run_missing
     from kvsim.search.slo import parse_slo
@@ -333,7 +333,7 @@ def sweep(
             raise ConfigError(
                 "--merge: joins finished runs; leave out --trace, --grid, --list and --random"
             )
-        _finish(out, files.merge(folders, out), as_json)
+        _finish(out, sweeps.merge(folders, out), as_json)
         return
     if folders and (trace is not None or folders[1:]):
         raise ConfigError(f"{folders[-1]}: one trace, please; folders are for --merge")
@@ -343,12 +343,12 @@ def sweep(
     loaded = fleet.settings.load(config)
     table = to_table(loaded) | fleet.table()
     found = expand(space, table)
-    mine = files.shard_of(len(found), shard)
+    mine = sweeps.shard_of(len(found), shard)
     backend = workers.chosen()
     opened = form.requests(folders[0] if folders else trace, loaded)
-    planned = files.make_plan(opened, table, found, slo, ledger=ledger)
-    files.write_plan(out, planned, files.TABLE, PAGE)
-    plan = files.read_plan(out)
+    planned = sweeps.make_plan(opened, table, found, slo, ledger=ledger)
+    sweeps.write_plan(out, planned, sweeps.TABLE, PAGE)
+    plan = sweeps.read_plan(out)
     note_arrivals(opened, (found[i].config for i in mine))
     configs = {plan.points[i].key: found[i].config for i in mine}
     how: dict[str, Any] = {"ledger": ledger, "backend": backend, "jobs": workers.jobs}
@@ -363,17 +363,17 @@ def sweep(
 
 def _finish(out: str, plan: Plan, as_json: bool) -> None:
     """Table, page and the verdict on the terminal."""
-    from kvsim.search import sweep as files
+    from kvsim.search import sweep as sweeps
     from kvsim.search.store import Store
     from kvsim.search.sweep_page import PAGE, build_page
     from kvsim.writing import json_text, write_together
 
-    outcomes = files.gather(Store(out), plan, out)
-    chosen = files.choose(plan, outcomes)
-    table, page = files.table_bytes(plan, outcomes), build_page(plan, chosen)
-    write_together(out, {files.MANIFEST: files.manifest(plan), files.TABLE: table, PAGE: page})
+    outcomes = sweeps.gather(Store(out), plan, out)
+    chosen = sweeps.choose(plan, outcomes)
+    table, page = sweeps.table_bytes(plan, outcomes), build_page(plan, chosen)
+    write_together(out, {sweeps.MANIFEST: sweeps.manifest(plan), sweeps.TABLE: table, PAGE: page})
     if as_json:
-        print(json_text(files.chosen_record(chosen)), end="")
+        print(json_text(sweeps.chosen_record(chosen)), end="")
         return
     console = make_console()
     for text, _ in chosen.verdict:
@@ -494,7 +494,7 @@ def _bases(loaded: RunConfig, fleet: FleetOptions, find: str) -> list[RunConfig]
 
 
 def _show_sizes(searches: Sequence[Search], price: float | None) -> None:
-    from kvsim.search.size_verdict import compared, router_head, router_of, router_rows, verdict
+    from kvsim.search.size_verdict import compared, router_of, router_table, verdict
     from kvsim.search.sweep import sources
 
     console = make_console()
@@ -504,8 +504,8 @@ def _show_sizes(searches: Sequence[Search], price: float | None) -> None:
         console.print(_neighbours(*search))
         print_remarks(console, verdict(*search, price))
     if len(searches) > 1:
-        rows = router_rows(searches, price)
-        console.print(make_table(*router_head(searches, price), rows=rows))
+        head, rows = router_table(searches, price)
+        console.print(make_table(*head, rows=rows))
         console.print(compared(searches).text)
     tried = (each.records for search in searches for each in search.lab.tried.values())
     for text, measured in sources(tried):

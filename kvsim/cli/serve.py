@@ -7,30 +7,9 @@ from typing import Annotated
 from typer import Option
 
 from kvsim.cli.commands import command_line, note, tell_written
-from kvsim.cli.options import Bundle, ConfigFile, OutDir, takes_bundles
+from kvsim.cli.options import ConfigFile, OutDir, takes_bundles
 from kvsim.cli.settings import Settings
 from kvsim.errors import ConfigError
-
-
-class Pace(Bundle):
-    """How simulated time passes."""
-
-    speed: Annotated[
-        float, Option(metavar="X", help="Simulated seconds in a second of the wall clock.")
-    ] = 1.0
-    as_fast_as_possible: Annotated[
-        bool, Option("--as-fast-as-possible", help="Answer at once, with simulated times.")
-    ] = False
-    hold: Annotated[int, Option(min=0, metavar="N", help="Begin when N requests have come.")] = 0
-
-    def check(self) -> None:
-        """Raises `ConfigError` if no time could pass."""
-        if not self.speed > 0:
-            raise ConfigError(
-                f"--speed: {self.speed} is not above 0; or give --as-fast-as-possible"
-            )
-        if self.hold and not self.as_fast_as_possible:
-            raise ConfigError("--hold: the wall clock waits for nobody; give --as-fast-as-possible")
 
 
 @takes_bundles
@@ -47,7 +26,13 @@ def serve(
     served_model_name: Annotated[
         str | None, Option(metavar="NAME", help="Name of the model, for clients.")
     ] = None,
-    pace: Pace,
+    speed: Annotated[
+        float, Option(metavar="X", help="Simulated seconds in a second of the wall clock.")
+    ] = 1.0,
+    as_fast_as_possible: Annotated[
+        bool, Option("--as-fast-as-possible", help="Answer at once, with simulated times.")
+    ] = False,
+    hold: Annotated[int, Option(min=0, metavar="N", help="Begin when N requests have come.")] = 0,
     stream_interval: Annotated[
         int | None,
         Option(min=1, metavar="N", help="Tokens from one event of a stream to the next."),
@@ -85,13 +70,16 @@ def serve(
     from kvsim.run.blame import blaming
     from kvsim.settings.server.command import arguments
 
-    pace.check()
+    if not speed > 0:
+        raise ConfigError(f"--speed: {speed} is not above 0; or give --as-fast-as-possible")
+    if hold and not as_fast_as_possible:
+        raise ConfigError("--hold: the wall clock waits for nobody; give --as-fast-as-possible")
     said = said_in(arguments(settings.vllm, settings.vllm_file))
     loaded = settings.load(config)
     events = kv_events_config or said.kv_events_config
     options = Options(
-        speed=inf if pace.as_fast_as_possible else pace.speed,
-        hold=pace.hold,
+        speed=inf if as_fast_as_possible else speed,
+        hold=hold,
         mean_output_tokens=mean_output_tokens,
         stream_interval=stream_interval or said.stream_interval or 1,
         adapters=adapters_of(lora_modules or said.lora_modules),

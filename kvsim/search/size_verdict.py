@@ -321,16 +321,14 @@ def router_of(lab: Laboratory) -> str:
     return lab.base.router
 
 
-def router_head(searches: Sequence[Search], price: float | None) -> list[str]:
-    """The columns of `router_rows`."""
-    lab = searches[0].lab
-    labels = [metric.label for metric in lab.objectives.metrics]
-    cost = [] if price is None else ["$/M tokens"]
-    return ["router", lab.knob.key, *labels, "offered", "served", *cost]
-
-
-def router_rows(searches: Sequence[Search], price: float | None) -> list[list[str]]:
-    """The answer of each search, what its figures are there, and what it costs."""
+def router_table(
+    searches: Sequence[Search], price: float | None
+) -> tuple[list[str], list[list[str]]]:
+    """Head and rows: the answer of each search, what its figures are there, and what it costs."""
+    first = searches[0].lab
+    labels = [metric.label for metric in first.objectives.metrics]
+    head = ["router", first.knob.key, *labels, "offered", "served"]
+    head += ["$/M tokens"] * (price is not None)
     rows = []
     for lab, found in searches:
         shown = [(metric.key, metric.unit) for metric in lab.objectives.metrics] + LOAD
@@ -340,7 +338,7 @@ def router_rows(searches: Sequence[Search], price: float | None) -> list[list[st
         costs = [f"{cost.per_million_tokens:.3g}" if cost else MISSING] * (price is not None)
         cells = (show(figures.get(key), unit) for key, unit in shown)
         rows.append([router_of(lab), value, *cells, *costs])
-    return rows
+    return head, rows
 
 
 def compared(searches: Sequence[Search]) -> Remark:
@@ -410,8 +408,7 @@ def build_page(searches: Sequence[Search], price: float | None = None) -> str:
     subject = base.engine, base.model, base.hardware, f"{_name(lab)}, {requests}"
     answers, sections = list[str](), dict[str, Html]()
     if several:
-        table_of_all = table(router_head(searches, price), router_rows(searches, price))
-        sections["Routers"] = panel(None, table_of_all)
+        sections["Routers"] = panel(None, table(*router_table(searches, price)))
     for search in searches:
         name = router_of(search.lab) if several else ""
         figures = placed(_curves(*search, name), "duo")
@@ -443,15 +440,13 @@ def _table(lab: Laboratory, found: Answer) -> Html:
     for value, _ in neighbourhood(lab, found.value):
         cells = row(lab, found.value, value)
         rows.append([element("strong", c) if value == found.value else c for c in cells])
-    steep = (
-        ""
-        if found.kept is None
-        else "; ".join(
+    steep = []
+    if found.kept is not None:
+        steep = [
             f"{metric.label} changes by {signed_percent(each / 100)} for each % of {lab.knob.name}"
             for metric, each in slopes(lab, found.kept)
-        )
-    )
-    around = lead(f"Around the answer, {steep}.") if steep else None
+        ]
+    around = lead(f"Around the answer, {'; '.join(steep)}.") if steep else None
     return join((around, panel(None, table(head, rows))))
 
 

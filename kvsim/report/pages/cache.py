@@ -148,9 +148,6 @@ def group_rows(study: Study, groups: Sequence[Group], most: int) -> Iterator[tup
         )
 
 
-GROUP_HEAD = ("requests", "prompt tokens", "unlimited", "LRU")
-
-
 def policy_rows(ranking: Ranking) -> Iterator[tuple[str, ...]]:
     """One row per capacity and policy, and one for the optimum."""
     tokens = ranking.input_tokens
@@ -233,7 +230,7 @@ WHO_COLOURS = dict(zip(WHO, ("run-1", "run-2", "run-3"), strict=True))
 def build_curve(study: Study) -> str:
     """The page of `kvsim cache curve`."""
     hits, regret, distances = _figures(study)
-    head = ["group of requests", *GROUP_HEAD]
+    head = ("group of requests", "requests", "prompt tokens", "unlimited", "LRU")
     groups = {"Sessions": study.sessions, "Prompts that begin alike": study.prefixes}
     sections: dict[str, Html | None] = {
         "Hits by size": placed([hits]),
