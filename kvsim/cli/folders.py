@@ -160,7 +160,10 @@ def diff(
     fleets = is_fleet(first) and is_fleet(other)
     kind = of_fleets() if fleets else of_engines()
     runs = kind.read(first), kind.read(other)
-    one, two = zip(_names(first, other), runs, strict=True)
+    names = Path(first).resolve().name, Path(other).resolve().name
+    if names[0] == names[1]:
+        names = first, other if other != first else f"{other} again"
+    one, two = zip(names, runs, strict=True)
     explanation = kind.explain(one, two)
     if explanation.pairs is None:
         raise OutputError(f"{other}: {explanation.headline[0]} {_REMEDY}")
@@ -181,12 +184,6 @@ def diff(
         return
     write_together(out, {"diff.json": record, "diff.html": kind.diff_page(one, two)})
     tell_written(out, "diff.html")
-
-
-def _names(first: str, other: str) -> tuple[str, str]:
-    """The names of both folders, or their whole paths if the names are equal."""
-    names = Path(first).resolve().name, Path(other).resolve().name
-    return names if names[0] != names[1] else (first, other if other != first else f"{other} again")
 
 
 def _render_difference(explanation: Explanation, console: Console, replicas: Table | None) -> None:

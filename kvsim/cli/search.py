@@ -16,7 +16,6 @@ from kvsim.cli.commands import command_line, note, progress_bar, simulate_shown,
 from kvsim.cli.folders import Kind, Named, of_engines, of_fleets
 from kvsim.cli.options import (
     AsJson,
-    Bundle,
     ConfigFile,
     Jobs,
     Objectives,
@@ -50,42 +49,6 @@ Configs = list[tuple[str, RunConfig]]
 Results = list[Named]
 
 
-class Certainty(Bundle):
-    """How sure differences have to be; without seeds, each configuration is run once."""
-
-    seeds: Annotated[
-        int | None,
-        Option(
-            min=2,
-            metavar="N",
-            help="Up to N seeds, the same for all; stops when every verdict is settled.",
-        ),
-    ] = None
-    confidence: Annotated[
-        float,
-        Option(min=0.5, max=0.9999, help="Confidence of all verdicts together, with --seeds."),
-    ] = 0.95
-    margin: Annotated[
-        float,
-        Option(min=0, help="Share of a value below which differences are none, with --seeds."),
-    ] = MARGIN
-    cost_uncertainty: Annotated[
-        bool,
-        Option(
-            "--cost-uncertainty",
-            help="Draw kernel times for each seed, within the errors of the profile.",
-        ),
-    ] = False
-    jobs: Jobs = None
-
-    def check(self) -> None:
-        """Raises `ConfigError` if an option needs seeds, and there are none."""
-        uncertain, margin = self.cost_uncertainty, self.margin != MARGIN
-        for flag, given in (("--cost-uncertainty", uncertain), ("--margin", margin)):
-            if given and self.seeds is None:
-                raise ConfigError(f"{flag}: needs --seeds N")
-
-
 @takes_bundles
 def compare(
     *,
@@ -96,7 +59,30 @@ def compare(
     trace: TracePath = None,
     form: TraceForm,
     out: OutDir = None,
-    certainty: Certainty,
+    seeds: Annotated[
+        int | None,
+        Option(
+            min=2,
+            metavar="N",
+            help="Up to N seeds, the same for all; stops when every verdict is settled.",
+        ),
+    ] = None,
+    confidence: Annotated[
+        float,
+        Option(min=0.5, max=0.9999, help="Confidence of all verdicts together, with --seeds."),
+    ] = 0.95,
+    margin: Annotated[
+        float,
+        Option(min=0, help="Share of a value below which differences are none, with --seeds."),
+    ] = MARGIN,
+    cost_uncertainty: Annotated[
+        bool,
+        Option(
+            "--cost-uncertainty",
+            help="Draw kernel times for each seed, within the errors of the profile.",
+        ),
+    ] = False,
+    jobs: Jobs = None,
     as_json: AsJson = False,
     fleet: FleetOptions,
 ) -> None:
@@ -110,8 +96,10 @@ def compare(
     if trace is None:
         configs, trace = _trace_among(configs or [])
     loaded, kind = _contenders(configs or [], fleet)
-    certainty.check()
-    if certainty.cost_uncertainty:
+    for flag, given in (("--cost-uncertainty", cost_uncertainty), ("--margin", margin != MARGIN)):
+        if given and seeds is None:
+            raise ConfigError(f"{flag}: needs --seeds N")
+    if cost_uncertainty:
         from kvsim.cost.table import uncertain
 
         loaded = [(name, uncertain(config)) for name, config in loaded]
@@ -121,15 +109,16 @@ def compare(
     load = load_of(None if trace is None else form.open(trace), loaded)
     opened, comparison = load.of(loaded[0][1].seed), None
     note_arrivals(opened, (config for _, config in loaded))
-    if certainty.seeds is None:
+    if seeds is None:
         results = [
             (name, simulate_shown(kind.simulate, opened, config, name)) for name, config in loaded
         ]
     else:
-        comparison, results = _compare_seeds(load, loaded, kind, certainty, certainty.seeds)
+        sure = {"level": 1 - confidence, "margin": margin}
+        comparison, results = _compare_seeds(load, loaded, kind, seeds, jobs, sure)
     _show_comparison(results, kind, out, comparison, as_json=as_json)
     for names, changes in () if as_json else found:
-        _show_upgrade(names, changes, dict(results), opened, certainty.jobs)
+        _show_upgrade(names, changes, dict(results), opened, jobs)
 
 
 def _trace_among(given: list[str]) -> tuple[list[str], str | None]:
@@ -181,7 +170,7 @@ def _contenders(configs: list[str], fleet: FleetOptions) -> tuple[Configs, Kind]
 
 
 def _compare_seeds(
-    load: Load, configs: Configs, kind: Kind, certainty: Certainty, seeds: int
+    load: Load, configs: Configs, kind: Kind, seeds: int, jobs: int | None, sure: dict[str, float]
 ) -> tuple[Comparison, Results]:
     """Replicates if something is random; otherwise one replay, whose requests are resampled."""
     from kvsim.explain.differences import compare_replay
@@ -189,10 +178,9 @@ def _compare_seeds(
 
     names = [name for name, _ in configs]
     random = bool(redrawn(load, configs))
-    sure: dict[str, Any] = {"level": 1 - certainty.confidence, "margin": certainty.margin}
     total = len(configs) * (seeds if random else 1)
     with progress_bar("comparing", total) as progress:
-        how = How(kind.simulate, certainty.jobs, progress, command_line())
+        how = How(kind.simulate, jobs, progress, command_line())
         if random:
             comparison, results = compare_seeds(load, configs, seeds, how=how, **sure)
             return comparison, list(zip(names, results, strict=True))

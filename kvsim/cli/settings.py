@@ -285,11 +285,6 @@ class FleetOptions(Bundle, kw_only=True):
     ] = None
     settings: Settings
 
-    @property
-    def args(self) -> dict[str, Any]:
-        """Arguments of the router. Raises `ConfigError`."""
-        return dict(map(_argument, self.router_set or ()))
-
     def table(self) -> dict[str, Any]:
         """What is said of the fleet, as keys of `FleetConfig`; empty if nothing is. Raises
         `ConfigError` for a prefill/decode split, which these keys cannot say."""
@@ -301,7 +296,8 @@ class FleetOptions(Bundle, kw_only=True):
         return self._said()
 
     def _said(self) -> dict[str, Any]:
-        given = {"replicas": self.replicas, "router": self.router, "router_args": self.args}
+        args = dict(map(_argument, self.router_set or ()))
+        given = {"replicas": self.replicas, "router": self.router, "router_args": args}
         return {key: value for key, value in given.items() if value}
 
     def _split(self) -> list[dict[str, Any]]:
