@@ -521,36 +521,34 @@ class Offloading(Connector):
     ) -> list[int]:
         """Returns the chunks of a group that are offered: those that a later load can use, and
         whose blocks are all there."""
-        size, first, ended = self._size, chunks.next, request.finish_ns >= 0
-        prompt = request.input_length // group.tokens
+        size, first, offered = self._size, chunks.next, set[int]()
+        prompt, ended = request.input_length // group.tokens, request.finish_ns >= 0
         horizon = end if ended else prompt if end <= prompt else 0
-        mask, passed = self._mask(group, request, junction, horizon), None
-        if ended and end != prompt and group.slides and mask.horizon and not self._uneven(group):
+        mask = self._mask(group, request, junction, horizon)
+        if ended and end != prompt and group.slides and mask.horizon and self._even(group):
             # The end of the request was not known to be one when these chunks were passed over.
             segment = mask.align // group.rules.block_size
             first = min(first, end * size // segment * segment // size)
-            passed = self._mask(group, request, junction, prompt)
-        if end <= first:
-            return []
-        kept = self._kept(group, first, end, mask)
-        if kept is None and passed is None:
-            held = chunks.blocks
-            if 0 not in held[first * size : end * size]:
-                return [*range(first, end)]
-            return [at for at in range(first, end) if 0 not in held[at * size : (at + 1) * size]]
-        before = None if passed is None else self._kept(group, first, end, passed)
+            before = self._mask(group, request, junction, prompt)
+            used = self._used(group, first, chunks.next, before)
+            offered = {at for at, blocks in enumerate(used, first) if any(blocks)}
         found = []
-        for at in range(first, end):
-            places = range((at - first) * size, (at - first + 1) * size)
-            blocks = chunks.blocks[at * size : (at + 1) * size]
-            needed = [kept is None or kept[place] for place in places]
-            known = passed is not None and at < chunks.next
-            if known and (before is None or any(before[place] for place in places)):
+        for at, used_blocks in enumerate(self._used(group, first, end, mask), first):
+            held = chunks.blocks[at * size : (at + 1) * size]
+            if at in offered or not held[-1] or not any(used_blocks):
                 continue
-            absent = any(need and not block for need, block in zip(needed, blocks, strict=True))
-            if blocks[-1] and any(needed) and not absent:
+            if all(block or not use for block, use in zip(held, used_blocks, strict=True)):
                 found.append(at)
         return found
+
+    def _used(self, group: ChunkedGroup, first: int, end: int, mask: Mask) -> list[list[bool]]:
+        """Returns which blocks of each of the chunks `first .. end - 1` a later request can use."""
+        size, kept = self._size, None
+        if self._align and first < end:
+            kept = group.rules.keeps(first * size, end * size, mask)
+        if kept is None:
+            return [[True] * size] * (end - first)
+        return [kept[at : at + size] for at in range(0, len(kept), size)]
 
     def _mask(self, group: ChunkedGroup, request: Request, junction: int, horizon: int) -> Mask:
         """Returns where later requests can resume, if the chunks end at chunk `horizon`."""
@@ -560,15 +558,9 @@ class Offloading(Connector):
             horizon = 0
         return Mask(self._align or 1, interval, eagle, marks, horizon * self._size)
 
-    def _uneven(self, group: ChunkedGroup) -> bool:
-        """Whether hits end elsewhere than the blocks of a group."""
-        return not self._align or self._align % group.rules.block_size != 0
-
-    def _kept(self, group: ChunkedGroup, first: int, end: int, mask: Mask) -> list[bool] | None:
-        """Returns which blocks of these chunks a later request can use; None for all."""
-        if not self._align:
-            return None
-        return group.rules.keeps(first * self._size, end * self._size, mask)
+    def _even(self, group: ChunkedGroup) -> bool:
+        """Whether hits end where blocks of a group do."""
+        return self._align > 0 and self._align % group.rules.block_size == 0
 
     # -- a request is over, or a transfer --------------------------------------------------------
 
