@@ -26,7 +26,7 @@ from kvsim.engines.vllm_v1.connector import (
     Transfers,
 )
 from kvsim.engines.vllm_v1.cpu_tier import PENDING, Access, CpuTier, Key
-from kvsim.engines.vllm_v1.groups import Chunked, Group, Mask, Sliding
+from kvsim.engines.vllm_v1.groups import Group, Mask, Sliding
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 
 STORING, LOADED_BY_OTHERS, OWN_STORES = "pending", "loaded_by_others", "own_stores"
@@ -62,19 +62,6 @@ class ChunkedGroup(NamedTuple):
             return self.window_chunks
         padding = -end % self.tokens
         return max(self.window_chunks, -(-(self.window - 1 + padding) // self.tokens))
-
-
-def chunked_groups(groups: Sequence[Group], blocks_per_chunk: int) -> list[ChunkedGroup]:
-    """Returns the groups with their chunks."""
-    return [
-        ChunkedGroup(group, group.block_size * blocks_per_chunk, _window(group)) for group in groups
-    ]
-
-
-def _window(group: Group) -> int:
-    if isinstance(group, Sliding):
-        return group.window
-    return group.chunk if isinstance(group, Chunked) else 0
 
 
 class Search:
@@ -243,7 +230,10 @@ class Offloading(Connector):
         """The first chunk of each answer that was not stored, as prompts only are."""
         self._sync_budget = self._sync_left = sync_load_budget_bytes
         self._bytes_per_token = bytes_per_token
-        self._groups = chunked_groups(blocks.groups, blocks_per_chunk)
+        self._groups = [
+            ChunkedGroup(group, int(group.block_size) * blocks_per_chunk, int(group.window))
+            for group in blocks.groups
+        ]
         self._tiers = Search(self._groups, tier)
         self._align = _alignment(self._groups)
         self._copies: dict[int, _Copy] = {}
@@ -448,42 +438,52 @@ class Offloading(Connector):
         tokens = min(computed, sequence.length)
         if self.prompts_only:
             tokens = min(tokens, request.input_length)
-        groups, numbers = known.groups, range(len(known.groups))
-        ends = [self._whole(self._groups[n], groups[n], request, tokens) for n in numbers]
-        if not (ended or any(ends[n] > groups[n].next for n in numbers)):
+        pairs = [*zip(self._groups, known.groups, strict=True)]
+        ends = [self._whole(group, chunks, request, tokens) for group, chunks in pairs]
+        news = [end > chunks.next for end, chunks in zip(ends, known.groups, strict=True)]
+        if not (ended or any(news)):
             known.stored = self._all_offered(request, known)
             return []
         offers = [
-            self._offers(self._groups[n], groups[n], request, ends[n], known.junction)
-            for n in numbers
+            self._offers(*pair, request, end, known.junction)
+            for pair, end in zip(pairs, ends, strict=True)
         ]
-        keys = [groups[n].keys[at] for n in numbers for at in offers[n]]
+        keys = [
+            chunks.keys[at]
+            for chunks, offered in zip(known.groups, offers, strict=True)
+            for at in offered
+        ]
         places = self.tier.offer(keys, known.access) if keys else {}
         if places is None:
             self.happened[REFUSED] += 1
             return []
-        for n in numbers:
-            groups[n].next = max(groups[n].next, ends[n])
+        for chunks, end in zip(known.groups, ends, strict=True):
+            chunks.next = max(chunks.next, end)
         known.stored = self._all_offered(request, known)
-        if not places:
-            return []
+        return [self._store(request, offers, places, flush)] if places else []
+
+    def _store(
+        self, request: Request, offers: list[list[int]], places: dict[Key, int], flush: set[int]
+    ) -> Job:
+        """A store of offered chunks begins, of those that have places in the tier."""
+        known: _Known = request.standing
         self._unstored.difference_update(places)
         sources: list[list[int]] = []
         watched: list[int] = []
         later: list[int] = []
-        for n in numbers:
-            blocks = self._sources(groups[n], offers[n], places)
+        for group, chunks, offered in zip(self._groups, known.groups, offers, strict=True):
+            blocks = self._sources(chunks, offered, places)
             sources.append(blocks)
-            (watched if self._groups[n].window else later).extend(blocks)
+            (watched if group.window else later).extend(blocks)
         job = Job(self._number(), request, sources, [[*places.values()]], False)
         known.jobs.add(job.number)
         self._copies[job.number] = _Copy([*places], later)
         self._fence(job.number, watched)
-        if ended:
+        if request.finish_ns >= 0:
             self._fence(job.number, later)
             if not self._touched.isdisjoint(later):
                 flush.add(job.number)
-        return [job]
+        return job
 
     def _sources(self, chunks: _Chunks, offered: list[int], places: dict[Key, int]) -> list[int]:
         """Returns the blocks of the chunks that have places in the tier."""
