@@ -32,8 +32,6 @@ class LeastRecentlyUsed(Queue):
     The order of the free queue of vLLM V1 (`v1/core/block_pool.py`).
     """
 
-    __slots__ = ()
-
     def __init__(self, first: int = 0, size: int = 0) -> None:
         super().__init__(0, 0)
 
@@ -55,8 +53,6 @@ class Evictor(Order):
     Within a streak nothing ends the walk, so its candidate is the longest prefix, the earliest
     inserted of equals: the best chain tail, kept in a heap. Blocks that are hit leave lazily.
     """
-
-    __slots__ = ("_chains", "_home", "_streaks")
 
     def __init__(self, first: int = 0, size: int = 0) -> None:
         self._streaks: deque[_Streak] = deque()

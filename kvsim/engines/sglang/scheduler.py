@@ -67,7 +67,6 @@ class Sglang(Scheduler):
     """
 
     max_model_len: i64
-    max_prefill_tokens: i64
     max_queued_requests: int | None
     interval: i64
     interval_min_seqs: i64
@@ -168,7 +167,6 @@ class Sglang(Scheduler):
         self.max_num_batched_tokens = max_num_batched_tokens if self.chunked else max_model_len
         self.watermark_blocks = 0
         self.in_flight = 2 if self.overlaps() else 1
-        self.max_prefill_tokens = max_prefill_tokens
         self.max_queued_requests = max_queued_requests
         self.interval = prefill_decode_interval
         self.interval_min_seqs = prefill_decode_interval_min_bs

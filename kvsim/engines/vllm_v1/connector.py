@@ -163,7 +163,8 @@ class Worker:
         return NOTHING_MOVED
 
     def collect(self, now_ns: int) -> Done:
-        """Returns the transfers that the oldest step in flight reports as it ends."""
+        """Returns the transfers that the oldest step in flight reports as it ends, or that were
+        over while the engine had nothing to do."""
         return NOTHING
 
     @property
@@ -175,10 +176,6 @@ class Worker:
     def unsent(self) -> bool:
         """Whether a transfer begins with the next step, even if that computes nothing."""
         return False
-
-    def pause(self, now_ns: int) -> Done:
-        """Returns the transfers that were over while the engine had nothing to do."""
-        return NOTHING
 
 
 def note_tiers(request: Request) -> None:

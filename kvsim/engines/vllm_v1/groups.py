@@ -358,9 +358,6 @@ class Full(Group):
         if prompt is not None and self.block_size > layout.key_tokens:
             self._keep_tail(table, request, upto, pool, layout.key_tokens)
 
-    def marked(self) -> bool:
-        return False
-
     def _keep_tail(self, table: Table, request: Request, upto: i64, pool: Pool, unit: i64) -> None:
         """Names the block in which the prompt ends. No look-up finds it, because hits end at block
         ends, but a block with content is reused after those without."""

@@ -221,7 +221,7 @@ class Offloading(Connector):
         happen while their requests wait. `bytes_per_token`: of all layers together."""
         self._blocks, self.tier = blocks, tier
         blocks.tier = tier
-        self.blocks_per_chunk = self._size = blocks_per_chunk
+        self.blocks_per_chunk = blocks_per_chunk
         self.capacity_blocks = tier.capacity * blocks_per_chunk
         self.prompts_only = offload_prompt_only
         self.happened: Counter[str] = Counter()
@@ -329,7 +329,7 @@ class Offloading(Connector):
                 first += 1
             chunks.next = -(-end // group.tokens)
             if first < last:
-                keys += chunks.keys[first // self._size : chunks.next]
+                keys += chunks.keys[first // self.blocks_per_chunk : chunks.next]
             targets.append(table[first:last])
         places = self.tier.load(keys, known.access)
         within = not match.asynchronous
@@ -423,7 +423,7 @@ class Offloading(Connector):
         for block in self._touched:
             for chunks, at in self._holders.pop(block, ()):
                 end = chunks.old if chunks.grown == self._step else len(chunks.blocks)
-                if chunks.next * self._size <= at < end and chunks.blocks[at] == block:
+                if chunks.next * self.blocks_per_chunk <= at < end and chunks.blocks[at] == block:
                     chunks.blocks[at] = 0
         for block, chunks, at in put:
             self._holders.setdefault(block, []).append((chunks, at))
@@ -487,7 +487,7 @@ class Offloading(Connector):
 
     def _sources(self, chunks: _Chunks, offered: list[int], places: dict[Key, int]) -> list[int]:
         """Returns the blocks of the chunks that have places in the tier."""
-        size: i64 = self._size
+        size: i64 = self.blocks_per_chunk
         blocks: list[int] = []
         for at in offered:
             if chunks.keys[at] in places:
@@ -514,14 +514,14 @@ class Offloading(Connector):
         if group.rules.eagle and tokens > request.input_length and request.finish_ns < 0:
             # Its last block may be written again while drafts are verified.
             end -= 1
-        return max(0, min(end, len(chunks.blocks) // self._size, len(chunks.keys)))
+        return max(0, min(end, len(chunks.blocks) // self.blocks_per_chunk, len(chunks.keys)))
 
     def _offers(
         self, group: ChunkedGroup, chunks: _Chunks, request: Request, end: int, junction: int
     ) -> list[int]:
         """Returns the chunks of a group that are offered: those that a later load can use, and
         whose blocks are all there."""
-        size, first, offered = self._size, chunks.next, set[int]()
+        size, first, offered = self.blocks_per_chunk, chunks.next, set[int]()
         prompt, ended = request.input_length // group.tokens, request.finish_ns >= 0
         horizon = end if ended else prompt if end <= prompt else 0
         mask = self._mask(group, request, junction, horizon)
@@ -543,7 +543,7 @@ class Offloading(Connector):
 
     def _used(self, group: ChunkedGroup, first: int, end: int, mask: Mask) -> list[list[bool]]:
         """Returns which blocks of each of the chunks `first .. end - 1` a later request can use."""
-        size, kept = self._size, None
+        size, kept = self.blocks_per_chunk, None
         if self._align and first < end:
             kept = group.rules.keeps(first * size, end * size, mask)
         if kept is None:
@@ -556,7 +556,7 @@ class Offloading(Connector):
         marks = (request.input_length - 1, *([junction] if junction else []))
         if interval >= 0 or eagle:
             horizon = 0
-        return Mask(self._align or 1, interval, eagle, marks, horizon * self._size)
+        return Mask(self._align or 1, interval, eagle, marks, horizon * self.blocks_per_chunk)
 
     def _even(self, group: ChunkedGroup) -> bool:
         """Whether hits end where blocks of a group do."""
