@@ -213,11 +213,6 @@ class Sglang(Scheduler):
         """Returns which of SGLang's surprises this run met."""
         return self._surprises.remarks(self._ratio)
 
-    @property
-    def ratio(self) -> float:
-        """The expected share of the announced output tokens."""
-        return self._ratio.now
-
     def free_slots(self, batch: Batch) -> i64:
         """Returns how many more requests could hold pages."""
         return self._slots - len(batch.running)
@@ -309,7 +304,9 @@ class Sglang(Scheduler):
                 self._abort(batch, request, "queue-full")
             self.turned_away = []
         group: Group | None = _schedule(self, batch, plan)
-        while group is None and self._spins(batch):
+        # Where it counted a decode step though there was nothing to decode, the event loop goes
+        # round again at once.
+        while group is None and self._counts and self._pending == 0 and len(batch) > 0:
             group = _schedule(self, batch, plan)
         self._idle = group is None and len(batch) == 0 and self._pending == 0
         if group is not None:
@@ -320,11 +317,6 @@ class Sglang(Scheduler):
         plan.blocked = self._refusal if batch.waiting else 0
         plan.batched_tokens = plan.prefill_tokens + plan.decode_seqs
         return plan
-
-    def _spins(self, batch: Batch) -> bool:
-        """Whether the event loop goes round again at once, because it counted a decode step though
-        there was nothing to decode."""
-        return self._counts and self._pending == 0 and len(batch) > 0
 
     # -- giving up -------------------------------------------------------------------------------
 
@@ -433,16 +425,8 @@ def _prefill(scheduler: Sglang, batch: Batch, plan: Plan) -> Group | None:
     unfinished: Request | None = scheduler.unfinished
     if scheduler.preempts or not running.members:
         scheduler.full = False
-    if (scheduler.full or not batch.waiting) and unfinished is None:
+    if unfinished is None and not _may_admit(scheduler, batch):
         return None
-    slots: i64 = min(scheduler._slots - len(running.members), scheduler.free_slots(batch))
-    if unfinished is None:
-        if scheduler._delay > 1 and slots < scheduler._delay and running.members:
-            scheduler._refusal = SLOTS
-            return None
-        if slots <= 0 and not scheduler.preempts:
-            scheduler.full, scheduler._refusal = True, SLOTS
-            return None
     batch.waiting = scheduler.order.sort(batch.waiting, blocks, running, scheduler._computed_tokens)
     scheduler.before_admissions(batch, batch.now_ns)
     adder: Adder = scheduler.adder
@@ -467,6 +451,21 @@ def _prefill(scheduler: Sglang, batch: Batch, plan: Plan) -> Group | None:
         standing: Standing = scheduler.unfinished.standing
         standing.middle += 1
     return _extend(scheduler, batch, plan, adder.chosen)
+
+
+def _may_admit(scheduler: Sglang, batch: Batch) -> bool:
+    """Whether anybody waits for whom there may be a place in the running batch."""
+    if scheduler.full or not batch.waiting:
+        return False
+    running: i64 = len(scheduler.running.members)
+    slots: i64 = min(scheduler._slots - running, scheduler.free_slots(batch))
+    if scheduler._delay > 1 and slots < scheduler._delay and running:
+        scheduler._refusal = SLOTS
+        return False
+    if slots <= 0 and not scheduler.preempts:
+        scheduler.full, scheduler._refusal = True, SLOTS
+        return False
+    return True
 
 
 def _choose(scheduler: Sglang, batch: Batch, preempted: list[Request]) -> i64:

@@ -523,13 +523,12 @@ class Offloading(Connector):
         whose blocks are all there."""
         size, first, offered = self.blocks_per_chunk, chunks.next, set[int]()
         prompt, ended = request.input_length // group.tokens, request.finish_ns >= 0
-        horizon = end if ended else prompt if end <= prompt else 0
-        mask = self._mask(group, request, junction, horizon)
+        mask = self._mask(group, request, junction, end, ended)
         if ended and end != prompt and group.slides and mask.horizon and self._even(group):
             # The end of the request was not known to be one when these chunks were passed over.
             segment = mask.align // group.rules.block_size
             first = min(first, end * size // segment * segment // size)
-            before = self._mask(group, request, junction, prompt)
+            before = self._mask(group, request, junction, prompt, False)
             used = self._used(group, first, chunks.next, before)
             offered = {at for at, blocks in enumerate(used, first) if any(blocks)}
         found = []
@@ -550,10 +549,14 @@ class Offloading(Connector):
             return [[True] * size] * (end - first)
         return [kept[at : at + size] for at in range(0, len(kept), size)]
 
-    def _mask(self, group: ChunkedGroup, request: Request, junction: int, horizon: int) -> Mask:
-        """Returns where later requests can resume, if the chunks end at chunk `horizon`."""
+    def _mask(
+        self, group: ChunkedGroup, request: Request, junction: int, end: int, ended: bool
+    ) -> Mask:
+        """Returns where later requests can resume a request that has `end` chunks by now."""
         interval, eagle = self._blocks.layout.retention, group.rules.eagle
         marks = (request.input_length - 1, *([junction] if junction else []))
+        prompt = request.input_length // group.tokens
+        horizon = end if ended else prompt if end <= prompt else 0
         if interval >= 0 or eagle:
             horizon = 0
         return Mask(self._align or 1, interval, eagle, marks, horizon * self.blocks_per_chunk)
