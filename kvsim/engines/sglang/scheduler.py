@@ -213,6 +213,11 @@ class Sglang(Scheduler):
         """Returns which of SGLang's surprises this run met."""
         return self._surprises.remarks(self._ratio)
 
+    @property
+    def ratio(self) -> float:
+        """The expected share of the announced output tokens."""
+        return self._ratio.now
+
     def free_slots(self, batch: Batch) -> i64:
         """Returns how many more requests could hold pages."""
         return self._slots - len(batch.running)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 from mypy_extensions import i64
@@ -438,27 +439,22 @@ class Offloading(Connector):
         tokens = min(computed, sequence.length)
         if self.prompts_only:
             tokens = min(tokens, request.input_length)
-        pairs = [*zip(self._groups, known.groups, strict=True)]
-        ends = [self._whole(group, chunks, request, tokens) for group, chunks in pairs]
-        news = [end > chunks.next for end, chunks in zip(ends, known.groups, strict=True)]
-        if not (ended or any(news)):
+        groups, numbers = known.groups, range(len(known.groups))
+        ends = [self._whole(self._groups[n], groups[n], request, tokens) for n in numbers]
+        if not (ended or any(ends[n] > groups[n].next for n in numbers)):
             known.stored = self._all_offered(request, known)
             return []
         offers = [
-            self._offers(*pair, request, end, known.junction)
-            for pair, end in zip(pairs, ends, strict=True)
+            self._offers(self._groups[n], groups[n], request, ends[n], known.junction)
+            for n in numbers
         ]
-        keys = [
-            chunks.keys[at]
-            for chunks, offered in zip(known.groups, offers, strict=True)
-            for at in offered
-        ]
+        keys = [groups[n].keys[at] for n in numbers for at in offers[n]]
         places = self.tier.offer(keys, known.access) if keys else {}
         if places is None:
             self.happened[REFUSED] += 1
             return []
-        for chunks, end in zip(known.groups, ends, strict=True):
-            chunks.next = max(chunks.next, end)
+        for n in numbers:
+            groups[n].next = max(groups[n].next, ends[n])
         known.stored = self._all_offered(request, known)
         return [self._store(request, offers, places, flush)] if places else []
 
@@ -522,35 +518,45 @@ class Offloading(Connector):
         """Returns the chunks of a group that are offered: those that a later load can use, and
         whose blocks are all there."""
         size, first, offered = self.blocks_per_chunk, chunks.next, set[int]()
-        prompt, ended = request.input_length // group.tokens, request.finish_ns >= 0
+        ended = request.finish_ns >= 0
         mask = self._mask(group, request, junction, end, ended)
-        if ended and end != prompt and group.slides and mask.horizon and self._even(group):
-            # The end of the request was not known to be one when these chunks were passed over.
+        if ended and group.slides and mask.horizon and self._even(group):
+            # The end of the request was not known to be one when the last chunks were passed over.
             segment = mask.align // group.rules.block_size
             first = min(first, end * size // segment * segment // size)
-            before = self._mask(group, request, junction, prompt, False)
-            used = self._used(group, first, chunks.next, before)
-            offered = {at for at, blocks in enumerate(used, first) if any(blocks)}
+            before = self._mask(group, request, junction, request.input_length // group.tokens)
+            offered = self._worth(group, first, chunks.next, before)
+        used = self._used(group, first, end, mask)
+        if used is None and not (offered or 0 in chunks.blocks[first * size : end * size]):
+            return [*range(first, end)]
         found = []
-        for at, used_blocks in enumerate(self._used(group, first, end, mask), first):
+        for at in range(first, end):
             held = chunks.blocks[at * size : (at + 1) * size]
-            if at in offered or not held[-1] or not any(used_blocks):
-                continue
-            if all(block or not use for block, use in zip(held, used_blocks, strict=True)):
+            wanted = held if used is None else [*compress(held, used[at - first])]
+            if at not in offered and held[-1] and wanted and 0 not in wanted:
                 found.append(at)
         return found
 
-    def _used(self, group: ChunkedGroup, first: int, end: int, mask: Mask) -> list[list[bool]]:
-        """Returns which blocks of each of the chunks `first .. end - 1` a later request can use."""
-        size, kept = self.blocks_per_chunk, None
-        if self._align and first < end:
-            kept = group.rules.keeps(first * size, end * size, mask)
+    def _worth(self, group: ChunkedGroup, first: int, end: int, mask: Mask) -> set[int]:
+        """Returns which of the chunks `first .. end - 1` a later request can use in part."""
+        used = self._used(group, first, end, mask)
+        return {at for at in range(first, end) if used is None or any(used[at - first])}
+
+    def _used(
+        self, group: ChunkedGroup, first: int, end: int, mask: Mask
+    ) -> list[list[bool]] | None:
+        """Returns which blocks of each of the chunks `first .. end - 1` a later request can use;
+        None for all."""
+        if not self._align or end <= first:
+            return None
+        size = self.blocks_per_chunk
+        kept = group.rules.keeps(first * size, end * size, mask)
         if kept is None:
-            return [[True] * size] * (end - first)
+            return None
         return [kept[at : at + size] for at in range(0, len(kept), size)]
 
     def _mask(
-        self, group: ChunkedGroup, request: Request, junction: int, end: int, ended: bool
+        self, group: ChunkedGroup, request: Request, junction: int, end: int, ended: bool = False
     ) -> Mask:
         """Returns where later requests can resume a request that has `end` chunks by now."""
         interval, eagle = self._blocks.layout.retention, group.rules.eagle
