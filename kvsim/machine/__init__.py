@@ -7,6 +7,7 @@ times of copies (`hardware`), and a budget of bytes and blocks (`memory`).
 from kvsim.machine.hardware import (
     GIB,
     AllReduce,
+    CopiedBlock,
     Hardware,
     LinkTimes,
     TransferTimes,
@@ -21,6 +22,7 @@ __all__ = [
     "GIB",
     "AllReduce",
     "Budget",
+    "CopiedBlock",
     "Hardware",
     "LinkTimes",
     "Model",

@@ -289,12 +289,15 @@ class PrefixPool(BlockPool):
         tokens: list[int] = []
         place: i64
         block: int
-        for place in range(full):
+        for place in range(len(table)):
             block = table[place]
             if references[block] > 1:
                 references[block] -= 1
                 if access_ns >= 0:
                     stamps[block] = access_ns
+                continue
+            if place >= full:
+                self.drop(block)
                 continue
             del references[block]
             self.computed.discard(block)
@@ -307,11 +310,6 @@ class PrefixPool(BlockPool):
         else:
             for k, block in enumerate(blocks):
                 self.content.put(block, keys[k], tokens[k], times[k])
-        for place in range(full, len(table)):
-            block = table[place]
-            if access_ns >= 0 and references[block] > 1:
-                stamps[block] = access_ns
-            self.drop(block)
 
     def drop(self, block: int) -> None:
         super().drop(block)
