@@ -163,9 +163,12 @@ class Worker:
         return NOTHING_MOVED
 
     def collect(self, now_ns: int) -> Done:
-        """Returns the transfers that the oldest step in flight reports as it ends, or that were
-        over while the engine had nothing to do."""
+        """Returns the transfers that the oldest step in flight reports as it ends."""
         return NOTHING
+
+    def pause(self, now_ns: int) -> Done:
+        """Returns the transfers that were over while the engine had nothing to do."""
+        return self.collect(now_ns)
 
     @property
     def busy(self) -> bool:

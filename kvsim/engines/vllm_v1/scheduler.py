@@ -224,7 +224,7 @@ class VllmV1(Scheduler):
         plan: Plan = batch.begin(now_ns, self.max_num_seqs)
         self.blocks.begin()
         if self.worker is not None and self._sent == self._known:
-            self._hear(batch, self.worker.collect(now_ns))
+            self._hear(batch, self.worker.pause(now_ns))
         self._call += 1
         self._budget, self._inputs = self.max_num_scheduled_tokens, self.max_num_batched_tokens
         most: i64 = self.long_prefill_token_threshold
