@@ -309,9 +309,7 @@ class Sglang(Scheduler):
                 self._abort(batch, request, "queue-full")
             self.turned_away = []
         group: Group | None = _schedule(self, batch, plan)
-        # Where it counted a decode step though there was nothing to decode, the event loop goes
-        # round again at once.
-        while group is None and self._counts and self._pending == 0 and len(batch) > 0:
+        while group is None and self._spins(batch):
             group = _schedule(self, batch, plan)
         self._idle = group is None and len(batch) == 0 and self._pending == 0
         if group is not None:
@@ -322,6 +320,11 @@ class Sglang(Scheduler):
         plan.blocked = self._refusal if batch.waiting else 0
         plan.batched_tokens = plan.prefill_tokens + plan.decode_seqs
         return plan
+
+    def _spins(self, batch: Batch) -> bool:
+        """Whether the event loop goes round again at once, because it counted a decode step though
+        there was nothing to decode."""
+        return self._counts and self._pending == 0 and len(batch) > 0
 
     # -- giving up -------------------------------------------------------------------------------
 

@@ -139,9 +139,7 @@ class Naive(BlockManager):
         return self.gpu.size
 
     def swapped(self, sequence: Request) -> bool:
-        """Whether the table of a sequence is on the CPU."""
-        if not sequence.tables:
-            return False
+        """Whether the table of a sequence that has one is on the CPU."""
         blocks: vec[i64] = sequence.tables[0].blocks
         return len(blocks) > 0 and blocks[0] >= i64(self.cpu.first)
 
