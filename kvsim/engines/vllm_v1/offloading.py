@@ -517,7 +517,8 @@ class Offloading(Connector):
     ) -> list[int]:
         """Returns the chunks of a group that are offered: those that a later load can use, and
         whose blocks are all there."""
-        size, first, offered = self.blocks_per_chunk, chunks.next, set[int]()
+        size, first = self.blocks_per_chunk, chunks.next
+        offered: set[int] = set()
         ended = request.finish_ns >= 0
         mask = self._mask(group, request, junction, end, ended)
         if ended and group.slides and mask.horizon and self._even(group):
