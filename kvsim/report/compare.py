@@ -406,19 +406,18 @@ def _deviation(values: Values) -> float | None:
 
 
 _MEAN, _SLOWEST = "sessions.mean_s", "sessions.slowest_tenth_served_s"
-_COUNTS = {
-    "sessions.lost_in_pauses_tokens": "lost hits on {} tokens in pauses",
-    "sessions.lost_between_sessions_tokens": "on {} between sessions",
-    "sessions.computed_tokens": "computed {} prompt tokens",
+_LOST = {
+    "sessions.lost_in_pauses_tokens": "in pauses",
+    "sessions.lost_between_sessions_tokens": "between sessions",
 }
-"""Figures in millions."""
+_COMPUTED = "sessions.computed_tokens"
 
 
 def session_words(runs: Summaries, comparison: Comparison | None = None) -> Iterator[str]:
     """What every run does to sessions, beside the first one; those that see the future come last.
     Nothing where a run has no whole session."""
     figures: dict[str, Sequence[Values]] = {
-        key: [(value(summary, key),) for _, summary in runs] for key in (_MEAN, _SLOWEST, *_COUNTS)
+        key: [(value(summary, key),) for _, summary in runs] for key in (_MEAN, _SLOWEST, *_LOST, _COMPUTED)
     }
     if any(None in series for series in figures[_MEAN]):
         return
@@ -481,12 +480,11 @@ def _sooner(change: float) -> str:
 
 def _counts(means: Mapping[str, Sequence[float]], i: int) -> str:
     """What was lost and computed, of the figures that some run has."""
-    found = [
-        words.format(f"{number(means[key][i] / 1e6)} M")
-        for key, words in _COUNTS.items()
-        if any(means.get(key, ()))
-    ]
-    return " and ".join([", ".join(found[:-1]), found[-1]] if found[1:] else found)
+    known = {key: f"{number(values[i] / 1e6)} M" for key, values in means.items() if any(values)}
+    lost = [f"on {known[key]} tokens {when}" for key, when in _LOST.items() if key in known]
+    found = [f"lost hits {', '.join(lost)}"] if lost else []
+    found += [f"computed {known[_COMPUTED]} prompt tokens"] if _COMPUTED in known else []
+    return " and ".join(found)
 
 
 def _verdicts(figures: Sequence[Values], comparison: Comparison) -> list[Any]:

@@ -73,7 +73,9 @@ class _Run:
     def sorted(self) -> list[Key]:
         """The chunks in order, the first one to go at the end, and some that left."""
         if self._order is None:
-            self._order = sorted(set(self._added), reverse=self.sign > 0)
+            stayed = len(self._added) == self.held
+            added = self._added if stayed else set(self._added)
+            self._order = sorted(added, reverse=self.sign > 0)
             self._order.sort(key=self._position.__getitem__)
         return self._order
 
@@ -148,8 +150,7 @@ class Lru:
             stay.reverse()
             order[place:] = stay
         for key in chosen:
-            self._leave(run_of[key])
-            del run_of[key]
+            self._leave(run_of.pop(key))
         while self._ranks and self._ranks[0] not in self._runs:
             del self._ranks[0]
         return chosen
@@ -307,6 +308,7 @@ class Counter:
         return self._counts.get(key, 0) >= self._threshold
 
 
+@mypyc_attr(acyclic=True)
 class _Held:
     """A chunk in CPU memory."""
 
@@ -465,8 +467,7 @@ class CpuTier:
                 return None
             self._evictable -= len(evicted)
             for key in evicted:
-                self._returned.append(chunks[key].place)
-                del chunks[key]
+                self._returned.append(chunks.pop(key).place)
         places: dict[Key, int] = {}
         for key in wanted:
             places[key] = place = self._take()

@@ -9,11 +9,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from hashlib import blake2b
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from mypy_extensions import mypyc_attr
+from xxhash import xxh3_64_digest
 
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
@@ -126,13 +126,12 @@ class Rates:
     def __init__(self, rates: Seq[float], seed: int) -> None:
         self.rates = tuple(rates)
         self._limits = [limit for rate in rates if (limit := _limit(rate))]
-        self._draw = blake2b(digest_size=8, key=seed.to_bytes(32, "little"))
+        self._seed = seed
 
     def accepted(self, sequence: Request, drafts: int) -> int:
         """Returns how many of `drafts` drafts are accepted."""
-        draw = self._draw.copy()
-        draw.update(f"{sequence.length}/{sequence.id}".encode())
-        drawn, accepted = draw.digest()[::-1], 0
+        drawn = xxh3_64_digest(f"{sequence.length}/{sequence.id}".encode(), self._seed)
+        accepted = 0
         for limit in self._limits:
             if accepted == drafts or drawn > limit:
                 break

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import gcd, lcm
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
@@ -65,6 +65,10 @@ class Admission:
         self.found, self.external, self.whole = found, external, whole
 
 
+HOLDS_BLOCKS: Final = Admission(-1, 0, False)
+"""That of a running request."""
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class KVCacheManager(BlockManager):
     """Block tables of the KV cache groups over one pool. Block 0 is never used."""
@@ -83,7 +87,9 @@ class KVCacheManager(BlockManager):
     """Free blocks that the last request to be refused lacked."""
     _steady: bool
     """Whether every group is of a kind that changes only where `Request.room` and
-    `Request.leaves` say."""
+    `Request.leaves` say, and nothing is overridden that the others ask less often."""
+    _overridden: bool
+    """Whether `trim` or `publish` is, so that both are called for every token."""
     cuts: bool
     """Whether `cut` is asked: for the sake of states at block ends, or where it is overridden."""
     _aligned: list[AlignedMamba]
@@ -140,7 +146,11 @@ class KVCacheManager(BlockManager):
             eagle_drop,
         )
         self._begin_kinds()
-        self._steady = all(type(group) in STEADY for group in self.groups)
+        self._overridden = (
+            type(self).trim is not KVCacheManager.trim
+            or type(self).publish is not KVCacheManager.publish
+        )
+        self._steady = all(type(group) in STEADY for group in self.groups) and not self._overridden
         self._aligned = [each for each in self.groups if isinstance(each, AlignedMamba)]
         self.cuts = bool(self._aligned) or type(self).cut is not KVCacheManager.cut
         self._short_chunk = min([max_model_len, *(each.block_size for each in self._aligned)])
@@ -456,16 +466,20 @@ class KVCacheManager(BlockManager):
         upto: i64 = request.computed + tokens
         slots: i64 = upto + lookahead
         if admission is None and slots <= request.room and tokens <= self._short_chunk:
-            # Slots of blocks that it has are enough.
-            self.trim(request, max(0, request.computed - request.in_flight))
+            # Slots of blocks that it has are enough. Every token comes by here, and most end no
+            # block, so what has nothing to do is not called.
+            computed: i64 = max(0, request.computed - request.in_flight)
+            if computed >= request.leaves:
+                self.trim(request, computed)
             self.empty_slots -= (slots - request.filled) * self._holding
             request.filled = slots
             if self.cuts:
                 for group in self._aligned:
                     request.tables[group.number].export_tokens = 0
-            self.publish(request, min(upto, request.length))
+            if upto >= request.next_unit:
+                self.publish(request, min(upto, request.length))
             return True
-        return self._allocate(request, tokens, lookahead, admission or Admission(-1, 0, False))
+        return self._allocate(request, tokens, lookahead, admission or HOLDS_BLOCKS)
 
     def _allocate(
         self, request: Request, tokens: i64, lookahead: i64, admission: Admission
@@ -518,7 +532,7 @@ class KVCacheManager(BlockManager):
         if upto < request.next_unit:
             return
         if not self.caching:
-            request.next_unit = NEVER
+            request.next_unit = 0 if self._overridden else NEVER
             return
         layout: Layout = self.layout
         unit: i64 = layout.key_tokens
@@ -529,7 +543,7 @@ class KVCacheManager(BlockManager):
         if units > request.published:
             request.published = units
             request.next_unit = (units + 1) * unit
-            if self._aligned:
+            if self._aligned or self._overridden:
                 request.next_unit = 0
             request.keyed = max(request.keyed, units)
         known = known // unit * unit

@@ -349,7 +349,7 @@ class Offloading(Connector):
     # -- a step is composed ----------------------------------------------------------------------
 
     def build_connector_meta(self, plan: Plan) -> Transfers:
-        knowns = self._note_tables(plan)
+        self._note_tables(plan)
         loads, self._new_loads = self._new_loads, []
         flush: set[int] = set()
         if plan.preempted:
@@ -363,9 +363,11 @@ class Offloading(Connector):
                 flush |= self._fences[block]
         stores: list[Job] = []
         k: i64
-        for k, request in enumerate(plan.requests):
-            if not knowns[k].stored:
-                stores += self._stored(request, request.computed + plan.scheduled[k], flush)
+        for k in range(plan.num_requests):
+            moved: Request = plan.places[k]
+            known: _Known = moved.standing
+            if not known.stored:
+                stores += self._stored(moved, moved.computed + plan.scheduled[k], flush)
         for request in plan.finished:
             stores += self._stored(request, _written(request), flush)
         for request in plan.finished:
@@ -379,26 +381,27 @@ class Offloading(Connector):
             return NO_TRANSFERS
         return Transfers(loads, stores, sorted(flush), [], below=below)
 
-    def _note_tables(self, plan: Plan) -> list[_Known]:
-        """Notes the tables of the batch, and forgets blocks that were reused. Returns what is known
-        of the batch."""
+    def _note_tables(self, plan: Plan) -> None:
+        """Notes the tables of the batch, and forgets blocks that were reused."""
         self._step += 1
-        knowns: list[_Known] = []
         touched, put = self._touched, list[_Holder]()
         watches: bool = self._sparse or len(self._fences) > 0 or len(plan.finished) > 0
+        requests: list[Request] = plan.places
         chunks: _Chunks
         table: Table
         k: i64
+        number: i64
         place: i64
-        for k, request in enumerate(plan.requests):
-            known = self._known_of(request)
-            knowns.append(known)
+        for k in range(plan.num_requests):
+            request: Request = requests[k]
+            known: _Known = self._known_of(request)
             if request.finish_ns >= 0:
                 known.stored = True  # A policy gave it up while the step was composed.
                 continue
             if not known.stored:
                 self._extend_keys(request, known)
-            for number, chunks in enumerate(known.groups):
+            for number in range(len(known.groups)):
+                chunks = known.groups[number]
                 if k >= plan.num_continued:
                     chunks.blocks.clear()
                 table = request.tables[number]
@@ -416,7 +419,6 @@ class Offloading(Connector):
         touched.discard(0)
         if self._sparse:
             self._forget_reused(put)
-        return knowns
 
     def _forget_reused(self, put: list[_Holder]) -> None:
         """Forgets who held the blocks that are used again, and notes who was `put` in their

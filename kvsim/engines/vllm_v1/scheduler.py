@@ -782,8 +782,9 @@ def _update_request_with_output(
         expected: bool = request.placeholders > 0
         if expected:
             request.placeholders -= 1 + accepted
-        if request.state == RUNNING and (expected or spec):
-            blocks.publish(request, request.computed - request.in_flight)
+        computed: i64 = request.computed - request.in_flight
+        if computed >= request.next_unit and request.state == RUNNING and (expected or spec):
+            blocks.publish(request, computed)
     return stopped
 
 

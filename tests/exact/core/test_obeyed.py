@@ -109,8 +109,37 @@ def test_what_is_overridden_is_called_and_changes_nothing(name: str, base: type)
     composed = len(usual.steps["start_ns"])
     for each in ("compose", "settle", "after_step", "begin", "observe"):
         assert calls[each] >= composed - 1, each
-    for each in ("allocate", "cut", "trim"):
+    for each in ("allocate", "cut", "trim", "publish"):
         assert calls[each] >= sum(usual.steps["decode_seqs"]), each
+
+
+class Trims(KVCacheManager):
+    """Overrides `trim` alone."""
+
+    def trim(self, request: Any, computed: Any) -> None:
+        calls["trim"] += 1
+        super().trim(request, computed)
+
+
+class Publishes(KVCacheManager):
+    """Overrides `publish` alone."""
+
+    def publish(self, request: Any, upto: Any) -> None:
+        calls["publish"] += 1
+        super().publish(request, upto)
+
+
+@pytest.mark.parametrize("caching", (False, True))
+@pytest.mark.parametrize("base", (Trims, Publishes))
+def test_what_is_asked_only_where_it_does_something_is_asked_for_every_token_if_it_is_overridden(
+    base: type, caching: bool
+) -> None:
+    given = {**settings("plain", VllmV1Async), "enable_prefix_caching": caching}
+    usual = simulate(BUSY, given)
+    calls.clear()
+    result = simulate(BUSY, {**given, "block_manager": f"{__name__}:{base.__name__}"})
+    assert same(usual, result)
+    assert sum(calls.values()) >= sum(usual.steps["decode_seqs"]) > 0
 
 
 NOT_ASKED = {

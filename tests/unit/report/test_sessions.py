@@ -64,3 +64,14 @@ def test_seeds_give_intervals(runs: list[tuple[str, Any]]) -> None:
 def test_without_sessions_nothing_is_said(runs: list[tuple[str, Any]]) -> None:
     bare = [(name, {**summary, "sessions": {}}) for name, summary in runs]
     assert list(session_words(bare)) == []
+
+
+def test_whatever_was_lost_is_said_to_be_lost(runs: list[tuple[str, Any]]) -> None:
+    lost = {"lost_in_pauses_tokens": 0, "lost_between_sessions_tokens": 2_000_000}
+    given = [(name, {**run, "sessions": {**run["sessions"], **lost}}) for name, run in runs]
+    words = next(session_words(given)).replace("\u00a0", " ")
+    assert "; it lost hits on 2.00 M tokens between sessions and computed" in words
+    lost["lost_in_pauses_tokens"] = 1_000_000
+    given = [(name, {**run, "sessions": {**run["sessions"], **lost}}) for name, run in runs]
+    words = next(session_words(given)).replace("\u00a0", " ")
+    assert "on 1.00 M tokens in pauses, on 2.00 M tokens between sessions and computed" in words

@@ -5,7 +5,6 @@ Unless a test says otherwise, every step takes 1 ms, and a token of a prompt or 
 
 import json
 from dataclasses import replace
-from hashlib import blake2b
 from itertools import count
 from random import Random
 from typing import Any
@@ -16,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import make_trace
 from marks import examples
+from xxhash import xxh3_64_intdigest
 
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
@@ -179,13 +179,11 @@ def sequence(id: str, length: int, prompt: int = 10) -> Request:
 def test_a_draft_is_accepted_where_the_draw_is_at_most_its_rate(
     rates: list[float], seed: int
 ) -> None:
-    """The draw is a number from 0 to 1 by the keyed hash of where the drafts stand."""
+    """The draw is a number from 0 to 1 by the seeded hash of where the drafts stand."""
     rates.sort(reverse=True)
     for length in range(20):
         place = sequence("a request", length)
-        key = seed.to_bytes(32, "little")
-        digest = blake2b(f"{length}/a request".encode(), digest_size=8, key=key).digest()
-        drawn = (int.from_bytes(digest, "little") + 1) / 2**64
+        drawn = (xxh3_64_intdigest(f"{length}/a request".encode(), seed) + 1) / 2**64
         for drafts in range(len(rates) + 1):
             expected = sum(rate >= drawn for rate in rates[:drafts])
             assert Rates(rates, seed).accepted(place, drafts) == expected
@@ -194,8 +192,7 @@ def test_a_draft_is_accepted_where_the_draw_is_at_most_its_rate(
 def test_a_draft_is_accepted_at_exactly_its_rate_and_not_below_it() -> None:
     """At a place whose draw is small enough to be a float without rounding."""
     for length in count():
-        digest = blake2b(f"{length}/a request".encode(), digest_size=8, key=bytes(32)).digest()
-        drawn = int.from_bytes(digest, "little") + 1
+        drawn = xxh3_64_intdigest(f"{length}/a request".encode(), 0) + 1
         if drawn < 1 << 53:
             break
     place = sequence("a request", length)
