@@ -417,7 +417,8 @@ def session_words(runs: Summaries, comparison: Comparison | None = None) -> Iter
     """What every run does to sessions, beside the first one; those that see the future come last.
     Nothing where a run has no whole session."""
     figures: dict[str, Sequence[Values]] = {
-        key: [(value(summary, key),) for _, summary in runs] for key in (_MEAN, _SLOWEST, *_LOST, _COMPUTED)
+        key: [(value(summary, key),) for _, summary in runs]
+        for key in (_MEAN, _SLOWEST, *_LOST, _COMPUTED)
     }
     if any(None in series for series in figures[_MEAN]):
         return
