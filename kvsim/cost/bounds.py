@@ -137,6 +137,8 @@ class Bounds(Sustained):
     """Per token: arithmetic of the linear layers; `weights_ns`: reading them."""
     weights_ns: float
     experts_token_ns: float
+    experts_padding_ns: float
+    """Arithmetic of the rows that all experts of the GPU have besides those of tokens."""
     experts_read_ns: float
     """Reading all experts of the GPU."""
     sample_ns: float
@@ -174,15 +176,19 @@ class Bounds(Sustained):
         self.token_ns = 2 * shard.linear_parameters * product_ns
         self.weights_ns = shard.linear_bytes(dtype) * byte_ns
         self.routing = Routing(model, config)
-        row_ns = 2 * shard.expert_parameters * self.routing.share * product_ns
-        self.experts_token_ns = self.routing.gathered(row_ns)
+        of_experts, padding_rows = hardware.products_of(model, dtype), 0.0
+        if of_experts is not None:
+            product_ns, padding_rows = 1e-3 / of_experts.tflop_s, of_experts.padding_rows
+        row_ns = 2 * shard.expert_parameters * product_ns
+        self.experts_token_ns = self.routing.gathered(row_ns * self.routing.share)
+        self.experts_padding_ns = row_ns * padding_rows
         self.experts_read_ns = shard.expert_bytes(dtype) * byte_ns
         self.sample_ns = 2 * shard.head_parameters * flop_ns
         self.head_ns = shard.head_parameters * element * byte_ns
         self.attention = Attention(shard, kv_dtype(model, config), flop_ns, byte_ns)
         self.copy_ns = 2 * block_bytes(model, config) * byte_ns
         self.reduces = AllReduces(hardware.all_reduce, tp, 2 * layers, model.hidden_size * element)
-        self.exchange = exchange(hardware.all_reduce, model, config, element)
+        self.exchange = exchange(hardware.exchange, model, config, element)
 
     def step_ns(self, plan: Plan) -> int:
         """Nanoseconds of a step."""
@@ -208,12 +214,16 @@ class Bounds(Sustained):
             ns += self.layers_ns + 1e3 * self.reduces.us(count)
             ns += max(count * self.token_ns, self.weights_ns)
             if self.experts_read_ns:
-                read_ns = self.experts_read_ns * self.routing.active(mean)
-                ns += max(mean * self.experts_token_ns, read_ns)
+                ns += self._experts_ns(mean)
                 ns += 1e3 * self.exchange.us(mean)
         if samples:
             ns += max(float(samples) * self.sample_ns, self.head_ns)
         return ns
+
+    def _experts_ns(self, tokens: float) -> float:
+        active = self.routing.active(tokens)
+        products_ns = tokens * self.experts_token_ns + active * self.experts_padding_ns
+        return max(products_ns, active * self.experts_read_ns)
 
     def terms(
         self,
@@ -234,8 +244,7 @@ class Bounds(Sustained):
             dense_ns = self.layers_ns + 1e3 * self.reduces.us(count)
             dense_ns += max(count * self.token_ns, self.weights_ns)
             dense_ns += 1e3 * self.exchange.us(count)
-            read_ns = self.experts_read_ns * self.routing.active(count)
-            dense_ns += max(count * self.experts_token_ns, read_ns)
+            dense_ns += self._experts_ns(count)
         found = (
             self.host_ns,
             dense_ns,

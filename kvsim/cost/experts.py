@@ -100,6 +100,7 @@ class ExpertLayers:
         dtype = model.dtype(config.dtype)
         self._element_bytes = DTYPE_BYTES[dtype]
         self._peaks = Peaks(hardware.flop_s(dtype), hardware.memory_bandwidth_gb_s * 1e9)
+        self._reached = hardware.products_of(model, dtype)
         self._measured = model.shard(1 if grid is None else grid.tp)
         self._shard = model.shard(config.tensor_parallel_size, expert_parallel_size(config))
         self._held = self._shard.experts_held / self._measured.experts_held
@@ -136,5 +137,7 @@ class ExpertLayers:
         return us
 
     def _roofline_us(self, shard: Shard, tokens: float, rows: float, active: float) -> float:
-        us: float = layer.experts_us(shard, tokens, rows, active, self._peaks, self._element_bytes)
+        us: float = layer.experts_us(
+            *(shard, tokens, rows, active, self._peaks, self._element_bytes), self._reached
+        )
         return us

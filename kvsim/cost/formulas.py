@@ -18,7 +18,9 @@ Kernels run one after another, so their times add up; only within one kernel do 
 traffic overlap. Attention is causal: token i of a prompt chunk sees the context and i tokens of the
 chunk (`kvsim.cost.bounds`). Activations, embeddings and norms are part of the floor.
 
-Experts, and replicas that share them, are counted as `kvsim.cost.experts` says. Quantised weights
+Experts, and replicas that share them, are counted as `kvsim.cost.experts` says. Their products
+reach what public tables show of a GPU and a way to store weights, where the hardware states it
+(`kvsim.machine.hardware.ExpertProducts`). Quantised weights
 are read at their own size; products run at the FP8 peak if activations are quantised to FP8 too and
 the data sheet has that peak, and at the peak of `dtype` otherwise.
 """

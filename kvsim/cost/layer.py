@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from kvsim.core.vectors import added
+from kvsim.machine.hardware import ExpertProducts
 from kvsim.machine.models import Shard
 
 COMPUTE_EFFICIENCY, BANDWIDTH_EFFICIENCY, SHARPNESS, FLOOR_US = 0.81, 0.84, 3.1, 4.0
@@ -93,19 +94,25 @@ def experts_us(
     active: float,
     peaks: Peaks,
     element_bytes: int = 2,
+    reached: ExpertProducts | None = None,
 ) -> float:
     """Microseconds of the router and the experts of a layer, on one GPU.
 
     It routes `tokens`; its experts, of which `active` are read, multiply `rows` times the experts
-    of a token. Products of several experts are one kernel each. An estimate.
+    of a token. Products of several experts are one kernel each, which does what is `reached`. An
+    estimate.
     """
     experts, hidden = shard.model.experts, shard.model.hidden_size
     assert experts is not None
     columns, rows = shard.expert_columns, rows * experts.num_experts_per_tok
     us: float = product_us(tokens, experts.num_experts, hidden, peaks, element_bytes)
+    multiplied, of_experts = rows, peaks
+    if reached is not None:
+        multiplied = rows + active * reached.padding_rows
+        of_experts = peaks._replace(flop_s=reached.tflop_s * 1e12 / COMPUTE_EFFICIENCY)
     for n, k in ((2 * columns, hidden), (hidden, columns)):
         moved = element_bytes * (rows * (n + k) + active * n * k)
-        us += kernel_us(2 * rows * n * k, moved, peaks)
+        us += kernel_us(2 * multiplied * n * k, moved, of_experts)
     traffic = rows * (3 * columns + 2 * hidden) * element_bytes / peaks.bandwidth
     us += EXPERT_KERNELS * SMALL_KERNEL_US + traffic * 1e6
     if experts.shared_expert_intermediate_size:

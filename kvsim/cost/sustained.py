@@ -29,9 +29,9 @@ _GPUSTACK = "gpustack performance-lab 47277d7, vLLM 0.11.0"
 _TENSTORRENT = "Qwen2.5-72B on 2 GPUs, github.com/tenstorrent/tt-inference-server/issues/143"
 PUBLIC = {
     ("a100-sxm-80gb", "table"): Missed(1.05, 1.11, f"Qwen3-14B, {_GPUSTACK}"),
-    ("a100-sxm-80gb", "roofline"): Missed(1.89, 1.89, f"gpt-oss-20b, {_GPUSTACK}"),
+    ("a100-sxm-80gb", "roofline"): Missed(1.09, 1.09, f"gpt-oss-20b, {_GPUSTACK}"),
     ("h100-sxm", "table"): Missed(1.08, 1.78, f"{_TENSTORRENT}; Qwen3-14B, {_GPUSTACK}"),
-    ("h200-sxm", "roofline"): Missed(1.91, 1.91, f"DeepSeek-R1 on 8 GPUs, {_GPUSTACK}"),
+    ("h200-sxm", "roofline"): Missed(1.49, 1.49, f"DeepSeek-R1 on 8 GPUs, {_GPUSTACK}"),
     ("h200-sxm", "table of experts"): Missed(1.09, 1.09, f"DeepSeek-R1 on 8 GPUs, {_GPUSTACK}"),
     ("rtx-4090", "roofline"): Missed(1.28, 1.28, "Mistral-7B, 48 clients, vLLM 0.15.1"),
 }

@@ -131,7 +131,7 @@ class TableCost(Compiled):
             self._beside.append(AllReduces(fit.all_reduce, gpus, number, width))
         self._experts = None
         if model.experts is not None:
-            grid, link = fit.experts or None, fit.all_reduce or hardware.all_reduce
+            grid, link = fit.experts or None, fit.all_reduce or hardware.exchange
             self._experts = ExpertLayers(model, config, hardware, grid, link)
             self._beside.append(self._experts)
         decode = fit.decode_v1 if decode_kernel == "v1" else fit.decode_v2

@@ -25,7 +25,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from kvsim.errors import ConfigError
-from kvsim.machine.models import Model
+from kvsim.machine.models import ExpertWeights, Model
 from kvsim.settings.config import RunConfig, read_toml
 from kvsim.settings.library import build, convert, find, is_at, names, read_by
 
@@ -81,6 +81,16 @@ class AllReduce(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return figures.latency_us + moved_bytes / figures.bandwidth_gb_s / 1e3
 
 
+class ExpertProducts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What kernels reach that multiply the rows of all experts at once."""
+
+    tflop_s: Above0
+    """With many rows for each expert."""
+    padding_rows: AtLeast0
+    """Rows that are multiplied for each expert besides its own, as rows come in blocks and some
+    experts have more of them than others."""
+
+
 class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One GPU; GiB are 2^30 bytes, GB are 10^9 bytes."""
 
@@ -101,6 +111,8 @@ class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Dense peak per type: float32, float16, bfloat16, fp8."""
     compute_efficiency: Share
     """Reached share of `tflop_s` in matrix products."""
+    expert_products: dict[ExpertWeights, ExpertProducts] = {}
+    """By how the weights of experts are stored; others reach what matrix products do."""
     bandwidth_efficiency: Share
     """Reached share of `memory_bandwidth_gb_s` when weights and KV are read."""
     layer_overhead_us: AtLeast0
@@ -114,6 +126,9 @@ class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     copy_overhead_us: AtLeast0
     """Shortest time of one copy over the host link."""
     all_reduce: AllReduce
+    gather_scatter: AllReduce | None = None
+    """Gathering tokens and scattering their sums, which moves as much as one all-reduce, where that
+    takes another time."""
     source: dict[str, str]
     """Where each figure comes from, by key."""
 
@@ -131,6 +146,16 @@ class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def nvlink(self) -> bool:
         """Whether GPUs of a group are connected by NVLink: faster than 16 lanes of PCIe 5 are."""
         return self.all_reduce.bandwidth_gb_s > PCIE_5_GB_S
+
+    def products_of(self, model: Model, dtype: str) -> ExpertProducts | None:
+        """What products of the experts of a model reach; None: what other products do."""
+        weights = None if dtype == "float32" else model.expert_weights
+        return self.expert_products.get(weights) if weights else None
+
+    @property
+    def exchange(self) -> AllReduce:
+        """What replicas send each other for the sake of experts."""
+        return self.gather_scatter or self.all_reduce
 
     def flop_s(self, dtype: str) -> float:
         """Peak floating-point operations per second, or a `ConfigError` if none is stated."""

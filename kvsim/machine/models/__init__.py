@@ -28,6 +28,7 @@ from kvsim.machine.models.parts import (
     DTYPE_BYTES,
     METHOD_WORDS,
     Experts,
+    ExpertWeights,
     KvGroup,
     Latent,
     Linear,
@@ -41,6 +42,7 @@ from kvsim.settings.library import convert, find, is_at, names, read_by, read_js
 
 __all__ = [
     "DTYPE_BYTES",
+    "ExpertWeights",
     "Experts",
     "KvGroup",
     "Latent",

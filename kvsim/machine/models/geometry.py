@@ -17,6 +17,7 @@ from kvsim.machine.models.parts import (
     DTYPE_BYTES,
     Compressed,
     Experts,
+    ExpertWeights,
     Heads,
     Indexer,
     KvGroup,
@@ -168,6 +169,11 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         kind = self.mlp_layer_types[index % len(self.mlp_layer_types)]
         named = {"dense": self.intermediate_size, "sparse": None, "none": 0}
         return kind if isinstance(kind, int) else named[kind]
+
+    @property
+    def expert_weights(self) -> ExpertWeights | None:
+        """How kernels know the weights of its experts (`Quantization.expert_weights`)."""
+        return self.quantization.expert_weights if self.quantization else "bfloat16"
 
     @property
     def special(self) -> tuple[str, ...]:

@@ -570,7 +570,7 @@ def _bits(config: QuantizationConfig) -> Quantization | None:
     if method == "quark" and config.global_quant_config:
         weight = config.global_quant_config.get("weight")
         if isinstance(weight, Mapping) and weight.get("dtype") == "fp4":
-            return replace(quantization("mxfp4"), method="quark", parts=ALL)
+            return replace(quantization("mxfp4"), method="quark", parts=ALL, fp4=True)
     if method in ("bitsandbytes", ""):
         if config.load_in_4bit:
             return Quantization(method="bitsandbytes", bits=NF4)
@@ -590,7 +590,13 @@ def _compressed(group: _Group) -> Quantization:
         scale = 8 if is_float and weights.num_bits == 4 else 16
         bits = grouped(weights.num_bits, size, scale, 0 if weights.symmetric else weights.num_bits)
     fp8 = is_float and weights.num_bits == 8 and group.input_activations is not None
-    return Quantization(method="compressed-tensors", bits=bits, parts=ALL, fp8_products=fp8)
+    return Quantization(
+        method="compressed-tensors",
+        bits=bits,
+        parts=ALL,
+        fp8_products=fp8,
+        fp4=is_float and weights.num_bits == 4,
+    )
 
 
 def _spares(part: Part, modules: list[str], layers: int) -> bool:

@@ -321,6 +321,10 @@ Part = Literal["attention", "mlp", "experts"]
 ALL: tuple[Part, ...] = ("attention", "mlp", "experts")
 
 
+ExpertWeights = Literal["bfloat16", "fp8", "int4", "mxfp4", "nvfp4"]
+"""How kernels know the weights of experts; `bfloat16` stands for all 16 bits."""
+
+
 class Quantization(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the weights of the layers are stored."""
 
@@ -334,8 +338,24 @@ class Quantization(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Bits of the parts that have others than `bits`."""
     fp8_products: bool = False
     """Whether activations are quantised to FP8 too, so that products run at the FP8 peak."""
+    fp4: bool = False
+    """Whether weights of 4 bits are floats, also where the name of the method does not say so."""
     kv_cache_dtype: Literal["fp8"] | None = None
     """Type of the KV cache for which the checkpoint has scales."""
+
+    @property
+    def expert_weights(self) -> ExpertWeights | None:
+        """How kernels know the weights of experts; None: no usual way."""
+        if "experts" not in self.parts:
+            return "bfloat16"
+        if self.fp8_products:
+            return "fp8"
+        bits = self.part_bits.get("experts", self.bits)
+        if bits >= 5 or self.method == "bitsandbytes":
+            return None
+        if not (self.fp4 or "fp4" in self.method):
+            return "int4"
+        return "nvfp4" if bits >= NVFP4 else "mxfp4"
 
 
 def grouped(bits: int, group_size: int, scale_bits: int, zero_bits: int = 0) -> float:

@@ -46,7 +46,7 @@ from kvsim.settings.config import make_config
 H100 = load_hardware("h100-sxm")
 MODEL = replace(load_model("tiny"), experts=EXPERTS, torch_dtype="bfloat16")
 LAYERS = MODEL.num_hidden_layers
-LINK = H100.all_reduce
+LINK = H100.exchange
 
 
 @pytest.fixture

@@ -124,13 +124,30 @@ def test_experts_that_a_step_reads(tokens: int) -> None:
 
 
 def test_experts_cost_their_arithmetic_in_large_steps() -> None:
-    """A prompt of 100,000 tokens: as a dense MLP as wide as the experts of one token."""
-    prompt = plan(chunks=[(100_000, 0)])
+    """A prompt of 100,000 tokens: as a dense MLP as wide as the experts of one token, where nothing
+    is known of kernels for experts."""
+    prompt, unknown = plan(chunks=[(100_000, 0)]), replace(H100, expert_products={})
     wide = replace(TINY, intermediate_size=2 * 64)
     router = 2 * 2 * 64 * 16 * 100_000 * 1e9 / (H100.flop_s("float16") * H100.compute_efficiency)
-    assert roofline(SPARSE).step_ns(prompt) == pytest.approx(
-        roofline(wide).step_ns(prompt) + router, abs=2
+    sparse = RooflineCost(SPARSE, unknown, make_config({}))
+    assert sparse.step_ns(prompt) == pytest.approx(roofline(wide).step_ns(prompt) + router, abs=2)
+
+
+@pytest.mark.parametrize("model", [SPARSE, SPARSE.quantized("fp8"), SPARSE.quantized("awq")])
+def test_products_of_experts_reach_what_the_hardware_states(model: Model) -> None:
+    """With rows that each expert has besides those of tokens."""
+    unknown = replace(H100, expert_products={})
+    weights, tokens = model.expert_weights, 100_000
+    assert weights is not None
+    reached = H100.expert_products[weights]
+    stated, plain = (
+        RooflineCost(model, each, make_config({})).step_ns(plan(chunks=[(tokens, 0)]))
+        for each in (H100, unknown)
     )
+    peak = H100.flop_s("fp8" if weights == "fp8" else "bfloat16") * H100.compute_efficiency
+    row = 2 * 3 * 64 * model.hidden_size * model.num_hidden_layers  # FLOPs
+    wanted = row * (2 * tokens + 16 * reached.padding_rows) / reached.tflop_s / 1e3
+    assert stated - plain == pytest.approx(wanted - row * 2 * tokens * 1e9 / peak, abs=2)
 
 
 @pytest.mark.parametrize("model", SPECIAL, ids=IDS)

@@ -330,6 +330,38 @@ def test_bits_of_quantised_checkpoints(stored: dict[str, Any], bits: float) -> N
     assert found == pytest.approx(LAYERS * bits / 8 + 2 * others, abs=2)
 
 
+def _packed(type: str, group_size: int, bits: int = 4) -> dict[str, Any]:
+    weights = {"num_bits": bits, "type": type, "group_size": group_size}
+    return {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": weights}}}
+
+
+@pytest.mark.parametrize(
+    ("stored", "weights"),
+    [
+        (None, "bfloat16"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": False}, "int4"),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 32}, None),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, None),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        ({"quant_method": "mxfp4"}, "mxfp4"),
+        (
+            {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4"}}},
+            "mxfp4",
+        ),
+        (_packed("int", 32), "int4"),
+        (_packed("float", 16), "nvfp4"),
+        (_packed("float", 32), "mxfp4"),
+        (_packed("int", 128, bits=8), None),
+    ],
+)
+def test_how_kernels_know_the_weights_of_experts(
+    stored: dict[str, Any] | None, weights: str | None
+) -> None:
+    """Integers and floats of 4 bits may take the same bits."""
+    assert read(quantization_config=stored).expert_weights == weights
+
+
 FP8_SCHEME = {"dynamic": False, "num_bits": 8, "type": "float"}
 
 
