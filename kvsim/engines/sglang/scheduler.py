@@ -433,7 +433,8 @@ def _prefill(scheduler: Sglang, batch: Batch, plan: Plan) -> Group | None:
     unfinished: Request | None = scheduler.unfinished
     if scheduler.preempts or not running.members:
         scheduler.full = False
-    if unfinished is None and not _may_admit(scheduler, batch):
+    waits: bool = len(batch.waiting) > 0 and not scheduler.full
+    if unfinished is None and not (waits and _has_place(scheduler, batch)):
         return None
     batch.waiting = scheduler.order.sort(batch.waiting, blocks, running, scheduler._computed_tokens)
     scheduler.before_admissions(batch, batch.now_ns)
@@ -461,10 +462,8 @@ def _prefill(scheduler: Sglang, batch: Batch, plan: Plan) -> Group | None:
     return _extend(scheduler, batch, plan, adder.chosen)
 
 
-def _may_admit(scheduler: Sglang, batch: Batch) -> bool:
-    """Whether anybody waits for whom there may be a place in the running batch."""
-    if scheduler.full or not batch.waiting:
-        return False
+def _has_place(scheduler: Sglang, batch: Batch) -> bool:
+    """Whether there may be a place in the running batch."""
     running: i64 = len(scheduler.running.members)
     slots: i64 = min(scheduler._slots - running, scheduler.free_slots(batch))
     if scheduler._delay > 1 and slots < scheduler._delay and running:
