@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kvsim.explain.certainty import Comparison
-    from kvsim.explain.differences import Carrier, Waterfall
+    from kvsim.explain.differences import Waterfall
     from kvsim.explain.story import Story
     from kvsim.fleet import FleetRun
     from kvsim.fleet.folder import Replica
@@ -160,7 +160,10 @@ def diff(
     fleets = is_fleet(first) and is_fleet(other)
     kind = of_fleets() if fleets else of_engines()
     runs = kind.read(first), kind.read(other)
-    one, two = zip(_names(first, other), runs, strict=True)
+    names = Path(first).resolve().name, Path(other).resolve().name
+    if names[0] == names[1]:
+        names = first, other if other != first else f"{other} again"
+    one, two = zip(names, runs, strict=True)
     explanation = kind.explain(one, two)
     if explanation.pairs is None:
         raise OutputError(f"{other}: {explanation.headline[0]} {_REMEDY}")
@@ -171,21 +174,21 @@ def diff(
     if as_json:
         print(record, end="")
     else:
-        _render_difference(explanation, make_console(), _replicas(*runs) if fleets else None)
+        replicas = None
+        if fleets:
+            from kvsim.fleet.page import REPLICA_DIFF_HEAD, replica_differences
+
+            replicas = make_table(*REPLICA_DIFF_HEAD, rows=replica_differences(*runs))
+        _render_difference(explanation, make_console(), replicas)
     if out is None:
         return
     write_together(out, {"diff.json": record, "diff.html": kind.diff_page(one, two)})
     tell_written(out, "diff.html")
 
 
-def _names(first: str, other: str) -> tuple[str, str]:
-    """The names of both folders, or their whole paths if the names are equal."""
-    names = Path(first).resolve().name, Path(other).resolve().name
-    return names if names[0] != names[1] else (first, other if other != first else f"{other} again")
-
-
 def _render_difference(explanation: Explanation, console: Console, replicas: Table | None) -> None:
-    from kvsim.results.numerals import count, plural
+    from kvsim.explain.differences import LABELS
+    from kvsim.results.numerals import count, plural, signed
 
     for sentence in explanation.headline:
         console.print(sentence)
@@ -205,13 +208,9 @@ def _render_difference(explanation: Explanation, console: Console, replicas: Tab
         text = f"{half} of {total} account for half of the change in E2EL:"
         console.print(text, style="bold")
         for each in explanation.carriers[:5]:
-            console.print(f"  {_carried(each)}")
-
-
-def _replicas(first: FleetRun, other: FleetRun) -> Table:
-    from kvsim.fleet.page import REPLICA_DIFF_HEAD, replica_differences
-
-    return make_table(*REPLICA_DIFF_HEAD, rows=replica_differences(first, other))
+            change = signed((each.e2el_ns[1] - each.e2el_ns[0]) / 1e9, "s")
+            part = f"{signed(each.part_ns / 1e9, 's')} {LABELS[each.part]}"
+            console.print(f"  {each.id}: {change}, {part}")
 
 
 def _parts(falls: Sequence[Waterfall]) -> Table:
@@ -229,14 +228,6 @@ def _parts(falls: Sequence[Waterfall]) -> Table:
     table.add_section()
     table.add_row("together", *(signed(float(fall.difference) / 1e9, "s") for fall in falls))
     return table
-
-
-def _carried(each: Carrier) -> str:
-    from kvsim.explain.differences import LABELS
-    from kvsim.results.numerals import signed
-
-    change = signed((each.e2el_ns[1] - each.e2el_ns[0]) / 1e9, "s")
-    return f"{each.id}: {change}, {signed(each.part_ns / 1e9, 's')} {LABELS[each.part]}"
 
 
 TAILS = "ttft, tpot, e2el, queue"
@@ -308,5 +299,4 @@ def _render_story(story: Story, console: Console) -> None:
     ):
         if values:
             rows = ledger_rows(values, labels)
-            ledger = make_table(title, "", "", rows=rows, pad_edge=False)
-            console.print(ledger)
+            console.print(make_table(title, "", "", rows=rows, pad_edge=False))

@@ -59,12 +59,11 @@ def _options(made: Callable[..., Any]) -> Iterator[inspect.Parameter]:
 
 def _made(made: Callable[..., Any], given: dict[str, Any]) -> Any:
     """What `made` returns for the values of the options."""
-    return made(
-        **{
-            parameter.name: _made(hint, given) if _is_bundle(hint) else given[parameter.name]
-            for parameter, hint in _parameters(made)
-        }
-    )
+    values = {
+        parameter.name: _made(hint, given) if _is_bundle(hint) else given[parameter.name]
+        for parameter, hint in _parameters(made)
+    }
+    return made(**values)
 
 
 @cache  # They are asked for twice: to declare the options, and to use them.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from rich.table import Table
@@ -100,40 +100,29 @@ def policies(as_json: AsJson = False) -> None:
 def catalogue() -> Iterator[Table]:
     """One table for each kind of policy: name, what it does, parameters."""
     engines = {name: (engine.about, engine.scheduler) for name, engine in ENGINES.items()}
-    yield _table("--engine NAME", "scheduler_args", engines)
-    yield _table("--block-manager NAME", "block_manager_args", _described(BLOCK_MANAGERS))
-    yield _table("--cost-model NAME", "cost", _described(COSTS))
-    yield _table("--victim NAME", "victim", _described(VICTIMS))
+    managers, costs, victims = (
+        {name: (_about(each), each) for name, each in policies.items()}
+        for policies in (BLOCK_MANAGERS, COSTS, VICTIMS)
+    )
+    for title, key, classes in (
+        ("--engine NAME", "scheduler_args", engines),
+        ("--block-manager NAME", "block_manager_args", managers),
+        ("--cost-model NAME", "cost", costs),
+        ("--victim NAME", "victim", victims),
+    ):
+        rows = [[name, about, _parameters(made, key)] for name, (about, made) in classes.items()]
+        table = _table(title, rows, "name", "what it is", "parameters")
+        table.add_row("package.module:Class", "your own", "", style="dim")
+        yield table
     for key, rules in RULES.items():
-        yield _choices(f"--set {key}=", {name: _about(rule) for name, rule in rules.items()})
+        named = ([name, _about(rule)] for name, rule in rules.items())
+        yield _table(f"--set {key}=NAME", named, "name", "what it is")
     for flag, choices in CHOICES.items():
-        yield _choices(flag, choices)
+        yield _table(f"{flag} NAME", choices.items(), "name", "what it is")
 
 
-def _described(
-    policies: Mapping[str, Callable[..., Any]],
-) -> dict[str, tuple[str, Callable[..., Any]]]:
-    return {name: (_first_line(each), each) for name, each in policies.items()}
-
-
-def _table(title: str, table_key: str, rows: Mapping[str, tuple[str, Callable[..., Any]]]) -> Table:
-    table = _named("name", "what it is", "parameters", title=title)
-    for name, (about, constructor) in rows.items():
-        table.add_row(name, about, _parameters(constructor, table_key))
-    table.add_row("package.module:Class", "your own", "", style="dim")
-    return table
-
-
-def _choices(flag: str, choices: Mapping[str, str]) -> Table:
-    title = f"{flag}NAME" if flag.endswith("=") else f"{flag} NAME"
-    table = _named("name", "what it is", title=title)
-    for name, about in choices.items():
-        table.add_row(name, about)
-    return table
-
-
-def _named(*columns: str, title: str) -> Table:
-    table = make_table(*columns, title=title, texts=len(columns))
+def _table(title: str, rows: Iterable[Iterable[str]], *columns: str) -> Table:
+    table = make_table(*columns, rows=rows, title=title, texts=len(columns))
     table.columns[0].style, table.columns[0].no_wrap = "bold", True
     return table
 
@@ -153,10 +142,8 @@ def _parameters(constructor: Callable[..., Any], table_key: str) -> str:
     return ", ".join(words)
 
 
-def _about(rule: Any) -> str:
-    """What a rule is, from its `about` or its docstring."""
-    return rule.about if hasattr(rule, "about") else _first_line(rule)
-
-
-def _first_line(described: Callable[..., Any]) -> str:
-    return docstring(described).partition("\n")[0].rstrip(".")
+def _about(policy: Any) -> str:
+    """What a policy is, from its `about` or the first line of its docstring."""
+    if hasattr(policy, "about"):
+        return str(policy.about)
+    return docstring(policy).partition("\n")[0].rstrip(".")

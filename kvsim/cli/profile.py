@@ -4,8 +4,10 @@ recomputing it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from itertools import count, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec.structs import asdict
 from typer import Argument, Option
@@ -223,14 +225,7 @@ def _words(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-class Table(NamedTuple):
-    """A table to print."""
-
-    head: tuple[str, ...]
-    rows: list[list[str]]
-
-
-def fit_profile(name: str, trace: Trace, config: RunConfig, first: int, out: str) -> list[Table]:
+def fit_profile(name: str, trace: Trace, config: RunConfig, first: int, out: str) -> dict[str, Any]:
     """Fits the profile of that name and writes it to `out`. Returns its constants and errors."""
     from kvsim.against.fit import fit_run
     from kvsim.cost.profile import load_profile, to_json
@@ -239,29 +234,26 @@ def fit_profile(name: str, trace: Trace, config: RunConfig, first: int, out: str
     with progress_bar("fitting") as done:
         profile = fit_run(load_profile(name), trace, config, first, done)
     write_text(out, to_json(profile))
-    found = profile.fitted
+    return profile.fitted
+
+
+def show_fit(found: Mapping[str, Any]) -> None:
+    """Prints what `fit_profile` returns."""
     spread, before = found["standard_errors"], found["error_percent_before"]
     taken = [[k, f"{x:g}", f"{spread[k]:g}", ""] for k, x in found["constants"].items()]
     if late_s := found["start_s"]:
         taken.append(["start of this run, s", f"{late_s:g}", "-", "the profile does not keep it"])
     refused = [[key, "-", "-", reason] for key, reason in found["refused"].items()]
     errors = [[k, f"{before[k]:+.2f}", f"{x:+.2f}"] for k, x in found["error_percent"].items()]
-    return [
-        Table(("constant", "value", "standard error", "refused"), taken + refused),
-        Table(("error on the other requests, %", "before", "after"), errors),
-    ]
-
-
-def show_fit(tables: list[Table]) -> None:
-    """Prints what `fit_profile` returns."""
-    for head, rows in tables:
-        make_console().print(make_table(*head, rows=rows))
+    head, console = ("constant", "value", "standard error", "refused"), make_console()
+    console.print(make_table(*head, rows=taken + refused))
+    console.print(make_table("error on the other requests, %", "before", "after", rows=errors))
 
 
 def with_fitted(
     trace: Trace, config: RunConfig, first: int, out: str
-) -> tuple[RunConfig, list[Table]]:
-    """(`config` with a profile fitted to `trace` and written to `out`, tables of the fit).
+) -> tuple[RunConfig, dict[str, Any]]:
+    """(`config` with a profile fitted to `trace` and written to `out`, what `fit_profile` returns).
 
     The profile is the run's own, or the shipped one that would price it.
     """
@@ -279,8 +271,8 @@ def with_fitted(
             "--fit: constants are fitted to a profile, and none prices this run; give one with"
             " --set cost.profile=FILE"
         )
-    tables = fit_profile(name, trace, config, first, out)
-    return priced_by(out, config), tables
+    fitted = fit_profile(name, trace, config, first, out)
+    return priced_by(out, config), fitted
 
 
 Count = Annotated[int | None, Option(min=1, metavar="N")]
@@ -447,13 +439,10 @@ def _given(**settings: Any) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if value is not None}
 
 
-def _curve(longest: int) -> list[int]:
+def _curve(longest: int) -> Iterable[int]:
     """Lengths from `SHORTEST` on, evenly spaced over the logarithm."""
-    found, i = [], 0
-    while (length := round(SHORTEST * 2 ** (i / STEPS_PER_DOUBLING))) <= longest:
-        found.append(length)
-        i += 1
-    return found
+    lengths = (round(SHORTEST * 2 ** (i / STEPS_PER_DOUBLING)) for i in count())
+    return takewhile(lambda length: length <= longest, lengths)
 
 
 def _print(models: list[ModelCrossings]) -> None:

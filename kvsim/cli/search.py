@@ -16,7 +16,6 @@ from kvsim.cli.commands import command_line, note, progress_bar, simulate_shown,
 from kvsim.cli.folders import Kind, Named, of_engines, of_fleets
 from kvsim.cli.options import (
     AsJson,
-    Bundle,
     ConfigFile,
     Jobs,
     Objectives,
@@ -27,7 +26,7 @@ from kvsim.cli.options import (
     note_arrivals,
     takes_bundles,
 )
-from kvsim.cli.settings import Fleet, FleetOptions, Settings
+from kvsim.cli.settings import FleetOptions, Settings
 from kvsim.errors import ConfigError
 from kvsim.explain import MARGIN
 from kvsim.report import make_console, make_table, print_remarks
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
     from kvsim.explain.certainty import Comparison
     from kvsim.search.advise import Advice
-    from kvsim.search.compare import Load, Upgrade
+    from kvsim.search.compare import Change, Load
     from kvsim.search.size import Answer, Laboratory, Search
     from kvsim.search.sweep import Chosen, Plan
     from kvsim.workload.trace import Trace
@@ -48,45 +47,6 @@ if TYPE_CHECKING:
 COMPARISON = "comparison.html"
 Configs = list[tuple[str, RunConfig]]
 Results = list[Named]
-
-
-class Certainty(Bundle):
-    """How sure differences have to be; without seeds, each configuration is run once."""
-
-    seeds: Annotated[
-        int | None,
-        Option(
-            min=2,
-            metavar="N",
-            help="Up to N seeds, the same for all; stops when every verdict is settled.",
-        ),
-    ] = None
-    confidence: Annotated[
-        float,
-        Option(min=0.5, max=0.9999, help="Confidence of all verdicts together, with --seeds."),
-    ] = 0.95
-    margin: Annotated[
-        float,
-        Option(min=0, help="Share of a value below which differences are none, with --seeds."),
-    ] = MARGIN
-    cost_uncertainty: Annotated[
-        bool,
-        Option(
-            "--cost-uncertainty",
-            help="Draw kernel times for each seed, within the errors of the profile.",
-        ),
-    ] = False
-    jobs: Jobs = None
-
-    def check(self) -> None:
-        """Raises `ConfigError` if an option needs seeds, and there are none."""
-        of_seeds = {
-            "--cost-uncertainty": self.cost_uncertainty,
-            "--margin": self.margin != MARGIN,
-        }
-        if self.seeds is None and any(of_seeds.values()):
-            flag = next(flag for flag, given in of_seeds.items() if given)
-            raise ConfigError(f"{flag}: needs --seeds N")
 
 
 @takes_bundles
@@ -99,7 +59,30 @@ def compare(
     trace: TracePath = None,
     form: TraceForm,
     out: OutDir = None,
-    certainty: Certainty,
+    seeds: Annotated[
+        int | None,
+        Option(
+            min=2,
+            metavar="N",
+            help="Up to N seeds, the same for all; stops when every verdict is settled.",
+        ),
+    ] = None,
+    confidence: Annotated[
+        float,
+        Option(min=0.5, max=0.9999, help="Confidence of all verdicts together, with --seeds."),
+    ] = 0.95,
+    margin: Annotated[
+        float,
+        Option(min=0, help="Share of a value below which differences are none, with --seeds."),
+    ] = MARGIN,
+    cost_uncertainty: Annotated[
+        bool,
+        Option(
+            "--cost-uncertainty",
+            help="Draw kernel times for each seed, within the errors of the profile.",
+        ),
+    ] = False,
+    jobs: Jobs = None,
     as_json: AsJson = False,
     fleet: FleetOptions,
 ) -> None:
@@ -113,8 +96,10 @@ def compare(
     if trace is None:
         configs, trace = _trace_among(configs or [])
     loaded, kind = _contenders(configs or [], fleet)
-    certainty.check()
-    if certainty.cost_uncertainty:
+    for flag, given in (("--cost-uncertainty", cost_uncertainty), ("--margin", margin != MARGIN)):
+        if given and seeds is None:
+            raise ConfigError(f"{flag}: needs --seeds N")
+    if cost_uncertainty:
         from kvsim.cost.table import uncertain
 
         loaded = [(name, uncertain(config)) for name, config in loaded]
@@ -124,15 +109,16 @@ def compare(
     load = load_of(None if trace is None else form.open(trace), loaded)
     opened, comparison = load.of(loaded[0][1].seed), None
     note_arrivals(opened, (config for _, config in loaded))
-    if certainty.seeds is None:
+    if seeds is None:
         results = [
             (name, simulate_shown(kind.simulate, opened, config, name)) for name, config in loaded
         ]
     else:
-        comparison, results = _compare_seeds(load, loaded, kind, certainty, certainty.seeds)
+        sure = {"level": 1 - confidence, "margin": margin}
+        comparison, results = _compare_seeds(load, loaded, kind, seeds, jobs, sure)
     _show_comparison(results, kind, out, comparison, as_json=as_json)
-    for upgrade in () if as_json else found:
-        _show_upgrade(upgrade, dict(results), opened, certainty.jobs)
+    for names, changes in () if as_json else found:
+        _show_upgrade(names, changes, dict(results), opened, jobs)
 
 
 def _trace_among(given: list[str]) -> tuple[list[str], str | None]:
@@ -159,35 +145,32 @@ def _contenders(configs: list[str], fleet: FleetOptions) -> tuple[Configs, Kind]
     same = [stems[:place].count(stem) for place, stem in enumerate(stems)]
     names = [f"{s}-{n + 1}" if n else s for s, n in zip(stems, same, strict=True)] or [""]
     loaded = [(name, *fleet.load(path)) for name, path in zip(names, paths, strict=True)]
-    several = any(fleets for _, fleets, _ in loaded)
-    alone = (
-        []
-        if several
-        else [each for name, _, configs in loaded for each in of_releases(name, configs[0])]
-    )
-    if max(len(alone), sum(len(fleets) or 1 for _, fleets, _ in loaded)) < 2:
+    if any(fleets for _, fleets, _ in loaded):
+        from kvsim.fleet import contender
+
+        kind = of_fleets()
+        found: Configs = [
+            (
+                " ".join(filter(None, (name, router))) if fleets[1:] or not name else name,
+                contender(configs, router, args),
+            )
+            for name, fleets, configs in loaded
+            for router, args in fleets or [("round-robin", {})]
+        ]
+    else:
+        kind = of_engines()
+        found = [each for name, _, configs in loaded for each in of_releases(name, configs[0])]
+    if len(found) < 2:
         raise ConfigError(
             "compare: give two configurations or more, several releases, as in --vllm-version"
             " 0.11,0.18,0.33, or several routers, as in --replicas 4 --router"
             " round-robin,least-loaded"
         )
-    if not several:
-        return alone, of_engines()
-    from kvsim.fleet import contender
-
-    found: Configs = [
-        (
-            " ".join(filter(None, (name, each.router))) if fleets[1:] or not name else name,
-            contender(configs, each.router, each.args),
-        )
-        for name, fleets, configs in loaded
-        for each in fleets or [Fleet("round-robin", {})]
-    ]
-    return found, of_fleets()
+    return found, kind
 
 
 def _compare_seeds(
-    load: Load, configs: Configs, kind: Kind, certainty: Certainty, seeds: int
+    load: Load, configs: Configs, kind: Kind, seeds: int, jobs: int | None, sure: dict[str, float]
 ) -> tuple[Comparison, Results]:
     """Replicates if something is random; otherwise one replay, whose requests are resampled."""
     from kvsim.explain.differences import compare_replay
@@ -195,10 +178,9 @@ def _compare_seeds(
 
     names = [name for name, _ in configs]
     random = bool(redrawn(load, configs))
-    sure: dict[str, Any] = {"level": 1 - certainty.confidence, "margin": certainty.margin}
     total = len(configs) * (seeds if random else 1)
     with progress_bar("comparing", total) as progress:
-        how = How(kind.simulate, certainty.jobs, progress, command_line())
+        how = How(kind.simulate, jobs, progress, command_line())
         if random:
             comparison, results = compare_seeds(load, configs, seeds, how=how, **sure)
             return comparison, list(zip(names, results, strict=True))
@@ -237,20 +219,24 @@ def _show_comparison(
 
 
 def _show_upgrade(
-    upgrade: Upgrade, results: dict[str, Any], trace: Trace, jobs: int | None
+    names: tuple[str, str],
+    changes: list[Change],
+    results: dict[str, Any],
+    trace: Trace,
+    jobs: int | None,
 ) -> None:
     """Say what each change does, from runs in which it is undone."""
     from kvsim.search.compare import How, Load, effect_words, replicate, simulate_undone
 
-    before, after = upgrade.names
-    runs = [change.undone for change in upgrade.changes]
+    before, after = names
+    runs = [change.undone for change in changes]
     seed = results[after].summary["meta"]["seed"]
     with progress_bar(f"undoing changes of {after}", len(runs)) as progress:
         how = How(simulate_undone, jobs, progress)
         [without] = [*replicate(Load(trace), runs, [seed], attrgetter("summary"), how)] or [[]]
     console = make_console()
     console.print(f"\nWhat {after} changes against {before}, one change at a time", style="bold")
-    for sentence in effect_words(upgrade.changes, without, results[after].summary):
+    for sentence in effect_words(changes, without, results[after].summary):
         console.print(f"  {sentence}")
 
 
@@ -271,72 +257,47 @@ MOST_LISTED, MOST_FIGURES = 5, 3
 """Most configurations and figures on the terminal."""
 
 
-class Swept(Bundle, kw_only=True):
-    """What is swept, and where the results are."""
-
-    out: Annotated[str, Option(metavar="DIR", help="Results, table and page.")]
-    folders: Annotated[
-        list[str] | None,
-        Argument(metavar="[TRACE|DIR...]", help="As --trace; with --merge, sweeps to join."),
-    ] = None
-    trace: TracePath = None
-    config: ConfigFile = None
-
-    @property
-    def one_trace(self) -> str | None:
-        """The trace. Raises `ConfigError` if there are several."""
-        if self.folders and (self.trace is not None or self.folders[1:]):
-            raise ConfigError(f"{self.folders[-1]}: one trace, please; folders are for --merge")
-        return self.folders[0] if self.folders else self.trace
-
-
-class Points(Bundle):
-    """Which settings are tried, and what judges them."""
-
-    grid: Annotated[
-        list[str] | None,
-        Option(metavar="KEY=VALUES", help="1,2,3 or lin(0,1,5) or log(1,64,7); any number."),
-    ] = None
-    rows: Annotated[
-        list[str] | None,
-        Option("--list", metavar="KEY=VALUES|FILE", help="Values taken row by row."),
-    ] = None
-    random: Annotated[
-        list[str] | None,
-        Option(metavar="KEY=LAW", help="uniform(A,B), loguniform(A,B) or choice(X,Y)."),
-    ] = None
-    samples: Annotated[
-        int | None, Option(min=1, metavar="N", help="Number of points to draw; default: 32.")
-    ] = None
-    sample_seed: Annotated[int, Option(min=0, metavar="N", help="Seed of the drawn points.")] = 0
-    seeds: Annotated[int | None, Option(min=1, metavar="N", help="Run every point on N seeds.")] = (
-        None
-    )
-    slo: Annotated[
-        str | None,
-        Option(metavar="BOUNDS", help="Objectives, as in p99_ttft<2s,p99_tpot<60ms."),
-    ] = None
-
-
-class Parts(Bundle):
-    """Which part of a sweep is run, and what is noted."""
-
-    ledger: Annotated[
-        bool, Option("--ledger", help="Also say where time and prompt tokens went.")
-    ] = False
-    shard: Annotated[
-        str | None, Option(metavar="K/N", help="Run only this part; --merge joins them.")
-    ] = None
-    merge: Annotated[bool, Option("--merge", help="Join the runs of DIR...")] = False
-
-
 @takes_bundles
 def sweep(
     *,
-    swept: Swept,
-    points: Points,
+    out: Annotated[str, Option(metavar="DIR", help="Results, table and page.")],
+    folders: Annotated[
+        list[str] | None,
+        Argument(metavar="[TRACE|DIR...]", help="As --trace; with --merge, sweeps to join."),
+    ] = None,
+    trace: TracePath = None,
+    config: ConfigFile = None,
+    grid: Annotated[
+        list[str] | None,
+        Option(metavar="KEY=VALUES", help="1,2,3 or lin(0,1,5) or log(1,64,7); any number."),
+    ] = None,
+    rows: Annotated[
+        list[str] | None,
+        Option("--list", metavar="KEY=VALUES|FILE", help="Values taken row by row."),
+    ] = None,
+    random: Annotated[
+        list[str] | None,
+        Option(metavar="KEY=LAW", help="uniform(A,B), loguniform(A,B) or choice(X,Y)."),
+    ] = None,
+    samples: Annotated[
+        int | None, Option(min=1, metavar="N", help="Number of points to draw; default: 32.")
+    ] = None,
+    sample_seed: Annotated[int, Option(min=0, metavar="N", help="Seed of the drawn points.")] = 0,
+    seeds: Annotated[int | None, Option(min=1, metavar="N", help="Run every point on N seeds.")] = (
+        None
+    ),
+    slo: Annotated[
+        str | None,
+        Option(metavar="BOUNDS", help="Objectives, as in p99_ttft<2s,p99_tpot<60ms."),
+    ] = None,
     workers: Workers,
-    parts: Parts,
+    ledger: Annotated[
+        bool, Option("--ledger", help="Also say where time and prompt tokens went.")
+    ] = False,
+    shard: Annotated[
+        str | None, Option(metavar="K/N", help="Run only this part; --merge joins them.")
+    ] = None,
+    merge: Annotated[bool, Option("--merge", help="Join the runs of DIR...")] = False,
     as_json: AsJson = False,
     form: TraceForm,
     fleet: FleetOptions,
@@ -345,39 +306,37 @@ def sweep(
 
     A sweep may be stopped at any moment; the same command continues it.
     """
+    from kvsim.search import sweep as sweeps
     from kvsim.search.grid import expand, parse_space
     from kvsim.search.runner import run_missing
     from kvsim.search.slo import parse_slo
     from kvsim.search.store import Store
-    from kvsim.search.sweep import TABLE, make_plan, read_plan, shard_of, write_plan
     from kvsim.search.sweep_page import PAGE
 
-    out, tried = swept.out, (points.grid or (), points.rows or (), points.random or ())
-    if parts.merge:
-        from kvsim.search.sweep import merge
-
-        if not swept.folders:
+    tried = grid or (), rows or (), random or ()
+    if merge:
+        if not folders:
             raise ConfigError("--merge: no folders; give kvsim sweep --merge DIR... --out DIR")
-        if swept.trace or any(tried):
+        if trace or any(tried):
             raise ConfigError(
                 "--merge: joins finished runs; leave out --trace, --grid, --list and --random"
             )
-        _finish(out, merge(swept.folders, out), as_json)
+        _finish(out, sweeps.merge(folders, out), as_json)
         return
-    trace, ledger, shard = swept.one_trace, parts.ledger, parts.shard
-    space = parse_space(
-        *tried, samples=points.samples, sample_seed=points.sample_seed, seeds=points.seeds
-    )
-    if points.slo is not None:
-        parse_slo(points.slo)
-    loaded = fleet.settings.load(swept.config)
+    if folders and (trace is not None or folders[1:]):
+        raise ConfigError(f"{folders[-1]}: one trace, please; folders are for --merge")
+    space = parse_space(*tried, samples=samples, sample_seed=sample_seed, seeds=seeds)
+    if slo is not None:
+        parse_slo(slo)
+    loaded = fleet.settings.load(config)
     table = to_table(loaded) | fleet.table()
     found = expand(space, table)
-    mine = shard_of(len(found), shard)
+    mine = sweeps.shard_of(len(found), shard)
     backend = workers.chosen()
-    opened = form.requests(trace, loaded)
-    write_plan(out, make_plan(opened, table, found, points.slo, ledger=ledger), TABLE, PAGE)
-    plan = read_plan(out)
+    opened = form.requests(folders[0] if folders else trace, loaded)
+    planned = sweeps.make_plan(opened, table, found, slo, ledger=ledger)
+    sweeps.write_plan(out, planned, sweeps.TABLE, PAGE)
+    plan = sweeps.read_plan(out)
     note_arrivals(opened, (found[i].config for i in mine))
     configs = {plan.points[i].key: found[i].config for i in mine}
     how: dict[str, Any] = {"ledger": ledger, "backend": backend, "jobs": workers.jobs}
@@ -392,25 +351,17 @@ def sweep(
 
 def _finish(out: str, plan: Plan, as_json: bool) -> None:
     """Table, page and the verdict on the terminal."""
+    from kvsim.search import sweep as sweeps
     from kvsim.search.store import Store
-    from kvsim.search.sweep import (
-        MANIFEST,
-        TABLE,
-        choose,
-        chosen_record,
-        gather,
-        manifest,
-        table_bytes,
-    )
     from kvsim.search.sweep_page import PAGE, build_page
     from kvsim.writing import json_text, write_together
 
-    outcomes = gather(Store(out), plan, out)
-    chosen = choose(plan, outcomes)
-    table, page = table_bytes(plan, outcomes), build_page(plan, chosen)
-    write_together(out, {MANIFEST: manifest(plan), TABLE: table, PAGE: page})
+    outcomes = sweeps.gather(Store(out), plan, out)
+    chosen = sweeps.choose(plan, outcomes)
+    table, page = sweeps.table_bytes(plan, outcomes), build_page(plan, chosen)
+    write_together(out, {sweeps.MANIFEST: sweeps.manifest(plan), sweeps.TABLE: table, PAGE: page})
     if as_json:
-        print(json_text(chosen_record(chosen)), end="")
+        print(json_text(sweeps.chosen_record(chosen)), end="")
         return
     console = make_console()
     for text, _ in chosen.verdict:
@@ -433,10 +384,10 @@ def _best(chosen: Chosen) -> Table:
     return table
 
 
-class Question(Bundle, kw_only=True):
-    """What is looked for, and among which values."""
-
-    slo: Objectives
+@takes_bundles
+def size(
+    *,
+    slo: Objectives,
     find: Annotated[
         str,
         Option(
@@ -444,12 +395,12 @@ class Question(Bundle, kw_only=True):
             help="num_gpu_blocks, gpu_memory_utilization, kv_offloading_size,"
             " replicas, request_rate, watermark, max_num_batched_tokens or max_num_seqs.",
         ),
-    ]
-    trace: TracePath = None
-    config: ConfigFile = None
-    low: Annotated[float | None, Option("--from", metavar="X", help="Try nothing below.")] = None
-    high: Annotated[float | None, Option("--to", metavar="X", help="Try nothing above.")] = None
-    seeds: Annotated[int, Option(min=1, metavar="N", help="Seeds, the same for every value.")] = 5
+    ],
+    trace: TracePath = None,
+    config: ConfigFile = None,
+    low: Annotated[float | None, Option("--from", metavar="X", help="Try nothing below.")] = None,
+    high: Annotated[float | None, Option("--to", metavar="X", help="Try nothing above.")] = None,
+    seeds: Annotated[int, Option(min=1, metavar="N", help="Seeds, the same for every value.")] = 5,
     hit_rate: Annotated[
         float | None,
         Option(
@@ -457,20 +408,14 @@ class Question(Bundle, kw_only=True):
             help="Assume shared prefixes: this share of the prompt tokens hits an unlimited"
             " cache. For traces without content.",
         ),
-    ] = None
+    ] = None,
     prefixes: Annotated[
         int, Option(min=1, metavar="N", help="With --hit-rate: number of different prefixes.")
-    ] = 16
+    ] = 16,
     price_per_gpu_hour: Annotated[
         float | None,
         Option(min=0, metavar="X", help="Also say what a million tokens cost, in dollars."),
-    ] = None
-
-
-@takes_bundles
-def size(
-    *,
-    question: Question,
+    ] = None,
     out: OutDir = None,
     as_json: AsJson = False,
     workers: Workers,
@@ -482,30 +427,21 @@ def size(
 
     Every value meets the same seeds. With --out no run is ever repeated.
     """
-    from kvsim.search.size import (
-        LASTING,
-        Bounds,
-        Laboratory,
-        endless,
-        make_knob,
-        searched,
-        sharing,
-        what_varies,
-    )
+    from kvsim.search import size as sizes
     from kvsim.search.size_verdict import NAME, PAGE, build_page, size_record
     from kvsim.search.slo import parse_slo
     from kvsim.search.store import Store
     from kvsim.writing import json_text, write_together
 
-    objectives, find = parse_slo(question.slo), question.find
-    loaded = fleet.settings.load(question.config)
+    objectives = parse_slo(slo)
+    loaded = fleet.settings.load(config)
     runner = workers.chosen()
-    opened = form.requests(question.trace, loaded)
-    if question.hit_rate is not None:
-        opened, loaded, notes = sharing(opened, loaded, question.hit_rate, question.prefixes)
+    opened = form.requests(trace, loaded)
+    if hit_rate is not None:
+        opened, loaded, notes = sizes.sharing(opened, loaded, hit_rate, prefixes)
         note(*notes)
-    if find in LASTING:
-        opened, loaded, notes = endless(opened, loaded, find)
+    if find in sizes.LASTING:
+        opened, loaded, notes = sizes.endless(opened, loaded, find)
         note(*notes)
         objectives = objectives._replace(steady=True)
     searches = []
@@ -513,14 +449,14 @@ def size(
     with place as folder, progress_bar(f"looking for {find}") as done:
         store = Store(folder)
         for base in _bases(loaded, fleet, find):
-            knob = make_knob(find, opened, to_table(base), Bounds(question.low, question.high))
-            varies = what_varies(opened, base, find)
-            numbers = range(base.seed, base.seed + (question.seeds if varies else 1))
-            lab = Laboratory(
+            knob = sizes.make_knob(find, opened, to_table(base), sizes.Bounds(low, high))
+            varies = sizes.what_varies(opened, base, find)
+            numbers = range(base.seed, base.seed + (seeds if varies else 1))
+            lab = sizes.Laboratory(
                 opened, base, knob, objectives, numbers, store, runner, workers.jobs, done
             )
-            searches.append(searched(lab, varies))
-    price = question.price_per_gpu_hour
+            searches.append(sizes.searched(lab, varies))
+    price = price_per_gpu_hour
     record = json_text(size_record(searches, price))
     if as_json:
         print(record, end="")
@@ -546,18 +482,18 @@ def _bases(loaded: RunConfig, fleet: FleetOptions, find: str) -> list[RunConfig]
 
 
 def _show_sizes(searches: Sequence[Search], price: float | None) -> None:
-    from kvsim.search.size_verdict import compared, router_head, router_of, router_rows, verdict
+    from kvsim.search.size_verdict import compared, router_of, router_table, verdict
     from kvsim.search.sweep import sources
 
     console = make_console()
     for search in searches:
         if len(searches) > 1:
-            console.print(router_of(search), style="bold")
+            console.print(router_of(search.lab), style="bold")
         console.print(_neighbours(*search))
         print_remarks(console, verdict(*search, price))
     if len(searches) > 1:
-        rows = router_rows(searches, price)
-        console.print(make_table(*router_head(searches, price), rows=rows))
+        head, rows = router_table(searches, price)
+        console.print(make_table(*head, rows=rows))
         console.print(compared(searches).text)
     tried = (each.records for search in searches for each in search.lab.tried.values())
     for text, measured in sources(tried):
@@ -577,15 +513,6 @@ def _neighbours(lab: Laboratory, found: Answer) -> Table:
     return table
 
 
-class Trials(Bundle):
-    """How many runs there are, and how many at a time."""
-
-    seeds: Annotated[
-        int, Option(min=2, metavar="N", help="Up to N seeds; stops when a verdict is settled.")
-    ] = 8
-    jobs: Jobs = None
-
-
 STYLES = {"better": "green", "worse": "red"}
 
 
@@ -597,7 +524,10 @@ def advise(
     ],
     slo: Objectives,
     config: ConfigFile = None,
-    trials: Trials,
+    seeds: Annotated[
+        int, Option(min=2, metavar="N", help="Up to N seeds; stops when a verdict is settled.")
+    ] = 8,
+    jobs: Jobs = None,
     out: OutDir = None,
     as_json: AsJson = False,
     form: TraceForm,
@@ -608,18 +538,8 @@ def advise(
     Every change meets the same seeds. Prints what limits the server now, three sentences, a table
     with intervals, and the command line of the server.
     """
-    from kvsim.search.advice import (
-        NAME,
-        PAGE,
-        build_page,
-        cache_sentences,
-        present,
-        record,
-        sentences,
-        serve_command,
-    )
-    from kvsim.search.advise import MOST_COMBINED, changes_of
-    from kvsim.search.advise import advise as search
+    from kvsim.search import advice as said
+    from kvsim.search import advise as search
     from kvsim.search.compare import How, load_of
     from kvsim.search.slo import parse_slo
     from kvsim.settings.server.command import arguments
@@ -630,30 +550,25 @@ def advise(
     opened = form.open(trace)
     note_arrivals(opened, [loaded])
     load = load_of(opened, [("", loaded)])
-    changes = changes_of(loaded)
-    most = (1 + len(changes.tried) + MOST_COMBINED) * trials.seeds
+    changes = tried, _ = search.changes_of(loaded)
+    most = (1 + len(tried) + search.MOST_COMBINED) * seeds
     with progress_bar("trying settings", most) as progress:
-        advice = search(
-            load,
-            loaded,
-            objectives,
-            changes,
-            seeds=trials.seeds,
-            how=How(jobs=trials.jobs, progress=progress),
-        )
-    given = arguments(settings.server.vllm, settings.server.vllm_file)
-    line = serve_command(advice, settings.word, given)
-    cache = cache_sentences(opened, advice.best.config)
-    now = present(advice)
-    said = [remark.text for remark in now]
-    found = json_text({"diagnosis": said, **record(advice, line), "cache": cache})
+        how = How(jobs=jobs, progress=progress)
+        advice = search.advise(load, loaded, objectives, changes, seeds=seeds, how=how)
+    given = arguments(settings.vllm, settings.vllm_file)
+    line = said.serve_command(advice, settings.word, given)
+    cache = said.cache_sentences(opened, advice.best.config)
+    now = said.present(advice)
+    diagnosis = [remark.text for remark in now]
+    found = json_text({"diagnosis": diagnosis, **said.record(advice, line), "cache": cache})
     if as_json:
         print(found, end="")
     else:
-        _show_advice(advice, [*said, *sentences(advice), *cache], line)
+        _show_advice(advice, [*diagnosis, *said.sentences(advice), *cache], line)
     if out is not None:
-        write_together(out, {PAGE: build_page(advice, opened, now, cache, line), NAME: found})
-        tell_written(out, PAGE)
+        page = said.build_page(advice, opened, now, cache, line)
+        write_together(out, {said.PAGE: page, said.NAME: found})
+        tell_written(out, said.PAGE)
 
 
 def _show_advice(advice: Advice, said: list[str], line: str) -> None:
@@ -665,8 +580,8 @@ def _show_advice(advice: Advice, said: list[str], line: str) -> None:
         console.print(sentence)
     difference = f"{advice.decides.metric.label}: difference"
     table = make_table("setting", difference, "", texts=3)
-    for row in rows(advice):
-        table.add_row(*row, style=STYLES.get(row.finding, ""))
+    for name, change, finding in rows(advice):
+        table.add_row(name, change, finding, style=STYLES.get(finding, ""))
     console.print(table)
     few = few_seeds(advice.planned) if advice.redrawn else []
     for text in (method(advice), *few, *not_tried(advice)):

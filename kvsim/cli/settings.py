@@ -16,7 +16,6 @@ from typing import (
     Annotated,
     Any,
     Literal,
-    NamedTuple,
     Union,
     get_args,
     get_origin,
@@ -46,8 +45,18 @@ if TYPE_CHECKING:
     from kvsim.settings.server import ServerWord
 
 
-class ServerOptions(Bundle):
-    """Where a real server says its settings."""
+class Given(Bundle, kw_only=True):
+    """Every setting of a run, as flags."""
+
+    assignments: Annotated[
+        list[str] | None,
+        Option("--set", metavar="KEY=VALUE", help="Any setting, as in --set cost.step_us=5000."),
+    ] = None
+    flags: Flags
+
+
+class Settings(Bundle, kw_only=True):
+    """The settings of a run, and where a real server says its own."""
 
     startup_log: Annotated[
         str | None,
@@ -71,22 +80,6 @@ class ServerOptions(Bundle):
             " run.",
         ),
     ] = None
-
-
-class Given(Bundle, kw_only=True):
-    """Every setting of a run, as flags."""
-
-    assignments: Annotated[
-        list[str] | None,
-        Option("--set", metavar="KEY=VALUE", help="Any setting, as in --set cost.step_us=5000."),
-    ] = None
-    flags: Flags
-
-
-class Settings(Bundle, kw_only=True):
-    """The settings of a run."""
-
-    server: ServerOptions
     given: Given
 
     @cached_property
@@ -94,7 +87,7 @@ class Settings(Bundle, kw_only=True):
         """What the server says; where its settings come from goes to standard error."""
         from kvsim.settings.server import server_settings
 
-        word = server_settings(self.server.startup_log, self.server.vllm, self.server.vllm_file)
+        word = server_settings(self.startup_log, self.vllm, self.vllm_file)
         note(*word.notes)
         return word
 
@@ -292,11 +285,6 @@ class FleetOptions(Bundle, kw_only=True):
     ] = None
     settings: Settings
 
-    @property
-    def args(self) -> dict[str, Any]:
-        """Arguments of the router. Raises `ConfigError`."""
-        return dict(map(_argument, self.router_set or ()))
-
     def table(self) -> dict[str, Any]:
         """What is said of the fleet, as keys of `FleetConfig`; empty if nothing is. Raises
         `ConfigError` for a prefill/decode split, which these keys cannot say."""
@@ -308,7 +296,8 @@ class FleetOptions(Bundle, kw_only=True):
         return self._said()
 
     def _said(self) -> dict[str, Any]:
-        given = {"replicas": self.replicas, "router": self.router, "router_args": self.args}
+        args = dict(map(_argument, self.router_set or ()))
+        given = {"replicas": self.replicas, "router": self.router, "router_args": args}
         return {key: value for key, value in given.items() if value}
 
     def _split(self) -> list[dict[str, Any]]:
@@ -329,10 +318,10 @@ class FleetOptions(Bundle, kw_only=True):
             for role, number in numbers.items()
         ]
 
-    def load(self, config: str | None) -> tuple[list[Fleet], list[RunConfig]]:
-        """What the file `config` and flags, which count more, say: a fleet for each router that is
-        named, and the settings of the replicas. Without replicas and routers there is no fleet, and
-        one engine. Raises `ConfigError`."""
+    def load(self, config: str | None) -> tuple[list[tuple[str, dict[str, Any]]], list[RunConfig]]:
+        """What the file `config` and flags, which count more, say: the routers, each with its
+        arguments, and the settings of the replicas. Without replicas and routers there is one
+        engine, and no router. Raises `ConfigError`."""
         from kvsim.fleet import FleetConfig, make_settings
         from kvsim.fleet.settings import each_kind, parted
 
@@ -358,14 +347,7 @@ class FleetOptions(Bundle, kw_only=True):
         check_size("--replicas", fleet.replicas, REPLICAS)
         if not isinstance(kinds, list):
             configs *= fleet.replicas
-        return [Fleet(name, fleet.router_args) for name in fleet.router.split(",")], configs
-
-
-class Fleet(NamedTuple):
-    """A router with its arguments."""
-
-    router: str
-    args: dict[str, Any]
+        return [(name, fleet.router_args) for name in fleet.router.split(",")], configs
 
 
 def _with_ranks(said: dict[str, Any], ranks: int) -> dict[str, Any]:

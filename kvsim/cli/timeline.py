@@ -12,20 +12,6 @@ from kvsim.cli.options import Bundle, RunDir, takes_bundles
 from kvsim.errors import ConfigError
 
 
-class Shown(Bundle):
-    """The part of a run that its tracks show."""
-
-    begin_s: Annotated[
-        float | None, Option("--from", metavar="S", help="Begin at this simulated second.")
-    ] = None
-    end_s: Annotated[
-        float | None, Option("--to", metavar="S", help="End at this simulated second.")
-    ] = None
-    request: Annotated[
-        list[str] | None, Option(metavar="ID", help="Only this request; may be repeated.")
-    ] = None
-
-
 class Served(Bundle):
     """What the server would have said of itself during a run."""
 
@@ -82,7 +68,15 @@ def timeline(
     out: Annotated[
         str | None, Option(metavar="FILE", help="The trace: .json, or .json.gz.")
     ] = None,
-    shown: Shown,
+    begin_s: Annotated[
+        float | None, Option("--from", metavar="S", help="Begin at this simulated second.")
+    ] = None,
+    end_s: Annotated[
+        float | None, Option("--to", metavar="S", help="End at this simulated second.")
+    ] = None,
+    request: Annotated[
+        list[str] | None, Option(metavar="ID", help="Only this request; may be repeated.")
+    ] = None,
     served: Served,
 ) -> None:
     """Write a run as a Chrome trace: open it in ui.perfetto.dev or chrome://tracing."""
@@ -94,8 +88,8 @@ def timeline(
         raise ConfigError("timeline: nothing to write; give --out, --kv-events or --openmetrics")
     summary, requests, steps = read_results(directory)
     if out is not None:
-        chosen = {find_request(requests, each) for each in shown.request or ()} or None
-        window = run_window(steps, requests, shown.begin_s, shown.end_s)
+        chosen = {find_request(requests, each) for each in request or ()} or None
+        window = run_window(steps, requests, begin_s, end_s)
         moves = read_transitions(directory, summary)
         listed = events(summary, requests, steps, moves, window, chosen)
         print(write_tracks(out, summary["meta"], listed))

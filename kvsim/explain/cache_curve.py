@@ -15,7 +15,6 @@ import heapq
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -81,7 +80,8 @@ class Curve:
 
     def __init__(self, block_size: int) -> None:
         self._size = block_size
-        self._tokens, self._blocks, self._requests = Ramps(), Ramps(), Ramps()
+        self.tokens, self.blocks, self.requests = Ramps(), Ramps(), Ramps()
+        """Of prompts that hit; requests are those that find at least one block."""
 
     def add(self, found: Found) -> None:
         """Count what a request finds."""
@@ -89,28 +89,15 @@ class Curve:
         for _, first, last, distance in found.runs:
             whole, end = min(last, most // size), min(last, -(-most // size))
             if first < end:
-                self._blocks.add(distance, distance + end - first, 1)
+                self.blocks.add(distance, distance + end - first, 1)
             if first < whole:
-                self._tokens.add(distance, distance + whole - first, size)
+                self.tokens.add(distance, distance + whole - first, size)
             if first <= whole < last and most > whole * size:
-                self._tokens.add(
-                    distance + whole - first, distance + whole - first + 1, most % size
-                )
+                partial = distance + whole - first
+                self.tokens.add(partial, partial + 1, most % size)
         if found.runs and most:
             distance = found.runs[0].distance
-            self._requests.add(distance, distance + 1, 1)
-
-    def tokens(self, capacities: Sequence[int]) -> list[int]:
-        """Prompt tokens that hit, at each capacity."""
-        return self._tokens.values(capacities)
-
-    def blocks(self, capacities: Sequence[int]) -> list[int]:
-        """Blocks of prompts that hit, at each capacity."""
-        return self._blocks.values(capacities)
-
-    def requests(self, capacities: Sequence[int]) -> list[int]:
-        """Requests that find at least one block, at each capacity."""
-        return self._requests.values(capacities)
+            self.requests.add(distance, distance + 1, 1)
 
 
 def make_curve(found: Iterable[Found], block_size: int) -> Curve:
@@ -123,7 +110,7 @@ def make_curve(found: Iterable[Found], block_size: int) -> Curve:
 
 def lru_tokens(reuse: Reuse, capacities: Sequence[int], since: int = 0) -> list[int]:
     """Prompt tokens that hit under LRU, at each capacity in blocks, from request `since` on."""
-    return make_curve(reuse.found[since:], reuse.counting.block_size).tokens(capacities)
+    return make_curve(reuse.found[since:], reuse.counting.block_size).tokens.values(capacities)
 
 
 NextUses = list[list[tuple[int, int]]]
@@ -290,16 +277,6 @@ class Group(NamedTuple):
     reuse: Reuse
     """Of its requests."""
 
-    @property
-    def requests(self) -> int:
-        """How many there are."""
-        return len(self.reuse.found)
-
-    @property
-    def curve(self) -> Curve:
-        """Their hits by capacity, worked out at each access: there may be very many groups."""
-        return make_curve(self.reuse.found, self.reuse.counting.block_size)
-
 
 def who_reuses(rows: Sequence[Row], reuse: Reuse) -> dict[str, Ramps]:
     """Of each of `WHO`, the tokens that hit by capacity, under LRU."""
@@ -342,22 +319,11 @@ def _grouped(rows: Sequence[Row], reuse: Reuse, names: Sequence[str | None]) -> 
     for name, row, found in zip(names, rows, reuse.found, strict=True):
         if name is not None:
             members.setdefault(name, []).append((row, found))
-    groups = (
-        Group(
-            name,
-            sum(row.input_length for row, _ in each),
-            Reuse(reuse.counting, [found for _, found in each], 0),
-        )
-        for name, each in members.items()
-    )
+    groups = []
+    for name, each in members.items():
+        own = Reuse(reuse.counting, [found for _, found in each], 0)
+        groups.append(Group(name, sum(row.input_length for row, _ in each), own))
     return sorted(groups, key=lambda group: -group.input_tokens)
-
-
-def histogram(ramps: Ramps, edges: Sequence[int]) -> Iterator[int]:
-    """Tokens reused at a distance from each edge up to the next one."""
-    heights = ramps.values(edges)
-    for lower, upper in pairwise(heights):
-        yield upper - lower
 
 
 POINTS = 16
@@ -393,9 +359,6 @@ class Asked(NamedTuple):
     """Of the model, if one is named."""
     points: int = POINTS
     """How many further capacities to show."""
-
-
-PLAIN = Asked()
 
 
 class Study(NamedTuple):
@@ -462,7 +425,7 @@ class Study(NamedTuple):
         }
 
 
-def study_trace(trace: Trace, counting: Counting, asked: Asked = PLAIN) -> Study:
+def study_trace(trace: Trace, counting: Counting, asked: Asked) -> Study:
     """Study a trace at every capacity. Raises `ConfigError` where nothing is left to measure."""
     rows, warm_up = trace.rows, asked.warm_up
     refuse_empty(warm_up, len(rows))
@@ -470,15 +433,11 @@ def study_trace(trace: Trace, counting: Counting, asked: Asked = PLAIN) -> Study
     measured = Reuse(counting, reuse.found[warm_up:], reuse.distinct)
     curve = make_curve(measured.found, counting.block_size)
     sizes = sizes_of(reuse.distinct, asked)
-    values = zip(
-        sizes,
-        curve.tokens(sizes),
-        optimum_tokens(reuse, sizes, warm_up),
-        curve.blocks(sizes),
-        curve.requests(sizes),
-        strict=True,
-    )
-    edges = [0, *sizes]
+    optimum = optimum_tokens(reuse, sizes, warm_up)
+    reused = {
+        who: np.diff(ramps.values([0, *sizes])).tolist()
+        for who, ramps in who_reuses(rows, reuse).items()
+    }
     size, lengths = counting.block_size, [row.input_length for row in rows[warm_up:]]
     return Study(
         trace.path,
@@ -488,12 +447,19 @@ def study_trace(trace: Trace, counting: Counting, asked: Asked = PLAIN) -> Study
         sum(-(-each // size) if counting.partial_blocks else each // size for each in lengths),
         reuse.distinct,
         measured.ceiling_tokens,
-        [Point(*each) for each in values],
+        _points(curve, sizes, optimum),
         asked,
-        {who: list(histogram(ramps, edges)) for who, ramps in who_reuses(rows, reuse).items()},
+        reused,
         by_session(rows, reuse),
         by_prefix(rows, reuse),
     )
+
+
+def _points(curve: Curve, sizes: Sequence[int], optimum: Sequence[int | None]) -> list[Point]:
+    lru, blocks, requests = (
+        ramps.values(sizes) for ramps in (curve.tokens, curve.blocks, curve.requests)
+    )
+    return [Point(*each) for each in zip(sizes, lru, optimum, blocks, requests, strict=True)]
 
 
 def refuse_empty(warm_up: int, requests: int) -> None:
@@ -524,7 +490,7 @@ def open_recording(source: Source) -> tuple[Trace, Iterator[Row]]:
     raise source.error(what, line=0)
 
 
-def study_recording(trace: Trace, rows: Iterable[Row], asked: Asked = PLAIN) -> Study:
+def study_recording(trace: Trace, rows: Iterable[Row], asked: Asked) -> Study:
     """Study what `open_recording` returns under LRU alone, in blocks of the ids. Raises
     `ConfigError` where nothing is left to measure."""
     size = trace.block_size or 1
@@ -541,11 +507,10 @@ def study_recording(trace: Trace, rows: Iterable[Row], asked: Asked = PLAIN) -> 
         raise ConfigError(f"{trace.path}: no requests after the header; add one per line")
     refuse_empty(asked.warm_up, number)
     sizes = sizes_of(walk.distinct, asked)
-    columns = (curve.tokens(sizes), curve.blocks(sizes), curve.requests(sizes))
-    [ceiling] = curve.tokens([walk.distinct])
+    [ceiling] = curve.tokens.values([walk.distinct])
     return Study(
         *(trace.path, Counting(size), requests, tokens, blocks, walk.distinct, ceiling),
-        [Point(at, lru, None, *found) for at, lru, *found in zip(sizes, *columns, strict=True)],
+        _points(curve, sizes, [None] * len(sizes)),
         asked,
     )
 

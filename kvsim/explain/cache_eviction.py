@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from sys import maxsize
 from typing import Any, NamedTuple
 
@@ -39,7 +38,7 @@ from kvsim.errors import ConfigError
 from kvsim.explain.cache_curve import kept_tokens, optimum_tokens
 from kvsim.explain.certainty import LEVEL, Estimate, Figure, together
 from kvsim.policies.eviction import EVICTIONS, make_eviction
-from kvsim.policies.order import MakeOrder, Order, Replacement
+from kvsim.policies.order import MakeOrder, Replacement
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Chain, Counting, Reuse, Walk, bounded_chains, find_reuse
 from kvsim.workload.streams import Span, SpannedStream
@@ -273,11 +272,12 @@ def rank_policies(
     optimum = dict(zip(capacities, optimum_tokens(reuse, capacities), strict=True))
     rows: list[Ranked] = []
     for capacity in capacities:
-        base = _replayed("lru", asked, capacity, size)(closed=True)
+        base = _replayed("lru", asked, capacity, size, closed=True)
         for name in names:
-            run = _replayed(name, asked, capacity, size)
-            closed = base if name == "lru" else run(closed=True)
-            single = None if name.startswith(RADIX) else sum(run(closed=False))
+            closed = base if name == "lru" else _replayed(name, asked, capacity, size, closed=True)
+            single = None
+            if not name.startswith(RADIX):
+                single = sum(_replayed(name, asked, capacity, size, closed=False))
             gain = _gain(base, closed, lengths)
             rows.append(Ranked(name, capacity, single, sum(closed), gain))
             done(1)
@@ -286,21 +286,16 @@ def rank_policies(
 
 
 def _replayed(
-    name: str, asked: Sequence[Prompt], capacity: int, block_size: int
-) -> Callable[..., list[int]]:
+    name: str, asked: Sequence[Prompt], capacity: int, block_size: int, *, closed: bool
+) -> list[int]:
+    """What `replay` returns for the policy of this name; those of SGLang are always `closed`."""
     if name == "belady":
         raise ConfigError("--policy: belady sees the future; the optimum is in every table")
     if name.startswith(RADIX):
         rank = make_rank(name.removeprefix(RADIX), {})
-
-        def whole_nodes(*, closed: bool) -> list[int]:
-            return replay_radix(asked, rank, capacity, block_size)
-
-        return whole_nodes
-    make: Callable[[int, int], Order] = make_eviction(
-        name, block_size=block_size, num_gpu_blocks=capacity, seed=0
-    )
-    return partial(replay, asked, make, capacity, block_size)
+        return replay_radix(asked, rank, capacity, block_size)
+    make = make_eviction(name, block_size=block_size, num_gpu_blocks=capacity, seed=0)
+    return replay(asked, make, capacity, block_size, closed=closed)
 
 
 def _gain(base: Sequence[int], found: Sequence[int], lengths: Any) -> Estimate | None:
@@ -377,13 +372,6 @@ class Visit(NamedTuple):
     """Whether it is the first one, whose hits count."""
 
 
-class Bounds(NamedTuple):
-    """Prompt tokens, as they come out; see the head of this module."""
-
-    pinned_optimum: int
-    optimum: int
-
-
 def audit(run: Recorded) -> Audit:
     """Split the prompt tokens of a run."""
     requests = run.requests
@@ -393,10 +381,10 @@ def audit(run: Recorded) -> Audit:
         return int(np.asarray(requests[name])[admitted].sum())
 
     hit, evicted = total("num_cached_tokens"), total("evicted_tokens")
-    found = bounds(run)
+    pinned, most = bounds(run)
     # Of requests admitted in one step the order is not known, so a bound can miss a hit among them.
-    optimum = max(hit, min(found.optimum, hit + evicted))
-    pinned_optimum = max(hit, min(found.pinned_optimum, optimum))
+    optimum = max(hit, min(most, hit + evicted))
+    pinned_optimum = max(hit, min(pinned, optimum))
     return Audit(
         total("input_length"),
         hit,
@@ -411,8 +399,8 @@ def audit(run: Recorded) -> Audit:
     )
 
 
-def bounds(run: Recorded) -> Bounds:
-    """What the hits of a run cannot exceed."""
+def bounds(run: Recorded) -> tuple[int, int]:
+    """What the hits of a run cannot exceed, in prompt tokens: the pinned optimum, the optimum."""
     meta, steps = run.summary["meta"], run.steps
     size, pool = meta["block_size"], meta["num_gpu_blocks"]
     visits = sorted(_visits(run))
@@ -423,7 +411,7 @@ def bounds(run: Recorded) -> Bounds:
     room = list(zip(np.asarray(steps["start_ns"]).tolist(), free.tolist(), strict=True))
     early = meta["steps_in_flight"] > 1
     pinned = kept_tokens(found, _pinned_blocks(visits, reuse, room, early), size)
-    return Bounds(pinned, *optimum_tokens(reuse, [pool]))
+    return pinned, optimum_tokens(reuse, [pool])[0]
 
 
 def _visits(run: Recorded) -> Iterator[Visit]:

@@ -142,13 +142,11 @@ class Estimate(NamedTuple):
         return min(low, float(self.draws[tail])), max(high, float(self.draws[-1 - tail]))
 
 
-def paired(
-    first: Floats, other: Floats, *, whole: bool, percentile: bool, seed: int = 0
-) -> Estimate:
+def paired(first: Floats, other: Floats, *, whole: bool, percentile: bool) -> Estimate:
     """The mean of `other - first`, paired by entry (the same seed).
 
     `whole`: the figure is a count, so that equal differences may be equal by rounding alone.
-    `percentile`: the figure is a percentile or a maximum, and is bootstrapped as well, from `seed`.
+    `percentile`: the figure is a percentile or a maximum, and is bootstrapped as well.
     """
     changes = other - first
     number = len(changes)
@@ -158,7 +156,10 @@ def paired(
     if whole:
         spread = max(spread, _ROUNDING)
     mean, error = float(np.mean(changes)), spread / number**0.5
-    draws = _bootstrapped(changes, seed) if percentile and error else None
+    draws = None
+    if percentile and error:
+        drawn = np.random.default_rng(0).integers(0, number, (DRAWS, number))
+        draws = np.sort(changes[drawn].mean(axis=-1))
     return Estimate(mean, error, number - 1, draws)
 
 
@@ -170,12 +171,6 @@ def single(first: Floats, other: Floats, *, whole: bool) -> Estimate:
     estimate = paired(first, other, whole=whole, percentile=False)
     number = len(first)
     return estimate._replace(error=estimate.error * (number + 1) ** 0.5)
-
-
-def _bootstrapped(changes: Floats, seed: int) -> Floats:
-    """Ascending means of samples drawn with replacement from the pairs."""
-    drawn = np.random.default_rng(seed).integers(0, len(changes), (DRAWS, len(changes)))
-    return np.sort(changes[drawn].mean(axis=-1))
 
 
 FEWEST_STRETCHES = 10
@@ -198,7 +193,7 @@ class Figure(NamedTuple):
     statistic: Statistic
 
 
-def together(figures: Mapping[str, Figure], *, seed: int = 0) -> dict[str, Estimate]:
+def together(figures: Mapping[str, Figure]) -> dict[str, Estimate]:
     """The difference of each figure for which the replay is long enough.
 
     All figures have the same requests, and all are drawn together.
@@ -207,16 +202,13 @@ def together(figures: Mapping[str, Figure], *, seed: int = 0) -> dict[str, Estim
         return {}
     number = len(next(iter(figures.values())).first)
     lengths = {name: stretch(each.other - each.first) for name, each in figures.items()}
-    length = max(lengths.values())
-    if number < FEWEST_STRETCHES * length:
-        figures = {
-            name: figures[name] for name, own in lengths.items() if FEWEST_STRETCHES * own <= number
-        }
-        if not figures:
-            return {}
-        length = max(lengths[name] for name in figures)
+    long_enough = [name for name, own in lengths.items() if FEWEST_STRETCHES * own <= number]
+    if not long_enough:
+        return {}
+    figures = {name: figures[name] for name in long_enough}
+    length = max(lengths[name] for name in figures)
     freedom = number // length - 1
-    draws = _drawn(list(figures.values()), number, length, seed)
+    draws = _drawn(list(figures.values()), number, length)
     return {
         name: _estimate(figure, draws[:, i], freedom)
         for i, (name, figure) in enumerate(figures.items())
@@ -240,9 +232,9 @@ def stretch(changes: Floats) -> int:
     return max(least, 2 * int(quiet[0]) if len(quiet) else number)
 
 
-def _drawn(figures: Sequence[Figure], number: int, length: int, seed: int) -> NDArray[np.float64]:
+def _drawn(figures: Sequence[Figure], number: int, length: int) -> NDArray[np.float64]:
     """Differences of every figure in every draw, of shape (draws, figures)."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     starts = -(-number // length)
     batches = []
     left = STRETCH_DRAWS
@@ -250,14 +242,10 @@ def _drawn(figures: Sequence[Figure], number: int, length: int, seed: int) -> ND
         size = min(left, max(1, _AT_ONCE // number))
         first = random.integers(0, number, (size, starts, 1))
         places = ((first + np.arange(length)) % number).reshape(size, -1)[:, :number]
-        batches.append(
-            [
-                each.statistic(each.other[places]) - each.statistic(each.first[places])
-                for each in figures
-            ]
-        )
+        drawn = [e.statistic(e.other[places]) - e.statistic(e.first[places]) for e in figures]
+        batches.append(np.array(drawn).reshape(len(figures), -1).T)
         left -= size
-    return np.concatenate([np.array(batch).reshape(len(figures), -1).T for batch in batches])
+    return np.concatenate(batches)
 
 
 def _estimate(figure: Figure, draws: Floats, freedom: int) -> Estimate:

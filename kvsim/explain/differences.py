@@ -43,6 +43,7 @@ from kvsim.results.ledger import PROMPT_LABELS, TIME_LABELS, TIME_PARTS
 from kvsim.results.metrics import BLOCKED_BY, HEADLINES, METRICS, value
 from kvsim.results.numerals import count, plural, seconds
 from kvsim.results.statistics import Floats, Ints, completed, defined, durations_ns, ints
+from kvsim.results.timeline import Columns
 
 DECISIONS = (
     "preempted_recompute",
@@ -84,7 +85,7 @@ class Divergence(NamedTuple):
     """The first earlier step with another duration or another start, if there is one."""
 
 
-def first_divergence(first: Mapping[str, Any], other: Mapping[str, Any]) -> Divergence | None:
+def first_divergence(first: Columns, other: Columns) -> Divergence | None:
     """The first step that differs; None if all steps of both runs hold the same decisions."""
     lengths = len(first["start_ns"]), len(other["start_ns"])
     common = min(lengths)
@@ -103,39 +104,24 @@ def first_divergence(first: Mapping[str, Any], other: Mapping[str, Any]) -> Dive
     )
 
 
-class Concerned(NamedTuple):
-    """The first request that was scheduled at different times."""
-
-    id: str
-    instants_ns: tuple[int, int]
-    """When it was first scheduled, in each run."""
-
-
-def first_concerned(
-    pairs: Pairs, first: Mapping[str, Any], other: Mapping[str, Any]
-) -> Concerned | None:
-    """The first request completed by both runs that was scheduled at different times, if any."""
+def concerned_words(
+    pairs: Pairs, first: Columns, other: Columns, names: tuple[str, str]
+) -> list[str]:
+    """The first request completed by both runs that was scheduled at different times, if any, in a
+    sentence."""
     before = np.asarray(first["first_scheduled_ns"])[pairs.first_rows]
     after = np.asarray(other["first_scheduled_ns"])[pairs.other_rows]
     (different,) = np.nonzero(before != after)
     if not len(different):
-        return None
-    i = int(different[np.minimum(before, after)[different].argmin()])
-    id = str(first["id"][pairs.first_rows[i]])
-    return Concerned(id, (int(before[i]), int(after[i])))
-
-
-def concerned_words(found: Concerned | None, names: tuple[str, str]) -> list[str]:
-    """The request and its times, in a sentence."""
-    if found is None:
         return []
-    instants = [
+    i = int(different[np.minimum(before, after)[different].argmin()])
+    instants = (
         f"after {ns / 1e9:,.3f} s in {name}"
-        for ns, name in zip(found.instants_ns, names, strict=True)
-    ]
+        for ns, name in zip((before[i], after[i]), names, strict=True)
+    )
     return [
-        f"Request {found.id} is the first that was scheduled at another time:"
-        f" {' and '.join(instants)}."
+        f"Request {first['id'][pairs.first_rows[i]]} is the first that was scheduled at another"
+        f" time: {' and '.join(instants)}."
     ]
 
 
@@ -165,7 +151,7 @@ def divergence_words(
 
 
 def _differing(
-    first: Mapping[str, Any], other: Mapping[str, Any], names: tuple[str, ...], length: int
+    first: Columns, other: Columns, names: tuple[str, ...], length: int
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
     different = np.zeros(length, dtype=bool)
     for name in names:
@@ -173,7 +159,7 @@ def _differing(
     return different
 
 
-def _row(steps: Mapping[str, Any], step: int) -> Row:
+def _row(steps: Columns, step: int) -> Row:
     if not 0 <= step < len(steps["start_ns"]):
         return {}
     return {name: int(column[step]) for name, column in steps.items()}
@@ -191,18 +177,13 @@ def _decided(row: Row, columns: tuple[str, ...]) -> str:
         words.append(f"swapped {plural(row['swapped_in'], 'request')} in")
     if "blocked" in columns:
         reason = BLOCKED_BY.get(BLOCKED[row["blocked"]])
-        words.append(
-            f"refused the head of the queue ({reason})" if reason else "refused no request"
-        )
+        words.append(f"refused {f'the head of the queue ({reason})' if reason else 'no request'}")
     if "cached_tokens" in columns:
         words.append(f"found {plural(row['cached_tokens'], 'prompt token')} in the cache")
     if {"prefill_seqs", "prefill_tokens"} & set(columns):
         requests, tokens = row["prefill_seqs"], row["prefill_tokens"]
-        words.append(
-            f"computed {plural(tokens, 'prompt token')} of {plural(requests, 'request')}"
-            if requests
-            else "computed no prompt"
-        )
+        what = f"{plural(tokens, 'prompt token')} of {plural(requests, 'request')}"
+        words.append(f"computed {what if requests else 'no prompt'}")
     if "decode_seqs" in columns:
         words.append(f"decoded {plural(row['decode_seqs'], 'sequence')}")
     if not words:
@@ -242,7 +223,7 @@ class Pairs(NamedTuple):
         return defined(self.other_ns[kind] - self.first_ns[kind])
 
 
-def pair(first: Mapping[str, Any], other: Mapping[str, Any]) -> Pairs | None:
+def pair(first: Columns, other: Columns) -> Pairs | None:
     """Pairs by position in the trace; None if the runs had different requests, or one had more."""
     mine, theirs = (np.argsort(ints(requests["index"])) for requests in (first, other))
     for name in ("index", "id", "input_length", "output_length"):
@@ -316,13 +297,12 @@ class Waterfall(NamedTuple):
         return [(part, b - a) for part, (a, b) in self.parts.items() if a != b]
 
 
-def waterfalls(pairs: Pairs, first: Mapping[str, Any], other: Mapping[str, Any]) -> list[Waterfall]:
+def waterfalls(pairs: Pairs, first: Columns, other: Columns) -> list[Waterfall]:
     """Mean and p99 of TTFT and E2EL, over the requests that both runs completed (at least one)."""
-    found = []
-    ledger = has_ledger(first) and has_ledger(other)
+    found, names = [], _time_parts(first, other)
     for metric in ("ttft", "e2el"):
-        mine = _parts(first, pairs.first_rows, metric, ledger)
-        theirs = _parts(other, pairs.other_rows, metric, ledger)
+        mine = _parts(first, pairs.first_rows, metric, names)
+        theirs = _parts(other, pairs.other_rows, metric, names)
         means = {part: (_mean(mine[part]), _mean(theirs[part])) for part in mine}
         found.append(Waterfall(metric, "mean", means))
         one, two = _places(mine), _places(theirs)
@@ -332,41 +312,42 @@ def waterfalls(pairs: Pairs, first: Mapping[str, Any], other: Mapping[str, Any])
     return found
 
 
-def has_ledger(requests: Mapping[str, Any]) -> bool:
+def has_ledger(requests: Columns) -> bool:
     """Whether the run was written with its time ledger."""
     return TIME_PARTS[0] in requests
 
 
-def time_parts(first: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
+def _time_parts(first: Columns, other: Columns) -> tuple[str, ...]:
     """The parts that both runs have: the ledger's, or the three phases of a request."""
-    return TIME_PARTS if has_ledger(first) and has_ledger(other) else _PHASES
+    return TIME_PARTS if has_ledger(first) and has_ledger(other) else tuple(_PHASES)
 
 
-def part_ns(requests: Mapping[str, Any], part: str) -> Ints:
-    """One part of every request's time."""
+def _part_ns(requests: Columns, part: str, rows: Ints) -> Ints:
+    """One part of the time of these requests."""
     if part in _PHASES:
-        start, end = _PHASE_ENDS[part]
-        return ints(requests[end]) - ints(requests[start])
-    return ints(requests[part])
+        start, end = _PHASES[part]
+        return (ints(requests[end]) - ints(requests[start]))[rows]
+    return ints(requests[part])[rows]
 
 
-_PHASE_ENDS = {
+_PHASES = {
     "queue_ns": ("arrival_ns", "first_scheduled_ns"),
     "prefill_ns": ("first_scheduled_ns", "first_token_ns"),
     "decode_ns": ("first_token_ns", "finish_ns"),
 }
-_PHASES = tuple(_PHASE_ENDS)
+"""Part of the time of runs without a ledger → its begin and its end."""
 
 
-def _parts(requests: Mapping[str, Any], rows: Ints, metric: str, ledger: bool) -> Parts:
-    if not ledger:
-        names = _PHASES if metric == "e2el" else _PHASES[:2]
-        return {part: part_ns(requests, part)[rows] for part in names}
-    if metric == "e2el":
-        return {part: part_ns(requests, part)[rows] for part in TIME_PARTS}
-    parts = {part: part_ns(requests, part)[rows] for part in _WAITING}
-    ttft = (ints(requests["first_token_ns"]) - ints(requests["arrival_ns"]))[rows]
-    return {**parts, "first_step_ns": ttft - sum(parts.values())}
+def _parts(requests: Columns, rows: Ints, metric: str, names: tuple[str, ...]) -> Parts:
+    """The parts `names` of E2EL; or those before the first token, for TTFT."""
+    ledger = names == TIME_PARTS
+    if metric == "ttft":
+        names = _WAITING if ledger else names[:2]
+    parts = {part: _part_ns(requests, part, rows) for part in names}
+    if metric == "ttft" and ledger:
+        ttft = (ints(requests["first_token_ns"]) - ints(requests["arrival_ns"]))[rows]
+        parts["first_step_ns"] = ttft - sum(parts.values())
+    return parts
 
 
 def _mean(values: Ints) -> Fraction:
@@ -385,9 +366,7 @@ def _places(parts: Parts) -> list[tuple[int, Fraction]]:
     return places
 
 
-def _named(
-    requests: Mapping[str, Any], rows: Ints, places: list[tuple[int, Fraction]]
-) -> tuple[Place, ...]:
+def _named(requests: Columns, rows: Ints, places: list[tuple[int, Fraction]]) -> tuple[Place, ...]:
     return tuple(Place(str(requests["id"][rows[i]]), weight) for i, weight in places)
 
 
@@ -438,9 +417,7 @@ class Blocks(NamedTuple):
     change: float
 
 
-def carriers(
-    pairs: Pairs, first: Mapping[str, Any], other: Mapping[str, Any]
-) -> tuple[Share, list[Carrier]]:
+def carriers(pairs: Pairs, first: Columns, other: Columns) -> tuple[Share, list[Carrier]]:
     """How the change of E2EL is spread, and the requests that changed most."""
     before, after = (
         (ints(requests["finish_ns"]) - ints(requests["arrival_ns"]))[rows]
@@ -450,35 +427,19 @@ def carriers(
     order = np.argsort(-np.abs(changes), kind="stable")
     sizes = np.abs(changes)[order]
     half = int(np.searchsorted(np.cumsum(sizes) * 2, sizes.sum())) + 1 if sizes.any() else 0
-    names = time_parts(first, other)
-    table = np.array(
-        [
-            part_ns(other, part)[pairs.other_rows] - part_ns(first, part)[pairs.first_rows]
-            for part in names
-        ]
-    )
+    names = _time_parts(first, other)
+    mine, theirs = pairs.first_rows, pairs.other_rows
+    table = np.array([_part_ns(other, p, theirs) - _part_ns(first, p, mine) for p in names])
     listed = []
-    for i in map(int, order[:LISTED]):
-        if changes[i]:
-            most = int(np.abs(table[:, i]).argmax())
-            listed.append(
-                Carrier(
-                    str(first["id"][pairs.first_rows[i]]),
-                    (int(before[i]), int(after[i])),
-                    names[most],
-                    int(table[most, i]),
-                    (
-                        int(first["num_preemptions"][pairs.first_rows[i]]),
-                        int(other["num_preemptions"][pairs.other_rows[i]]),
-                    ),
-                )
-            )
+    for i in (i for i in order[:LISTED].tolist() if changes[i]):
+        most, times_ns = np.abs(table[:, i]).argmax(), (int(before[i]), int(after[i]))
+        preempted = int(first["num_preemptions"][mine[i]]), int(other["num_preemptions"][theirs[i]])
+        id, part_ns = str(first["id"][mine[i]]), int(table[most, i])
+        listed.append(Carrier(id, times_ns, names[most], part_ns, preempted))
     return Share(half, int((changes != 0).sum()), len(changes)), listed
 
 
-def blocks(
-    pairs: Pairs, first: Mapping[str, Any], other: Mapping[str, Any], block_size: int
-) -> list[Blocks]:
+def blocks(pairs: Pairs, first: Columns, other: Columns, block_size: int) -> list[Blocks]:
     """Blocks by fate, where their number changed; tokens count as blocks of the first run."""
     found = []
     for column in BLOCKS:
@@ -550,9 +511,7 @@ def values_of(summaries: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, tup
     return found
 
 
-def _estimates(
-    pairs: Pairs, first: Mapping[str, Any], other: Mapping[str, Any]
-) -> dict[str, Estimate]:
+def _estimates(pairs: Pairs, first: Columns, other: Columns) -> dict[str, Estimate]:
     everyone = {
         key: Figure(
             np.asarray(first[column], dtype=float)[pairs.first_rows],

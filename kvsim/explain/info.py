@@ -20,6 +20,7 @@ _ENGINE_BLOCK = 16
 _LIMITS = (8192, 32768, 131072)
 """Model lengths for which the share of requests that are too long is given."""
 _WINDOWS_S = (1, 10, 60)
+_ALONE = "(hits in a cache alone: no time, nothing pinned, no outputs; MIN is the best possible)"
 _CURVE_POINTS = 5
 _CURVE_TOKENS = tuple(8192 * 4**k for k in range(7))
 """Cache sizes of the hit curves: 8 Ki tokens to 32 Mi."""
@@ -67,7 +68,7 @@ def _arrivals(rows: Sequence[Row]) -> dict[str, Any] | None:
     times = np.array([row.arrival_ns for row in rows], dtype=np.int64)
     gaps = np.diff(times)
     span_ns = int(times[-1] - times[0])
-    moved = gaps[gaps > 0]
+    moved, windows = gaps[gaps > 0], (times - times[0]) // (10 * _NS_PER_S)
     return {
         "span_s": span_ns / _NS_PER_S,
         "rate": len(rows) * _NS_PER_S / span_ns if span_ns else None,
@@ -80,14 +81,8 @@ def _arrivals(rows: Sequence[Row]) -> dict[str, Any] | None:
         "distinct_times": len(moved) + 1,
         "zero_gap_share": float((gaps == 0).mean()) if len(gaps) else 0.0,
         "median_step_s": float(np.median(moved)) / _NS_PER_S if len(moved) else None,
-        "empty_10s_share": _empty_share(times - times[0], 10 * _NS_PER_S),
+        "empty_10s_share": 1 - len(np.unique(windows)) / (int(windows[-1]) + 1),
     }
-
-
-def _empty_share(times: np.ndarray, window_ns: int) -> float:
-    """Share of the windows of the span in which no request arrives."""
-    bins = times // window_ns
-    return 1 - len(np.unique(bins)) / (int(bins[-1]) + 1)
 
 
 def _lengths(lengths: Sequence[int]) -> dict[str, float]:
@@ -109,7 +104,9 @@ def _prefix(trace: Trace, block_size: int) -> dict[str, Any] | None:
     identities = streams(trace)
     reuse = find_reuse(rows, identities, Counting(block_size))
     tokens = sum(row.input_length for row in rows)
-    capacities = _capacities(reuse.distinct * block_size)
+    # Up to the first one that holds everything.
+    smaller = sum(capacity < reuse.distinct * block_size for capacity in _CURVE_TOKENS)
+    capacities = list(_CURVE_TOKENS[: smaller + 1][-_CURVE_POINTS:])
     blocks = [capacity // block_size for capacity in capacities]
 
     def share(hit_tokens: int) -> float:
@@ -130,12 +127,6 @@ def _prefix(trace: Trace, block_size: int) -> dict[str, Any] | None:
         "lru": [share(hits) for hits in lru_tokens(reuse, blocks)],
         "min": [share(hits) for hits in optimum_tokens(reuse, blocks)],
     }
-
-
-def _capacities(footprint_tokens: int) -> list[int]:
-    """The sizes of `_CURVE_TOKENS` up to the first one that holds everything."""
-    smaller = sum(tokens < footprint_tokens for tokens in _CURVE_TOKENS)
-    return list(_CURVE_TOKENS[: smaller + 1][-_CURVE_POINTS:])
 
 
 def _ids(trace: Trace, identities: Sequence[Stream]) -> dict[str, Any] | None:
@@ -207,10 +198,8 @@ def _format(info: dict[str, Any]) -> str:
 def _load_lines(info: dict[str, Any]) -> Iterator[tuple[str, str]]:
     arrivals = info["arrivals"]
     if arrivals is None:
-        yield (
-            "requests",
-            f"{info['requests']:,}, no arrival times: sent at once, or at --request-rate",
-        )
+        text = f"{info['requests']:,}, no arrival times: sent at once, or at --request-rate"
+        yield "requests", text
         return
     peaks = " / ".join(f"{rate:.3g}" for rate in arrivals["peak_rate"].values())
     windows = " / ".join(map(str, arrivals["peak_rate"]))
@@ -237,17 +226,13 @@ def _prefix_lines(prefix: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
     counts = f"{prefix['blocks']:,} in prompts, {prefix['distinct_blocks']:,} distinct"
     yield "blocks", f"{counts} (full blocks of {size} tokens)"
     most = ", ".join(f"{_percent(share, 2)} (block {b})" for b, share in prefix["ceiling"].items())
-    outputs = (
-        f"{_percent(prefix['ceiling_with_outputs'], 2)} (block {size}) if outputs are kept too"
-    )
-    yield "reuse", f"of the input tokens at most {most} can hit, {outputs}"
+    outputs = f"{_percent(prefix['ceiling_with_outputs'], 2)} (block {size})"
+    text = f"of the input tokens at most {most} can hit, {outputs} if outputs are kept too"
+    yield "reuse", text
     yield "KV tokens", _cells(f"{tokens:,}" for tokens in prefix["capacity_tokens"])
     yield "  LRU", _cells(_percent(share, 2) for share in prefix["lru"])
     yield "  MIN", _cells(_percent(share, 2) for share in prefix["min"])
-    yield (
-        "",
-        "(hits in a cache alone: no time, nothing pinned, no outputs; MIN is the best possible)",
-    )
+    yield "", _ALONE
 
 
 def _session_lines(sessions: dict[str, Any] | None) -> Iterator[tuple[str, str]]:

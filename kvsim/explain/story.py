@@ -26,7 +26,7 @@ from kvsim.results.metrics import LATENCIES
 from kvsim.results.numerals import count, percent, plural, seconds
 from kvsim.results.statistics import completed, durations_ns, ints
 from kvsim.results.summary import parts_of
-from kvsim.results.timeline import run_end_ns
+from kvsim.results.timeline import Columns, run_end_ns
 
 NAMED = 4
 """Most other requests that a sentence names."""
@@ -99,17 +99,14 @@ class Story(NamedTuple):
 def ledger_rows(values: Mapping[str, int], labels: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """Label, value and share of each part of a story; parts that end in `_ns` are times."""
     whole = sum(values.values())
-    return [
-        (
-            labels[name],
-            seconds(value / 1e9) if name.endswith("_ns") else count(value),
-            percent(value / whole),
-        )
-        for name, value in values.items()
-    ]
+    rows = []
+    for name, value in values.items():
+        amount = seconds(value / 1e9) if name.endswith("_ns") else count(value)
+        rows.append((labels[name], amount, percent(value / whole)))
+    return rows
 
 
-def find_request(requests: Mapping[str, Any], id: str) -> int:
+def find_request(requests: Columns, id: str) -> int:
     """The index of the request with this id. Raises `OutputError` with the nearest id."""
     ids = [str(each) for each in requests["id"]]
     if id in ids:
@@ -119,11 +116,7 @@ def find_request(requests: Mapping[str, Any], id: str) -> int:
 
 
 def tell(
-    summary: Mapping[str, Any],
-    requests: Mapping[str, Any],
-    steps: Mapping[str, Any],
-    transitions: Mapping[str, Any],
-    index: int,
+    summary: Mapping[str, Any], requests: Columns, steps: Columns, transitions: Columns, index: int
 ) -> Story:
     """The story of one request. Raises `OutputError` for results without a ledger."""
     _require_ledger(has_ledger(requests) and KERNELS[0] in steps)
@@ -159,11 +152,7 @@ class _Run:
     """A run, with the columns that a story looks up repeatedly."""
 
     def __init__(
-        self,
-        summary: Mapping[str, Any],
-        requests: Mapping[str, Any],
-        steps: Mapping[str, Any],
-        transitions: Mapping[str, Any],
+        self, summary: Mapping[str, Any], requests: Columns, steps: Columns, transitions: Columns
     ) -> None:
         self.summary, self.requests, self.transitions = summary, requests, transitions
         self.starts, self.step_ends = steps["start_ns"], steps["end_ns"]
@@ -175,15 +164,11 @@ class _Run:
     def name(self, index: int) -> str:
         return str(self.requests["id"][index])
 
-    def step_at(self, time_ns: int) -> int:
-        """The last step that had begun by then; 0 before the first."""
-        return max(int(np.searchsorted(self.starts, time_ns, side="right")) - 1, 0)
-
     def state(self, time_ns: int) -> dict[str, int]:
-        """The row of the step under way."""
+        """The row of the last step that had begun by then, or of the first; empty without steps."""
         if not len(self.starts):
             return {}
-        row = self.step_at(time_ns)
+        row = max(int(np.searchsorted(self.starts, time_ns, side="right")) - 1, 0)
         return {name: int(column[row]) for name, column in self.steps.items()}
 
     def running(self, begin_ns: int, end_ns: int, but: int) -> list[int]:
@@ -196,10 +181,8 @@ class _Run:
 
     def names(self, requests: list[int]) -> str:
         """The names of up to `NAMED` requests, and the number of the others."""
-        listed = ", ".join(self.name(i) for i in requests[:NAMED])
-        return (
-            f"{listed} and {count(len(requests) - NAMED)} more" if len(requests) > NAMED else listed
-        )
+        listed, others = ", ".join(map(self.name, requests[:NAMED])), len(requests) - NAMED
+        return f"{listed} and {count(others)} more" if others > 0 else listed
 
 
 def _about(run: _Run, index: int) -> str:
@@ -401,7 +384,7 @@ _NAMED = 3
 """Parts of their time that are named."""
 
 
-def tail_words(requests: Mapping[str, Any], metric: str) -> tuple[str, list[str]]:
+def tail_words(requests: Columns, metric: str) -> tuple[str, list[str]]:
     """The completed request whose latency `metric` (a key of `LATENCIES` but `itl`) is the least
     that 99 % do not exceed, and why it and those above are slow, beside all requests. Raises
     `OutputError` where no request has the latency, or the run no ledger."""
@@ -422,9 +405,8 @@ def tail_words(requests: Mapping[str, Any], metric: str) -> tuple[str, list[str]
     if metric == "tpot":  # from the first token on
         del parts["own_prefill_ns"]
     if metric == "ttft":
-        parts["first_step_ns"] = ints(requests["first_token_ns"]) - ints(
-            requests["first_scheduled_ns"]
-        )
+        begun, first = ints(requests["first_scheduled_ns"]), ints(requests["first_token_ns"])
+        parts["first_step_ns"] = first - begun
     means = {part: (ns[slow].mean() / 1e9, ns[everyone].mean() / 1e9) for part, ns in parts.items()}
     largest = sorted(means, key=lambda part: -means[part][0])[:_NAMED]
     named = (

@@ -19,12 +19,9 @@ from kvsim.report.pages.figures import (
     Figure,
     Points,
     TimeAxis,
-    area,
     compact,
-    held,
     ratios,
     rows_axis,
-    step_line,
     time_axis,
     time_chart,
     titled,
@@ -211,7 +208,7 @@ def _load(run: FleetRun, axis: TimeAxis) -> Iterator[Figure]:
         (mean.min(axis=0), "run-0", "idlest"),
     ]
     x = axis.of(bins.edges_ns)
-    data = lined(x, ((held(y), colour, name) for y, colour, name in lines))
+    data = lined(x, lines)
     note = "Requests in flight on the busiest and the idlest replica, and on average."
     yield time_chart(axis, "load", "Load of the replicas", note, data, titled("requests"))
     yield _heat(axis, x, mean, replica_names(run.summary))
@@ -251,7 +248,7 @@ def _found(run: FleetRun, axis: TimeAxis, end_ns: int) -> Figure:
         if those.any():
             parts.append((those, CAUSE_COLOURS[cause], f"Lost: {CAUSE_WORDS[cause][0]}"))
     shares = (
-        (held(np.nan_to_num(100 * ratios(bins.of(amounts), whole))), colour, name)
+        (np.nan_to_num(100 * ratios(bins.of(amounts), whole)), colour, name)
         for amounts, colour, name in parts
     )
     note = "Of the prompt tokens of requests sent at this time; the rest was in no cache."
@@ -263,7 +260,7 @@ def _found(run: FleetRun, axis: TimeAxis, end_ns: int) -> Figure:
 def _lanes(run: FleetRun, views: Sequence[View], axis: TimeAxis) -> Iterator[Figure]:
     """A figure for each replica: its requests above, its KV cache below; all with one scale."""
     top = max(
-        float((view.coarse.bins.mean["running"] + view.coarse.bins.mean["waiting"]).max(initial=1))
+        float((view.coarse.mean["running"] + view.coarse.mean["waiting"]).max(initial=1))
         for view in views
     )
     fullest = max(each["kv_cache_usage_max"] or 0.0 for each in run.summary["replicas"])
@@ -273,18 +270,11 @@ def _lanes(run: FleetRun, views: Sequence[View], axis: TimeAxis) -> Iterator[Fig
     names = replica_names(run.summary)
     for i in sorted(most):
         view, each = views[i], run.summary["replicas"][i]
-        mean, x = view.coarse.bins.mean, axis.of(view.coarse.bins.edges_ns)
+        mean, x = view.coarse.mean, axis.of(view.coarse.edges_ns)
         pool = int(view.summary["meta"]["num_gpu_blocks"])
-        data = [
-            area(step_line(x, held(mean["running"]), "running", "Running")),
-            area(step_line(x, held(mean["waiting"]), "waiting", "Waiting")),
-            {
-                **area(
-                    step_line(x, held(100 * mean["used_blocks"] / pool), "peak", "KV cache"), "two"
-                ),
-                "yaxis": "y2",
-            },
-        ]
+        levels = [(mean[level], level, level.capitalize()) for level in ("running", "waiting")]
+        [used] = lined(x, [(100 * mean["used_blocks"] / pool, "peak", "KV cache")], "two")
+        data = [*lined(x, levels, "one"), {**used, "yaxis": "y2"}]
         hits = show(each["prefix_cache_hit_rate"], "share")
         note = f"{plural(each['num_requests'], 'request')}, hits {hits}, KV cache"
         note += f" {show(each['kv_cache_usage_mean'], 'share')} in use on average."

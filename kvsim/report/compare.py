@@ -36,7 +36,6 @@ from kvsim.explain.differences import (
     carriers,
     concerned_words,
     divergence_words,
-    first_concerned,
     first_divergence,
     has_ledger,
     pair,
@@ -335,6 +334,22 @@ def finding_words(comparison: Comparison, pair: Pair, verdict: Verdict) -> str:
     return f"{other} is {_comparative(metric, verdict)} than {first} by {size} ({ends})"
 
 
+def _comparative(metric: Metric, verdict: Verdict) -> str:
+    if not metric.better:
+        return "lower" if verdict.difference < 0 else "higher"
+    return "better" if (verdict.difference < 0) == (metric.better == "lower") else "worse"
+
+
+def headline_findings(
+    comparison: Comparison, rows: Sequence[Row], other: int
+) -> Iterator[tuple[Row, str]]:
+    """What was found on the headline figures of run number `other` against the first."""
+    for row in rows:
+        verdict = row.verdicts[other - 1]
+        if row.metric.key in HEADLINES and verdict is not None:
+            yield row, finding_words(comparison, Pair(row.metric.key, 0, other), verdict)
+
+
 def ranking_words(comparison: Comparison, key: str) -> str:
     """`C, B ≈ A`: best first; `≈` between runs without a significant difference.
 
@@ -387,12 +402,6 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
         "unfinished": [list(each) for each in comparison.unfinished],
         "figures": figures,
     }
-
-
-def _comparative(metric: Metric, verdict: Verdict) -> str:
-    if not metric.better:
-        return "lower" if verdict.difference < 0 else "higher"
-    return "better" if (verdict.difference < 0) == (metric.better == "lower") else "worse"
 
 
 def _mean(values: Values) -> float | None:
@@ -539,7 +548,7 @@ def explain(first: Run, other: Run) -> Explanation:
     assert pairs is not None, "waterfalls are of pairs"
     words = [
         *divergence_words(found, names, pools),
-        *concerned_words(first_concerned(pairs, first[2], other[2]), names),
+        *concerned_words(pairs, first[2], other[2], names),
     ]
     return explanation._replace(divergence=found, divergence_words=words)
 

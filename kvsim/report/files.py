@@ -108,7 +108,8 @@ def read_results(directory: str | Path) -> Results:
             f" steps, its tables hold {len(requests['id'])} and {len(steps['start_ns'])}: files of"
             " different runs; run it again"
         )
-    refuse(folder / SUMMARY, problem_of_figures(summary, requests, steps), meta)
+    problem = problem_of_summary(summary, summarise(steps, requests, {}, meta))
+    refuse(folder / SUMMARY, problem, meta)
     return Results(summary, requests, steps)
 
 
@@ -421,13 +422,6 @@ def problem_of_block_map(columns: Mapping[str, Any], samples: int, requests: int
         if np.any(whole != whole[:1]):
             return f"column {name}: differs between samples"
     return ""
-
-
-def problem_of_figures(
-    summary: Mapping[str, Any], requests: Mapping[str, Any], steps: Mapping[str, Any]
-) -> str:
-    """The first figure that is not what checked tables give, in words; empty if all are."""
-    return problem_of_summary(summary, summarise(steps, requests, {}, summary["meta"]))
 
 
 def problem_of_summary(summary: Mapping[str, Any], expected: Mapping[str, Any]) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.errors import ConfigError, check_choice
-from kvsim.report.compare import Run, change_words, compare_table, explain
+from kvsim.report.compare import Run, change_words, compare_table, explain, value_words
 from kvsim.report.pages.figures import Figure, coloured
 from kvsim.report.pages.html import Html, element, join, table
 from kvsim.report.pages.latencies import distribution_figures
@@ -65,11 +65,7 @@ class Compared(NamedTuple):
     def _repr_html_(self) -> str:
         rows = compare_table([self.first[:2], self.other[:2]])
         shown = [
-            [
-                row.metric.label,
-                *(show(v, row.metric.unit) for v in row.values),
-                change_words(row, 0),
-            ]
+            [row.metric.label, *(value_words(row, i) for i in (0, 1)), change_words(row, 0)]
             for row in rows
             if row.metric.key in HEADLINES
         ]
@@ -108,21 +104,14 @@ def chart(
         from plotly.graph_objects import Figure as Chart
     except ImportError:
         raise ConfigError("plot: plotly is not installed; pip install 'kvsim[notebook]'") from None
-    figures = {figure.id: figure for figure in _figures(summary, requests, steps)}
+    run = look_at(summary, requests, steps)
+    drawn = (*time_figures(run), *distribution_figures([("requests", "used", run.durations)]))
+    figures = {figure.id: figure for figure in drawn}
     if name is not None:
         check_choice("plot", name, figures)
     shown = [f for f in figures.values() if f.time] if name is None else [figures[name]]
     data, layout = _stacked(shown)
     return Chart(data=coloured(data), layout=coloured(layout))
-
-
-def _figures(
-    summary: Mapping[str, Any], requests: Mapping[str, Any], steps: Mapping[str, Any]
-) -> Iterator[Figure]:
-    """The figures of the report of a run."""
-    run = look_at(summary, requests, steps)
-    yield from time_figures(run)
-    yield from distribution_figures([("requests", "used", run.durations)])
 
 
 def _stacked(figures: Sequence[Figure]) -> tuple[list[dict[str, Any]], dict[str, Any]]:

@@ -143,18 +143,13 @@ def _render_subjects(runs: Summaries, console: Console, seeds: int) -> None:
 
 def _render_verdicts(comparison: Comparison, rows: Sequence[Row], console: Console) -> None:
     """Print the findings on headline figures against the first run, then the rankings."""
-    from kvsim.explain.certainty import Pair
-    from kvsim.report.compare import finding_words, ranking_words
-    from kvsim.results.metrics import HEADLINES
+    from kvsim.report.compare import headline_findings, ranking_words
 
     first, *others = comparison.names
     for other, name in enumerate(others, 1):
         console.print(f"{name} against {first}", style="bold")
-        for row in rows:
-            verdict = row.verdicts[other - 1]
-            if row.metric.key in HEADLINES and verdict is not None:
-                words = finding_words(comparison, Pair(row.metric.key, 0, other), verdict)
-                console.print(f"  {row.metric.label}: {words}", style=_style(row, other - 1))
+        for row, words in headline_findings(comparison, rows, other):
+            console.print(f"  {row.metric.label}: {words}", style=_style(row, other - 1))
     if others[1:]:
         console.print("Best first (≈: no significant difference)", style="bold")
         for row in rows:

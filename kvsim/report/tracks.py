@@ -199,25 +199,15 @@ def request_events(stays: list[Stay], requests: Mapping[str, Any]) -> Iterator[s
     last: dict[int, int] = {}
     arrows = 0
     for number, (stay, track) in enumerate(zip(stays, tracks, strict=True)):
-        yield span(
-            track,
-            f"request {requests['id'][stay.request]}",
-            stay.begin_ns,
-            stay.end_ns,
-            _args(requests, stay.request),
-        )
+        name, args = f"request {requests['id'][stay.request]}", _args(requests, stay.request)
+        yield span(track, name, stay.begin_ns, stay.end_ns, args)
         for standing, begin, end in stay.spells:
             yield span(track, standings.NAMES[standing], begin, end)
         former = last.get(stay.request)
         if former is not None:
             arrows += 1
-            name = _passage(stays[former], stay)
-            yield from arrow(
-                arrows,
-                name,
-                (tracks[former], stays[former].end_ns - 1),
-                (track, stay.begin_ns),
-            )
+            left, back = (tracks[former], stays[former].end_ns - 1), (track, stay.begin_ns)
+            yield from arrow(arrows, _passage(stays[former], stay), left, back)
         last[stay.request] = number
 
 
@@ -227,12 +217,8 @@ def _tracks(stays: list[Stay]) -> list[Track]:
     for pid in GROUPS:
         own = [number for number, stay in enumerate(stays) if stay.pid == pid]
         lanes = pack((stays[number].begin_ns, stays[number].end_ns) for number in own)
-        tracks.update(
-            {
-                number: Track(pid, FIRST_TRACK + lane)
-                for number, lane in zip(own, lanes, strict=True)
-            }
-        )
+        for number, lane in zip(own, lanes, strict=True):
+            tracks[number] = Track(pid, FIRST_TRACK + lane)
     return [tracks[number] for number in range(len(stays))]
 
 
@@ -286,15 +272,6 @@ COUNTERS = {
 
 _OF_STEP = STEPS.names(Source.STEP, Source.KERNEL)[2:]
 """Columns of a step that its slice lists where they are not 0: all but its start and end."""
-
-
-def engine_names() -> list[str]:
-    """Names of the engine's tracks."""
-    return [
-        *process(ENGINE, "engine", 1),
-        *thread(STEP_TRACK, "steps"),
-        *thread(LINK, "host link (swaps)"),
-    ]
 
 
 def step_events(steps: Mapping[str, Ints], window: Window) -> Iterator[str]:
@@ -414,8 +391,9 @@ def events(
     spells = standings.lay_out(
         requests, transitions, steps["start_ns"], steps["end_ns"], run_end_ns(steps, requests)
     )
+    engine = process(ENGINE, "engine", 1), thread(STEP_TRACK, "steps")
     return chain(
-        engine_names(),
+        *(*engine, thread(LINK, "host link (swaps)")),
         step_events(steps, window),
         counter_events(steps, summary["meta"], window),
         request_events(stays_of(spells, window, chosen), requests),

@@ -89,12 +89,9 @@ def verdict(summary: Mapping[str, Any]) -> list[Remark]:
     remarks += [*_engine_errors(summary), _preemption(summary)]
     waits = summary["watermark_wait_s"]
     if waits:
-        remarks.append(
-            Remark(
-                f"For {seconds(waits)} only the watermark held the head of the queue back"
-                f" ({plural(summary['watermark_wait_steps'], 'step')})."
-            )
-        )
+        steps = plural(summary["watermark_wait_steps"], "step")
+        text = f"For {seconds(waits)} only the watermark held the head of the queue back ({steps})."
+        remarks.append(Remark(text))
     if summary["meta"].get("oracles"):
         oracles = ", ".join(summary["meta"]["oracles"])
         remarks.append(Remark(f"ORACLE: {oracles} sees the future; no engine can do that."))
@@ -132,9 +129,12 @@ def outcome_title(summary: Mapping[str, Any]) -> str:
     """The outcome in few words: `Steady`, `Memory-bound, backlogged`, `Deadlock`, `Engine stopped:
     KIND`; `Finished` where there is no more to say."""
     kind = str(_outcome_of(summary).get("kind") or "unknown").replace("-", " ")
-    if kind == "finished":
-        return _capital(", ".join(_names(summary)) or kind)
-    return _capital(kind if kind == "deadlock" else f"engine stopped: {kind}")
+    if kind != "finished":
+        return _capital(kind if kind == "deadlock" else f"engine stopped: {kind}")
+    state, bounds = state_of(summary), [name for name, _ in _bounds(summary)]
+    load = [] if state == "unknown" or (state == "steady" and bounds) else [state]
+    names = [*load, *bounds] if TONES.get(state) == "bad" else [*bounds, *load]
+    return _capital(", ".join(names) or kind)
 
 
 def diagnosis(summary: Mapping[str, Any]) -> list[Remark]:
@@ -172,14 +172,6 @@ def diagnosis_of(record: Mapping[str, Any]) -> list[Remark]:
     replicas = (record.get("config") or {}).get("replicas")
     several = {"replicas": range(replicas)} if replicas else {}
     return diagnosis({**record["figures"], **several, "meta": {"outcome": record["outcome"]}})
-
-
-def _names(summary: Mapping[str, Any]) -> list[str]:
-    """What a finished run is called: by what bound it, then by its load."""
-    state = state_of(summary)
-    names = [name for name, _ in _bounds(summary)]
-    load = {"unknown": [], "steady": [] if names else [state]}.get(state, [state])
-    return [*load, *names] if TONES.get(state) == "bad" else [*names, *load]
 
 
 def _refused(summary: Mapping[str, Any]) -> dict[str, float]:
@@ -319,11 +311,8 @@ def _engine_errors(summary: Mapping[str, Any]) -> list[Remark]:
         return []
     kinds = ", ".join(sorted({str(error["kind"]).replace("-", " ") for error in errors}))
     refused = plural(len(errors), "request")
-    return [
-        Remark(
-            f"{refused} refused at arrival, because the engine would have stopped: {kinds}.", "bad"
-        )
-    ]
+    text = f"{refused} refused at arrival, because the engine would have stopped: {kinds}."
+    return [Remark(text, "bad")]
 
 
 def _preemption(summary: Mapping[str, Any]) -> Remark:
@@ -436,8 +425,10 @@ REGRETS, HITS = "why the best replica was not chosen", "where hits came from"
 def routing_tables(summary: Mapping[str, Any]) -> dict[str, tuple[Sequence[str], Rows]]:
     """The tables of a fleet, each with its head, by title: `REPLICAS`, and `TRIP`, `REGRETS` and
     `HITS` where there is something to show."""
+    named = zip(replica_names(summary), replica_rows(summary), strict=True)
+    replicas = [[name, *row] for name, row in named]
     tables: dict[str, tuple[Sequence[str], Rows]] = {
-        REPLICAS: (("replica", *REPLICA_HEAD), named_rows(summary))
+        REPLICAS: (("replica", *REPLICA_HEAD), replicas)
     }
     if legs := leg_rows(summary):
         tables[TRIP] = LEG_HEAD, legs
@@ -481,22 +472,19 @@ def _handover_remarks(figures: Mapping[str, Any]) -> list[Remark]:
         figures[f"mean_{name}_ms"]
         for name in ("prefill_queue", "decode_queue", "handshake", "network_queue", "transfer")
     )
-    remarks = [
-        Remark(f"{size(figures['moved_bytes'])} of KV moved from prefill to decode, of {moved}.")
-    ]
+    volume = size(figures["moved_bytes"])
+    remarks = [Remark(f"{volume} of KV moved from prefill to decode, of {moved}.")]
     if prefill is not None:
         waits = f"{milliseconds(prefill)} for the prefill side, {milliseconds(decode)} for the"
         waits += f" decode side, and {milliseconds(added(network))} for the network"
         remarks.append(Remark(f"On average, a request waited {waits}."))
     if lost := figures["leases_run_out"]:
-        remarks.append(
-            Remark(
-                f"{plural(lost, 'lease')} ran out: the prefill side released blocks that the decode"
-                " side had not read, and a real engine would read what came after them; raise"
-                " kv_lease_duration, or give the decode side more replicas.",
-                "warning",
-            )
+        text = (
+            f"{plural(lost, 'lease')} ran out: the prefill side released blocks that the decode"
+            " side had not read, and a real engine would read what came after them; raise"
+            " kv_lease_duration, or give the decode side more replicas."
         )
+        remarks.append(Remark(text, "warning"))
     return remarks
 
 
@@ -514,9 +502,8 @@ def fleet_verdict(summary: Mapping[str, Any]) -> list[Remark]:
         remarks += _handover_remarks(summary["handovers"])
     if summary["load_imbalance"] is not None and len(summary["replicas"]) > 1:
         times = number(summary["load_imbalance"])
-        remarks.append(
-            Remark(f"The busiest replica had {times} times as many requests as the mean one.")
-        )
+        text = f"The busiest replica had {times} times as many requests as the mean one."
+        remarks.append(Remark(text))
     return remarks
 
 
@@ -562,12 +549,6 @@ def replica_rows(summary: Mapping[str, Any]) -> Rows:
         ]
         for each in summary["replicas"]
     ]
-
-
-def named_rows(summary: Mapping[str, Any]) -> Rows:
-    """The `replica_rows`, each behind the name of its replica."""
-    each = zip(replica_names(summary), replica_rows(summary), strict=True)
-    return [[name, *row] for name, row in each]
 
 
 def regret_rows(routing: Mapping[str, Any]) -> Rows:

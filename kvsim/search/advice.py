@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -49,15 +49,6 @@ from kvsim.workload.trace import Trace
 NOT_CERTAIN = "not certain"
 
 
-class Row(NamedTuple):
-    """A line of the table: a setting, or a value of the setting above it."""
-
-    name: str
-    difference: str = ""
-    """With its interval."""
-    finding: str = ""
-
-
 def present(advice: Advice) -> list[Remark]:
     """What the present settings suffer from on the first seed, and where step times come from."""
     cost = assemble(advice.base.config).cost
@@ -85,25 +76,26 @@ def method(advice: Advice) -> str:
     )
 
 
-def rows(advice: Advice) -> Iterator[Row]:
-    """Every value by itself, below its setting; then the values that belong together.
+def rows(advice: Advice) -> Iterator[tuple[str, str, str]]:
+    """Every value by itself, below its setting; then the values that belong together. Beside it the
+    difference with its interval, and the finding.
 
     Values that make no difference share a line.
     """
     for key, members in groupby(advice.singles, key=lambda each: each.changes[0].key):
-        yield Row(key)
+        yield key, "", ""
         for same, group in groupby(members, key=lambda m: _finding(advice, m) == NO_DIFFERENCE):
             listed = list(group)
             if same:
                 values = ", ".join(_value(each.changes[0]) for each in listed)
-                yield Row(f"  {values}", NO_DIFFERENCE)
+                yield f"  {values}", NO_DIFFERENCE, ""
                 continue
             for each in listed:
-                yield Row(f"  {_value(each.changes[0])}", *_judged(advice, each))
+                yield f"  {_value(each.changes[0])}", *_judged(advice, each)
     if len(advice.best.changes) > 1:
         names = " + ".join(map(named, advice.best.changes))
-        yield Row("together")
-        yield Row(f"  {names}", *_judged(advice, advice.best))
+        yield "together", "", ""
+        yield f"  {names}", *_judged(advice, advice.best)
 
 
 def not_tried(advice: Advice) -> Iterator[str]:
@@ -249,13 +241,9 @@ def cache_sentences(trace: Trace, config: RunConfig) -> list[str]:
     parts = assemble(config)
     if not parts.blocks.needs_keys or not any(row.content for row in trace.rows):
         return []
-    study = study_trace(
-        trace,
-        Counting(parts.blocks.block_size),
-        Asked(
-            [parts.blocks.gpu.size], block_bytes=block_bytes(parts.model, parts.config), points=0
-        ),
-    )
+    blocks, each_bytes = parts.blocks, block_bytes(parts.model, parts.config)
+    asked = Asked([blocks.gpu.size], block_bytes=each_bytes, points=0)
+    study = study_trace(trace, Counting(blocks.block_size), asked)
     return [f"Prefix cache alone: {sentence}" for sentence in study_sentences(study)]
 
 
@@ -337,7 +325,7 @@ def _every_change(advice: Advice) -> Html:
     ]
     mean = advice.base.mean(advice.decides)
     difference = f"{advice.decides.metric.label}: difference"
-    body = [(row.name.replace("  ", _INDENT), *row[1:]) for row in rows(advice)]
+    body = [(name.replace("  ", _INDENT), *found) for name, *found in rows(advice)]
     parts: list[object] = [lead(method(advice))]
     if mean and drawn:
         title = f"{advice.decides.metric.label}: difference to the present settings"

@@ -143,29 +143,22 @@ TRIALS: dict[str, tuple[Trial, ...]] = {
 """What is tried, by engine; on one of the user's own, what most engines have."""
 
 
-class Changes(NamedTuple):
-    """What there is to try on a base."""
-
-    tried: list[Change]
-    untried: list[Untried]
-
-
-def changes_of(base: RunConfig) -> Changes:
+def changes_of(base: RunConfig) -> tuple[list[Change], list[Untried]]:
     """The changes to try on these settings, and those that are not possible.
 
     Raises `ConfigError` where the engine does not start with the base itself.
     """
     parts = assemble(base)
-    found = Changes([], [])
+    tried, untried = list[Change](), list[Untried]()
     for trial in TRIALS.get(base.engine, (*_STEPS, _MEMORY, _SHARING)):
         for value in _values(trial, parts):
             try:
                 config = changed(base, {trial.key: value})
             except ConfigError as error:
-                found.untried.append(Untried(trial.key, value, str(error)))
+                untried.append(Untried(trial.key, value, str(error)))
             else:
-                found.tried.append(Change(trial.key, value, trial, config))
-    return found
+                tried.append(Change(trial.key, value, trial, config))
+    return tried, untried
 
 
 def changed(base: RunConfig, settings: dict[str, Any]) -> RunConfig:
@@ -292,14 +285,9 @@ class _Bench(NamedTuple):
         """Run these on all the first `seeds` seeds on which they have not been run."""
         for done in sorted({len(each.runs) for each in tried}):
             group = [each for each in tried if len(each.runs) == done]
-            rows = replicate(
-                self.load,
-                [each.config for each in group],
-                range(self.seed + done, self.seed + seeds),
-                _replayed if self.exact else _condensed,
-                self.how,
-            )
-            for row in rows:
+            configs, keep = [each.config for each in group], _replayed if self.exact else _condensed
+            numbers = range(self.seed + done, self.seed + seeds)
+            for row in replicate(self.load, configs, numbers, keep, self.how):
                 for each, run in zip(group, row, strict=True):
                     each.runs.append(run)
 
@@ -327,7 +315,7 @@ def advise(
     load: Load,
     config: RunConfig,
     objectives: Objectives,
-    changes: Changes,
+    changes: tuple[list[Change], list[Untried]],
     *,
     seeds: int = SEEDS,
     how: How = HERE,
@@ -339,9 +327,9 @@ def advise(
     does not start, or where the base leaves requests unserved, so that no objective can be met.
     """
     varied = redrawn(load, [("", config)])
-    bench = _Bench(load, config.seed, not varied, how)
+    bench, (tried, untried) = _Bench(load, config.seed, not varied, how), changes
     base = Tried((), config)
-    singles = [Tried((change,), change.config) for change in changes.tried]
+    singles = [Tried((change,), change.config) for change in tried]
     level = _SINGLES * LEVEL
     looks = plan_looks(seeds, level) if varied else [Look(1, level)]
     bench.run([base], looks[0].seeds)
@@ -356,7 +344,7 @@ def advise(
         if not unsettled:
             break
     planned = looks[-1].seeds
-    advice = Advice(objectives, decides, base, singles, changes.untried, base, varied, planned)
+    advice = Advice(objectives, decides, base, singles, untried, base, varied, planned)
     return advice._replace(best=_combined(bench, advice))
 
 
@@ -375,26 +363,21 @@ def _combined(bench: _Bench, advice: Advice) -> Tried:
     best, *others = firm
     level = (1 - _SINGLES) * LEVEL / (len(others) + 1)
     for other in others:
-        candidate = _with(base, (*best.changes, *other.changes))
-        if candidate is not None:
-            bench.run([best, candidate], len(base.runs))
-            decides = _tightest(best, objectives)
-            bench.judge(best, [candidate], decides, level)
-            if _helps(candidate, best, decides, objectives):
-                best = candidate
+        changes = (*best.changes, *other.changes)
+        try:
+            config = changed(base.config, {each.key: each.value for each in changes})
+        except ConfigError:
+            continue  # The engine does not start with all of them.
+        candidate, decides = Tried(changes, config), _tightest(best, objectives)
+        bench.run([best, candidate], len(base.runs))
+        bench.judge(best, [candidate], decides, level)
+        if _helps(candidate, best, decides, objectives):
+            best = candidate
     if best is not firm[0]:
         bench.judge(base, [best], advice.decides, level)
     best = best if advice.helps(best) else firm[0]
     bench.run([best], len(base.runs))
     return best
-
-
-def _with(base: Tried, changes: tuple[Change, ...]) -> Tried | None:
-    """The base with several changes; None if the engine does not start with all of them."""
-    try:
-        return Tried(changes, changed(base.config, {each.key: each.value for each in changes}))
-    except ConfigError:
-        return None
 
 
 def _helps(tried: Tried, first: Tried, decides: Objective, objectives: Objectives) -> bool:

@@ -39,7 +39,7 @@ from kvsim.explain.certainty import (
     single,
 )
 from kvsim.explain.differences import values_of
-from kvsim.report import Row, change_words, compare_table, value_words
+from kvsim.report import change_words, compare_table, value_words
 from kvsim.report.wording import setting_words
 from kvsim.results.metrics import HEADLINES, NAMED, Metric
 from kvsim.run.assembly import assemble
@@ -305,19 +305,13 @@ def of_releases(name: str, config: RunConfig) -> list[tuple[str, RunConfig]]:
     return [(f"{name} vLLM {v}".strip(), replace(config, vllm_version=v)) for v in versions]
 
 
-class Upgrade(NamedTuple):
-    """A run, and the same one under another release."""
-
-    names: tuple[str, str]
-    changes: list[Change]
-
-
-def upgrades(configs: Sequence[tuple[str, RunConfig]]) -> list[Upgrade]:
-    """The upgrades among neighbours. Raises `ConfigError` for an engine without releases."""
+def upgrades(configs: Configs) -> list[tuple[tuple[str, str], list[Change]]]:
+    """The upgrades among neighbours: the names of a run and of the same one under another release,
+    and what that changes. Raises `ConfigError` for an engine without releases."""
     found = []
     for (name, before), (other, after) in pairwise(configs):
         if before != after and before == replace(after, vllm_version=before.vllm_version):
-            found.append(Upgrade((name, other), changes(before, after)))
+            found.append(((name, other), changes(before, after)))
     return found
 
 
@@ -367,7 +361,10 @@ def effect_words(
     for change, summary in zip(found, without, strict=True):
         rows = compare_table([("without", summary), ("after", after)])
         effects = [
-            _effect(row) for row in rows if row.metric.key in EFFECTS and row.judge(0) != "same"
+            f"{row.metric.label} {value_words(row, 1)}, and {value_words(row, 0)} with that undone"
+            f" ({change_words(row, 0)})"
+            for row in rows
+            if row.metric.key in EFFECTS and row.judge(0) != "same"
         ]
         if effects:
             yield f"{change.words}: {'; '.join(effects)}."
@@ -377,10 +374,3 @@ def effect_words(
         yield f"No effect on {', '.join(NAMED[key].label for key in EFFECTS)}: {'; '.join(idle)}."
     if not found:
         yield "Nothing that is at work in this run changed."
-
-
-def _effect(row: Row) -> str:
-    return (
-        f"{row.metric.label} {value_words(row, 1)}, and {value_words(row, 0)} with that undone"
-        f" ({change_words(row, 0)})"
-    )

@@ -280,7 +280,10 @@ def expand(space: Space, base: Mapping[str, Any]) -> list[Point]:
     a point, and its run reports the refusal. Raises `ConfigError`.
     """
     config = make_settings(base, "configuration")
-    _check_size(space)
+    number = prod(len(axis.values) for axis in space.axes)
+    number *= max(1, len(space.rows)) * (space.samples if space.laws else 1) * (space.seeds or 1)
+    if number > MOST_POINTS:
+        raise ConfigError(f"a sweep of {number:,} points; {MOST_POINTS:,} are the most")
     for axis in space.axes:
         for value in axis.values:
             make_settings(overlaid(base, {axis.key: value}), f"--grid {axis.key}")
@@ -317,13 +320,6 @@ def _settings(space: Space) -> Iterator[Settings]:
     parts = product(values, space.rows or ({},), draws if space.laws else ({},))
     for chosen, row, drawn in parts:
         yield {**dict(zip(names, chosen, strict=True)), **row, **drawn}
-
-
-def _check_size(space: Space) -> None:
-    number = prod(len(axis.values) for axis in space.axes)
-    number *= max(1, len(space.rows)) * (space.samples if space.laws else 1) * (space.seeds or 1)
-    if number > MOST_POINTS:
-        raise ConfigError(f"a sweep of {number:,} points; {MOST_POINTS:,} are the most")
 
 
 def _rows(lists: Sequence[str]) -> tuple[Settings, ...]:

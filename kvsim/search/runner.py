@@ -12,6 +12,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from kvsim.errors import ConfigError, PolicyError
@@ -154,7 +155,7 @@ def run_local(
     number, trace = processes(jobs, tasks), keyed(trace)
     if number <= 1:
         for task in tasks:
-            _fetch(store, task, trace, jobs)
+            store.fetch(task.key, partial(run_point, task, trace, jobs))
             done(1)
         return
     with temporary_folder(store.folder, store.folder) as folder:
@@ -241,12 +242,8 @@ def _check_reachable(address: str) -> None:
         ) from None
 
 
-def _fetch(store: Store, task: Task, trace: Trace, jobs: int | None = 1) -> None:
-    store.fetch(task.key, lambda: run_point(task, trace, jobs))
-
-
 def _fetch_from(store: Store, task: Task, path: str) -> None:
-    _fetch(store, task, unpickled(path))
+    store.fetch(task.key, partial(run_point, task, unpickled(path)))
 
 
 _held: dict[str, Trace] = {}

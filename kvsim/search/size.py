@@ -112,6 +112,10 @@ class Bounds(NamedTuple):
     low: float | None = None
     high: float | None = None
 
+    def within(self, low: float, high: float) -> tuple[float, float]:
+        """Where to search, if these are the knob's own ends."""
+        return low if self.low is None else self.low, high if self.high is None else self.high
+
 
 def open_arrivals(config: RunConfig) -> RunConfig:
     """The configuration under which a rate can be searched: every request comes at its time.
@@ -157,12 +161,12 @@ def _blocks(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
     parts = assemble(make_config({**engine, "num_gpu_blocks_override": _PLENTY}))
     assert isinstance(parts.config.max_model_len, int) and parts.config.block_size is not None
     fewest = -(-parts.config.max_model_len // parts.config.block_size)
-    low = fewest if bounds.low is None else bounds.low
-    high = bounds.high
-    if high is None:
-        high = float(assemble(make_config(engine)).memory.num_gpu_blocks)
-    ladder = _geometric(low, high, round)
-    return Knob("num_gpu_blocks_override", "least", ladder, round, "blocks", low, high)
+    most = inf
+    if bounds.high is None:
+        most = float(assemble(make_config(engine)).memory.num_gpu_blocks)
+    ends = bounds.within(fewest, most)
+    ladder = _geometric(*ends, round)
+    return Knob("num_gpu_blocks_override", "least", ladder, round, "blocks", *ends)
 
 
 def _utilization(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
@@ -173,7 +177,7 @@ def _utilization(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
             " --find num_gpu_blocks"
         )
 
-    low, high = _ends(bounds, 0.05, 0.99)
+    low, high = bounds.within(0.05, 0.99)
     ladder = tuple(_thousandths(low + (high - low) * k / 12) for k in range(13))
     return Knob("gpu_memory_utilization", "least", ladder, _thousandths, "share", low, high)
 
@@ -181,7 +185,7 @@ def _utilization(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
 def _rate(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
     """Around the rate of the base or the trace, and further as needed."""
     centre = _rate_of(trace, base)
-    low, high = _ends(bounds, centre / 1024, centre * 1024)
+    low, high = bounds.within(centre / 1024, centre * 1024)
     steps = (centre * 2.0**k for k in range(-3, 4))
     ladder = tuple(_figures(rate) for rate in steps if low <= rate <= high)
     if bounds.low is not None or bounds.high is not None or len(ladder) < 2:
@@ -191,14 +195,14 @@ def _rate(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
 
 def _replicas(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
     """From one replica, as far up as needed."""
-    low, high = _ends(bounds, 1, _MOST_REPLICAS)
+    low, high = bounds.within(1, _MOST_REPLICAS)
     given = bounds.low is not None or bounds.high is not None
     ladder = _geometric(low, high, round) if given else _FEW_REPLICAS
     return Knob("replicas", "least", ladder, round, "replicas", low, high, grows=True, grain=1.0)
 
 
 def _watermark(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
-    low, high = _ends(bounds, _WATERMARKS[0], _WATERMARKS[-1])
+    low, high = bounds.within(_WATERMARKS[0], _WATERMARKS[-1])
     inner = [each for each in _WATERMARKS if low <= each <= high]
     ladder = tuple(sorted({_thousandths(low), *inner, _thousandths(high)}))
     return Knob("watermark", "best", ladder, _thousandths, "share", low, high)
@@ -206,19 +210,19 @@ def _watermark(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
 
 def _offload(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
     """From a tier of hardly any use to one larger than a server's memory."""
-    ends = _ends(bounds, 1.0, 1024.0)
+    ends = bounds.within(1.0, 1024.0)
     ladder = _geometric(*ends, _figures)
     return Knob("kv_offloading_size", "least", ladder, _figures, "GiB", *ends)
 
 
 def _chunk(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
-    ends = _ends(bounds, 128, 16384)
+    ends = bounds.within(128, 16384)
     ladder = _geometric(*ends, _grains)
     return Knob("max_num_batched_tokens", "best", ladder, _grains, "tokens", *ends)
 
 
 def _seqs(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
-    ends = _ends(bounds, 1, min(1024, len(trace.rows)))
+    ends = bounds.within(1, min(1024, len(trace.rows)))
     return Knob("max_num_seqs", "best", _geometric(*ends, round), round, "", *ends)
 
 
@@ -248,13 +252,6 @@ def _figures(value: float) -> float:
 
 def _grains(value: float) -> float:
     return max(1, round(value / _CHUNK_GRAIN)) * _CHUNK_GRAIN
-
-
-def _ends(bounds: Bounds, low: float, high: float) -> tuple[float, float]:
-    return (
-        low if bounds.low is None else bounds.low,
-        high if bounds.high is None else bounds.high,
-    )
 
 
 def _geometric(low: float, high: float, snap: Callable[[float], float]) -> tuple[float, ...]:
@@ -356,13 +353,9 @@ class Laboratory:
             for value, seed in configs
         ]
         found = joined(outcomes, self.objectives)
-        self._check(found)
-        self.tried |= {each.settings[self.knob.key]: each for each in found}
-
-    def _check(self, found: Sequence[Configuration]) -> None:
-        """Raise the engine's refusal if it refuses all first values: the knob is not the reason."""
         if not self.tried and all(each.outcome == REFUSED for each in found):
-            raise ConfigError(found[-1].reason)
+            raise ConfigError(found[-1].reason)  # The knob is not the reason.
+        self.tried |= {each.settings[self.knob.key]: each for each in found}
 
     def longer(self, times: int, value: float) -> Laboratory:
         """A laboratory for the trace sent `times` over, to search around `value` in few runs."""
@@ -535,10 +528,6 @@ class Cliff(NamedTuple):
         """From safe to beyond, as a share of the safe value."""
         return self.beyond / self.safe - 1
 
-    def distance(self, value: float) -> float:
-        """From a value of the knob to the safe edge, as a share of the value; 0: at the edge."""
-        return self.safe / value - 1
-
 
 def find_cliff(tried: Tried, metric: Metric, grain: float = 0.0) -> Cliff | None:
     """The highest cliff of a figure among the tried values, ascending; None if there is none.
@@ -611,6 +600,11 @@ class Answer(NamedTuple):
     """Requests of the longer load on which it was tried, too; 0 if there was none."""
     too_short: float | None = None
     """Without a value: the one farthest to the safe side that holds for the shorter load only."""
+
+    @property
+    def kept(self) -> float | None:
+        """The value, if it keeps the objectives."""
+        return self.value if self.meets else None
 
 
 class Search(NamedTuple):
@@ -685,18 +679,13 @@ def neighbourhood(lab: Laboratory, value: float | None) -> Tried:
 
 def _as_good(lab: Laboratory, value: float) -> tuple[float, ...]:
     """Finished values without a significant paired difference to the best, ascending."""
-    best = _loads(lab, value)
-    return tuple(
-        other
-        for other, configuration in lab.ascending
-        if other != value
-        and configuration.meets == lab.tried[value].meets
-        and _alike(best, _loads(lab, other))
-    )
-
-
-def _loads(lab: Laboratory, value: float) -> Any:
-    return np.array([lab.objectives.load(record) for record in lab.tried[value].records])
+    loads = {
+        each: np.array([lab.objectives.load(record) for record in tried.records])
+        for each, tried in lab.ascending
+        if tried.meets == lab.tried[value].meets
+    }
+    best = loads.pop(value)
+    return tuple(other for other, load in loads.items() if _alike(best, load))
 
 
 def _alike(best: Any, other: Any) -> bool:

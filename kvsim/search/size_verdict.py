@@ -59,13 +59,13 @@ _FEW = 8
 
 def verdict(lab: Laboratory, found: Answer, price: float | None = None) -> list[Remark]:
     """All remarks on a search, the answer first. `price`: of a GPU for an hour."""
-    if found.value is None or not found.meets:
+    if found.kept is None:
         remarks = [_nothing(lab) if found.too_short is None else _nothing_lasts(lab, found)]
     elif lab.knob.goal == "best":
-        remarks = _best(lab, found, found.value)
+        remarks = _best(lab, found, found.kept)
     else:
-        remarks = _boundary(lab, found, found.value)
-    if price is not None and (cost := cost_of(lab, found, price)) is not None:
+        remarks = _boundary(lab, found, found.kept)
+    if cost := cost_of(lab, found, price):
         remarks.append(Remark(str(cost)))
     remarks += [_cliff(lab, found, cliff) for cliff in found.cliffs]
     return [*remarks, _certainty(lab, found)]
@@ -89,15 +89,15 @@ class Cost(NamedTuple):
         )
 
 
-def cost_of(lab: Laboratory, found: Answer, price: float) -> Cost | None:
-    """The cost of an answer; None without one.
+def cost_of(lab: Laboratory, found: Answer, price: float | None) -> Cost | None:
+    """The cost of an answer; None without one, or without a price.
 
     A load that is kept up with is served as fast as it is offered, apart from the last outputs.
     """
-    if found.value is None or not found.meets:
+    if price is None or found.kept is None:
         return None
-    gpus = _gpus(lab, found.value)
-    figures = lab.tried[found.value].figures
+    gpus = _gpus(lab, found.kept)
+    figures = lab.tried[found.kept].figures
     offered = lab.objectives.steady and "total_token_rate" in figures
     rates = ("total_token_rate", "output_token_rate") if offered else SERVED_TOKENS
     return Cost(price, gpus, *(price * gpus / 3600 / figures[rate] * 1e6 for rate in rates))
@@ -244,12 +244,12 @@ def _cliff(lab: Laboratory, found: Answer, cliff: Cliff) -> Remark:
         f" ({moved}), {cliff.metric.label} is {times}: {show(cliff.figure_beyond, unit)} instead of"
         f" {show(cliff.figure, unit)}."
     )
-    if found.value is None or not found.meets:
-        return Remark(text, "warning")
-    if (cliff.beyond - found.value) * (cliff.safe - found.value) <= 0:
-        return Remark(f"{text} The answer is right at its edge: leave a margin.", "warning")
-    away = percent(abs(cliff.distance(found.value)))
-    return Remark(f"{text} The answer is {away} away from its edge.", "warning")
+    value = found.kept
+    if value is not None and (cliff.beyond - value) * (cliff.safe - value) <= 0:
+        text += " The answer is right at its edge: leave a margin."
+    elif value is not None:
+        text += f" The answer is {percent(abs(cliff.safe / value - 1))} away from its edge."
+    return Remark(text, "warning")
 
 
 def _certainty(lab: Laboratory, found: Answer) -> Remark:
@@ -315,47 +315,36 @@ def _figure(lab: Laboratory, metric: Metric, answer: float | None, value: float)
 LOAD = [("request_rate", "requests/s"), ("request_throughput", "requests/s")]
 
 
-def router_of(search: Search) -> str:
+def router_of(lab: Laboratory) -> str:
     """The router of a search over replicas."""
-    base = search.lab.base
-    assert isinstance(base, FleetConfig)
-    return base.router
+    assert isinstance(lab.base, FleetConfig)
+    return lab.base.router
 
 
-def router_head(searches: Sequence[Search], price: float | None) -> list[str]:
-    """The columns of `router_rows`."""
-    lab = searches[0].lab
-    labels = [metric.label for metric in lab.objectives.metrics]
-    cost = [] if price is None else ["$/M tokens"]
-    return ["router", lab.knob.key, *labels, "offered", "served", *cost]
-
-
-def router_rows(searches: Sequence[Search], price: float | None) -> list[list[str]]:
-    """The answer of each search, what its figures are there, and what it costs."""
-    return [_row(search, price) for search in searches]
-
-
-def _row(search: Search, price: float | None) -> list[str]:
-    lab, found = search
-    shown = [(metric.key, metric.unit) for metric in lab.objectives.metrics] + LOAD
-    costs = [] if price is None else [MISSING]
-    if found.value is None or not found.meets:
-        return [router_of(search), "none", *[MISSING] * len(shown), *costs]
-    figures = lab.tried[found.value].figures
-    if price is not None and (cost := cost_of(lab, found, price)) is not None:
-        costs = [f"{cost.per_million_tokens:.3g}"]
-    cells = (show(figures.get(key), unit) for key, unit in shown)
-    return [router_of(search), f"{found.value:,.6g}", *cells, *costs]
+def router_table(
+    searches: Sequence[Search], price: float | None
+) -> tuple[list[str], list[list[str]]]:
+    """Head and rows: the answer of each search, what its figures are there, and what it costs."""
+    first = searches[0].lab
+    labels = [metric.label for metric in first.objectives.metrics]
+    head = ["router", first.knob.key, *labels, "offered", "served"]
+    head += ["$/M tokens"] * (price is not None)
+    rows = []
+    for lab, found in searches:
+        shown = [(metric.key, metric.unit) for metric in lab.objectives.metrics] + LOAD
+        figures = {} if found.kept is None else lab.tried[found.kept].figures
+        value = "none" if found.kept is None else f"{found.kept:,.6g}"
+        cost = cost_of(lab, found, price)
+        costs = [f"{cost.per_million_tokens:.3g}" if cost else MISSING] * (price is not None)
+        cells = (show(figures.get(key), unit) for key, unit in shown)
+        rows.append([router_of(lab), value, *cells, *costs])
+    return head, rows
 
 
 def compared(searches: Sequence[Search]) -> Remark:
     """Which routers have the best answer."""
     knob = searches[0].lab.knob
-    values = {
-        router_of(search): search.found.value
-        for search in searches
-        if search.found.value is not None and search.found.meets
-    }
+    values = {router_of(lab): found.kept for lab, found in searches if found.kept is not None}
     if not values:
         return Remark(f"No router has a {knob.name} that keeps the objectives.", "bad")
     best = max(values.values()) if knob.goal == "most" else min(values.values())
@@ -384,7 +373,7 @@ def size_record(searches: Sequence[Search], price: float | None = None) -> dict[
 
 def _searched(search: Search, price: float | None) -> dict[str, Any]:
     lab, found = search
-    base, cost = lab.base, None if price is None else cost_of(lab, found, price)
+    base, cost = lab.base, cost_of(lab, found, price)
     return {
         "router": base.router if isinstance(base, FleetConfig) else None,
         "config": to_table(base),
@@ -417,34 +406,27 @@ def build_page(searches: Sequence[Search], price: float | None = None) -> str:
     base, number = lab.base, len(lab.trace.rows)
     requests = plural(min(number, base.num_prompts or number), "request")
     subject = base.engine, base.model, base.hardware, f"{_name(lab)}, {requests}"
-    sections: dict[str, Html | None] = {}
+    answers, sections = list[str](), dict[str, Html]()
     if several:
-        table_of_all = table(router_head(searches, price), router_rows(searches, price))
-        sections["Routers"] = panel(None, table_of_all)
+        sections["Routers"] = panel(None, table(*router_table(searches, price)))
     for search in searches:
-        name = router_of(search) if several else ""
-        figures = _curves(*search, name)
-        said = verdict(*search, price) if several else []
-        leads = [lead(remark.text) for remark in said]
+        name = router_of(search.lab) if several else ""
+        figures = placed(_curves(*search, name), "duo")
+        leads = (lead(remark.text) for remark in verdict(*search, price)) if several else ()
         where = f" of {name}" if several else ""
-        sections[f"Curves{where}"] = join([*leads, placed(figures, "duo")])
+        sections[f"Curves{where}"] = join([*leads, figures])
         sections[f"Around the answer{where}"] = _table(*search)
+        value = "none" if search.found.kept is None else written(lab.knob, search.found.kept)
+        answers.append(f"{value} behind {name}" if several else value)
     sections["To repeat it"] = _origin(lab)
     return document(
         "kvsim size",
-        f"{lab.knob.name}: {', '.join(_answer(each, several) for each in searches)}",
+        f"{lab.knob.name}: {', '.join(answers)}",
         sections,
         subject=" · ".join(str(each) for each in subject if each is not None),
         about=[tags(each.records for search in searches for each in search.lab.tried.values())],
         remarks=[compared(searches)] if several else verdict(*first, price),
     )
-
-
-def _answer(search: Search, several: bool) -> str:
-    lab, found = search
-    met = found.value is not None and found.meets
-    value = written(lab.knob, found.value) if met and found.value is not None else "none"
-    return f"{value} behind {router_of(search)}" if several else value
 
 
 def _name(lab: Laboratory) -> str:
@@ -454,21 +436,18 @@ def _name(lab: Laboratory) -> str:
 def _table(lab: Laboratory, found: Answer) -> Html:
     metrics = lab.objectives.metrics
     head = [lab.knob.name, *HEAD, *(metric.label for metric in metrics)]
-    rows = [_cells(lab, found, value) for value, _ in neighbourhood(lab, found.value)]
-    parts: list[object] = [panel(None, table(head, rows))]
-    if found.value is not None and found.meets:
-        steep = (
+    rows = []
+    for value, _ in neighbourhood(lab, found.value):
+        cells = row(lab, found.value, value)
+        rows.append([element("strong", c) if value == found.value else c for c in cells])
+    steep = []
+    if found.kept is not None:
+        steep = [
             f"{metric.label} changes by {signed_percent(each / 100)} for each % of {lab.knob.name}"
-            for metric, each in slopes(lab, found.value)
-        )
-        text = "; ".join(steep)
-        parts.insert(0, lead(f"Around the answer, {text}.") if text else None)
-    return join(parts)
-
-
-def _cells(lab: Laboratory, found: Answer, value: float) -> list[object]:
-    cells = row(lab, found.value, value)
-    return [element("strong", cell) for cell in cells] if value == found.value else list(cells)
+            for metric, each in slopes(lab, found.kept)
+        ]
+    around = lead(f"Around the answer, {'; '.join(steep)}.") if steep else None
+    return join((around, panel(None, table(head, rows))))
 
 
 def _origin(lab: Laboratory) -> Html:
@@ -495,9 +474,8 @@ def _curves(lab: Laboratory, found: Answer, router: str) -> list[Figure]:
         if whole:
             title = f"{metric.label} by {lab.knob.name}"
             figures.append(_curve(lab, found, metric, whole, f"whole{of}", title))
-        if whole and found.value is not None and found.meets:
-            reach = _NEAR * found.value
-            close = [each for each in whole if abs(each[0] - found.value) <= reach]
+        if (value := found.kept) is not None:
+            close = [each for each in whole if abs(each[0] - value) <= _NEAR * value]
             title = f"{metric.label} near the answer"
             if len(close) > 1:
                 figures.append(_curve(lab, found, metric, close, f"near{of}", title))
@@ -508,8 +486,7 @@ def _curve(
     lab: Laboratory, found: Answer, metric: Metric, tried: Tried, name: str, title: str
 ) -> Figure:
     """A bounded figure by the knob: every seed as a point, the mean as a line."""
-    limits = [o.limit for o in lab.objectives.each if o.metric.key == metric.key]
-    up = side(metric, [each for _, each in tried], limits[0])
+    up = side(metric, [each for _, each in tried], lab.objectives.limit(metric))
     first, last = tried[0][0], tried[-1][0]
     across = scale((first, last))
     if not across and last - first <= _FEW and all(value % 1 == 0 for value, _ in tried):
@@ -519,8 +496,8 @@ def _curve(
         if cliff.metric.key == metric.key and first <= cliff.safe <= last:
             shapes.append(_span(cliff))
             notes.append(_times(cliff, across.get("type") == "log"))
-    if found.value is not None and found.meets:
-        shapes.append(rule("x", found.value, "good", 1.4))
+    if found.kept is not None:
+        shapes.append(rule("x", found.kept, "good", 1.4))
     note = "Dotted: the limit. Green: the answer." + (" Red: the cliff." if notes else "")
     data, x = [_seeds(tried, up), _means(tried, up)], titled(lab.knob.name, **across)
     return chart(

@@ -78,6 +78,10 @@ class Objectives(NamedTuple):
         """The bounded figures, each once."""
         return tuple(dict.fromkeys(objective.metric for objective in self.each))
 
+    def limit(self, metric: Metric) -> float | None:
+        """The first limit of this figure; None if it has none."""
+        return next((each.limit for each in self.each if each.metric.key == metric.key), None)
+
     def met(self, record: Mapping[str, Any]) -> bool:
         """Whether a run finished, served every request and keeps every bound.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from math import inf, prod
 from pathlib import Path
 from statistics import fmean
@@ -197,10 +197,9 @@ def merge(folders: Sequence[str], into: str | Path) -> Plan:
     target = Store(into)
     target.make()
     for point in plan.points:
-        found = (record for store in stores if (record := store.load(point.key)) is not None)
-        record = next(found, None)
+        record = next(filter(None, (store.load(point.key) for store in stores)), None)
         if record is not None:
-            target.fetch(point.key, lambda record=record: record)  # type: ignore[misc]
+            target.fetch(point.key, partial(dict, record))
     gather(target, plan, into)
     write_plan(into, plan)
     return plan
@@ -287,15 +286,12 @@ def _settings_column(values: Sequence[Any]) -> pa.Array:
             raise TypeError
         return optional([float(value) for value in values], whole=False)
     except (TypeError, ValueError):
-        return _text_column([_text(value) for value in values])
+        written = (v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values)
+        return _text_column(written)
 
 
 def _text_column(written: Iterable[str]) -> pa.Array:
     return texts(encoded(text).decode() for text in written)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 MEMORY = Metric("kv_cache_bytes", "KV memory", "bytes", "lower", "Memory")
@@ -408,12 +404,10 @@ def chosen_record(chosen: Chosen) -> dict[str, Any]:
         }
         for each in chosen.configurations
     ]
-    best = [[member.number - 1 for member in place.members] for place in chosen.best]
-    verdict = [remark.text for remark in chosen.verdict]
     return {
-        "verdict": verdict,
+        "verdict": [remark.text for remark in chosen.verdict],
         "rule": chosen.rule,
-        "best": best,
+        "best": [[member.number - 1 for member in place.members] for place in chosen.best],
         "configurations": plain(configurations),
     }
 
@@ -601,18 +595,14 @@ def _verdict(
         if objectives is not None and set(first.settings) == {RATE}:
             name = "Highest"
         remarks.append(Remark(f"{name}: {words(best[0].settings)} ({figures})."))
-    behind = sum(configuration.overloaded for configuration in configurations)
-    if behind:
+    if behind := sum(c.overloaded for c in configurations):
         text = f"Overloaded in {plural(behind, 'configuration')}: more was offered than served."
         remarks.insert(0, Remark(text, "warning"))
     remarks += _less_than_asked(configurations)
-    refused = sum(configuration.outcome == REFUSED for configuration in configurations)
-    ended = sum(c.outcome not in (REFUSED, "finished") for c in configurations)
-    if refused:
-        remarks.append(
-            Remark(f"{plural(refused, 'configuration')} refused at start-up.", "warning")
-        )
-    if ended:
+    if refused := sum(c.outcome == REFUSED for c in configurations):
+        text = f"{plural(refused, 'configuration')} refused at start-up."
+        remarks.append(Remark(text, "warning"))
+    if ended := sum(c.outcome not in (REFUSED, "finished") for c in configurations):
         text = f"The engine stopped before the end in {plural(ended, 'configuration')}."
         remarks.append(Remark(text, "bad"))
     return remarks

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import combinations, groupby
 from typing import Any, NamedTuple
 
@@ -79,10 +80,10 @@ class Scale(NamedTuple):
     """An axis of numbers or of words."""
 
     title: str
-    shares: tuple[float | None, ...]
-    """The place of each configuration from 0 to 1; None if it has none."""
-    texts: tuple[str, ...]
-    """The value of each configuration, in words."""
+    shares: dict[int, float | None]
+    """Number of a configuration → its place from 0 to 1; None if it has none."""
+    texts: dict[int, str]
+    """Number of a configuration → its value, in words."""
     ticks: tuple[tuple[float, str], ...]
     limit: float | None = None
     """Place of an objective's limit, if it is on the axis."""
@@ -90,24 +91,15 @@ class Scale(NamedTuple):
 
 def setting_scale(key: str, configurations: Sequence[Configuration]) -> Scale:
     """The axis of a setting: its values if they are few or words, else a scale of numbers."""
-    values = [configuration.settings[key] for configuration in configurations]
-    texts = tuple(map(value_words, values))
-    distinct = ordered(values)
+    values = {c.number: c.settings[key] for c in configurations}
+    texts = {which: value_words(value) for which, value in values.items()}
+    distinct = ordered(list(values.values()))
     if len(distinct) > _MOST_TICKS and all(map(is_number, distinct)):
-        return _numbers(key, [float(value) for value in values], texts, number)
+        return _numbers(key, values, texts, number)
     span = max(len(distinct) - 1, 1)
     places = {value_words(value): rank / span for rank, value in enumerate(distinct)}
     ticks = tuple((place, text) for text, place in places.items())
-    return Scale(key, tuple(places[text] for text in texts), texts, ticks)
-
-
-def figure_scale(
-    metric: Metric, configurations: Sequence[Configuration], limit: float | None = None
-) -> Scale:
-    """The axis of a figure."""
-    values = [configuration.figures.get(metric.key) for configuration in configurations]
-    texts = tuple(show(value, metric.unit) for value in values)
-    return _numbers(metric.label, values, texts, lambda v: show(v, metric.unit), limit)
+    return Scale(key, {which: places[text] for which, text in texts.items()}, texts, ticks)
 
 
 def ordered(values: Sequence[Any]) -> list[Any]:
@@ -123,14 +115,14 @@ def is_number(value: Any) -> bool:
 
 def _numbers(
     title: str,
-    values: Sequence[float | None],
-    texts: tuple[str, ...],
+    values: Mapping[int, float | None],
+    texts: dict[int, str],
     write: Callable[[float], str],
     limit: float | None = None,
 ) -> Scale:
-    there = [value for value in values if value is not None]
+    there = [value for value in values.values() if value is not None]
     if not there:
-        return Scale(title, tuple(None for _ in values), texts, ())
+        return Scale(title, dict.fromkeys(values), texts, ())
     low, high = min(there), max(there)
     logarithmic = low > 0 and high / low >= WIDE
 
@@ -146,14 +138,9 @@ def _numbers(
 
     places = [0.5] if high == low else _TICKS
     ticks = tuple((place, write(value_at(place))) for place in places)
-    within = limit is not None and low < limit < high
-    return Scale(
-        title,
-        tuple(None if value is None else share(value) for value in values),
-        texts,
-        ticks,
-        share(limit) if within and limit is not None else None,
-    )
+    shares = {which: None if x is None else share(x) for which, x in values.items()}
+    across = share(limit) if limit is not None and low < limit < high else None
+    return Scale(title, shares, texts, ticks, across)
 
 
 _IN_SECONDS = 2000
@@ -198,25 +185,18 @@ def side(metric: Metric, shown: Sequence[Configuration], limit: float | None) ->
 
 def limit_of(chosen: Chosen, metric: Metric) -> float | None:
     """The limit that an objective sets for a figure."""
-    if chosen.objectives is None:
-        return None
-    return next((o.limit for o in chosen.objectives.each if o.metric.key == metric.key), None)
+    return None if chosen.objectives is None else chosen.objectives.limit(metric)
 
 
 def groups(
     chosen: Chosen, shown: Sequence[Configuration]
-) -> Iterable[tuple[str, str, list[Configuration]]]:
+) -> list[tuple[str, str, Sequence[Configuration]]]:
     """(label, colour, members): those that miss an objective first, below the others."""
     if chosen.objectives is None:
-        yield "configuration", "used", list(shown)
-        return
-    for label, colour, meets in (
-        ("misses an objective", "other", False),
-        ("meets all", "good", True),
-    ):
-        members = [configuration for configuration in shown if configuration.meets == meets]
-        if members:
-            yield label, colour, members
+        return [("configuration", "used", shown)]
+    missing, meeting = ([c for c in shown if c.meets == meets] for meets in (False, True))
+    found = ("misses an objective", "other", missing), ("meets all", "good", meeting)
+    return [group for group in found if group[2]]
 
 
 def highlight(mode: str) -> Trace:
@@ -337,11 +317,13 @@ def parallel_figure(chosen: Chosen, axes: Sequence[str]) -> Figure:
     """An axis for each setting and each of the first figures, a line for each configuration."""
     shown = [c for c in chosen.configurations if c.figures]
     scales = [setting_scale(key, shown) for key in axes]
-    scales += [figure_scale(m, shown, limit_of(chosen, m)) for m in chosen.metrics]
-    rank = {configuration.number: i for i, configuration in enumerate(shown)}
+    for metric in chosen.metrics:
+        write = partial(show, unit=metric.unit)
+        values = {c.number: c.figures.get(metric.key) for c in shown}
+        texts = {which: write(value) for which, value in values.items()}
+        scales.append(_numbers(metric.label, values, texts, write, limit_of(chosen, metric)))
     data = [
-        _lines([(c, rank[c.number]) for c in members], scales, colour, label)
-        for label, colour, members in groups(chosen, shown)
+        _lines(members, scales, colour, label) for label, colour, members in groups(chosen, shown)
     ]
     note = "Each line is a configuration; point at one to see it in every chart of this page."
     if any(scale.limit is not None for scale in scales):
@@ -384,20 +366,21 @@ def _broken(title: str) -> str:
 
 
 def _lines(
-    members: Sequence[tuple[Configuration, int]], scales: Sequence[Scale], colour: str, label: str
+    members: Sequence[Configuration], scales: Sequence[Scale], colour: str, label: str
 ) -> Trace:
-    """All lines of a group as one trace with gaps; members carry their rank in the scales."""
+    """All lines of a group as one trace with gaps."""
     x: list[int | None] = []
     y: list[float | None] = []
     owners: list[int] = []
     texts: list[str] = []
-    for configuration, i in members:
-        shares = (scale.shares[i] for scale in scales)
+    for configuration in members:
+        which = configuration.number
+        shares = (scale.shares[which] for scale in scales)
         x += [*range(len(scales)), None]
-        y += [*compact(float("nan") if share is None else share for share in shares), None]
-        owners += [configuration.number] * (len(scales) + 1)
+        y += [*compact(math.nan if share is None else share for share in shares), None]
+        owners += [which] * (len(scales) + 1)
         lines = about(configuration)
-        texts += [*(f"<b>{s.title} {s.texts[i]}</b><br>{lines}" for s in scales), ""]
+        texts += [*(f"<b>{s.title} {s.texts[which]}</b><br>{lines}" for s in scales), ""]
     opacity = 0.75 if len(members) <= _MANY else 0.4
     return told(line(x, y, colour, label, width=1.5, opacity=opacity, customdata=owners), texts)
 
@@ -466,8 +449,8 @@ def _panel(
     data: list[Trace] = []
     for i, (label, members) in enumerate(lines, 1):
         for metric, dash in zip(metrics, ("solid", "dash"), strict=True):
-            having = [each for each in members if metric.key in each.figures]
-            data += _line(having, up._replace(metric=metric), f"run-{i}", label, dash)
+            if having := [each for each in members if metric.key in each.figures]:
+                data.append(_line(having, up._replace(metric=metric), f"run-{i}", label, dash))
     rates, unit = [each.settings[RATE] for each in drawn], up.unit or "requests/s"
     if metrics[0] == SERVED:
         ends = [min(rates), max(rates)]
@@ -485,15 +468,12 @@ def _panel(
     )
 
 
-def _line(
-    members: Sequence[Configuration], up: Side, colour: str, label: str, dash: str
-) -> Iterator[Trace]:
-    if members:
-        x, y = [each.settings[RATE] for each in members], compact(map(up.of, members))
-        owners = [each.number for each in members]
-        look: dict[str, Any] = {"mode": "lines+markers", "legendgroup": label, "customdata": owners}
-        drawn = line(x, y, colour, label or up.metric.label, dash=dash, **look)
-        yield told(drawn, list(map(about, members)))
+def _line(members: Sequence[Configuration], up: Side, colour: str, label: str, dash: str) -> Trace:
+    x, y = [each.settings[RATE] for each in members], compact(map(up.of, members))
+    owners = [each.number for each in members]
+    look: dict[str, Any] = {"mode": "lines+markers", "legendgroup": label, "customdata": owners}
+    drawn = line(x, y, colour, label or up.metric.label, dash=dash, **look)
+    return told(drawn, list(map(about, members)))
 
 
 def build_page(plan: Plan, chosen: Chosen) -> str:
@@ -548,15 +528,14 @@ def _best(chosen: Chosen) -> Html:
         return panel(None, lead("No configuration meets all objectives."))
     listed = chosen.best[:MOST_BEST]
     keys = tuple(listed[0].first.settings)
-    head = ["#", *keys, *(metric.label for metric in chosen.metrics)]
-    if chosen.objectives is not None:
-        head.append("Limit used")
+    judged = chosen.objectives is not None
+    head = ["#", *keys, *(metric.label for metric in chosen.metrics), *["Limit used"] * judged]
     rows = [
         [
             f",{SPACE}".join(str(each.number) for each in place.members[:MOST_ALIKE]),
             *place.settings.values(),
             *_figures(place.first, chosen),
-            *_use(place.first, chosen),
+            *([_use(place.first)] if judged else []),
         ]
         for place in listed
     ]
@@ -570,38 +549,27 @@ def _figures(configuration: Configuration, chosen: Chosen) -> list[str]:
     return [show(configuration.figures.get(m.key), m.unit) for m in chosen.metrics]
 
 
-def _use(configuration: Configuration, chosen: Chosen) -> list[object]:
+def _use(configuration: Configuration) -> Html:
     """How much of the tightest limit is used, as a bar."""
-    if chosen.objectives is None:
-        return []
     share = min(configuration.load, 1.0)
-    return [
-        element(
-            "div",
-            percent(configuration.load),
-            strip((("good", share, ""), ("free", 1 - share, ""))),
-            class_="used",
-        )
-    ]
+    bar = strip((("good", share, ""), ("free", 1 - share, "")))
+    return element("div", percent(configuration.load), bar, class_="used")
 
 
 def _all(chosen: Chosen) -> Html:
     listed = chosen.configurations[:MOST_ROWS]
     keys = tuple(listed[0].settings)
-    objectives = chosen.objectives is not None
-    head = ["#", *keys, *(["Meets"] if objectives else []), "Outcome"]
-    head += [metric.label for metric in chosen.metrics]
+    judged = chosen.objectives is not None
+    head = ["#", *keys, *["Meets"] * judged, "Outcome"]
     rows = []
     for c in listed:
-        met = [_met(c)] if objectives else []
+        met = [_met(c)] if judged else []
         settings = [value_words(c.settings[key]) for key in keys]
         rows.append([c.number, *settings, *met, _outcome(c), *_figures(c, chosen)])
-    text = 2 + len(keys) + objectives
-    parts: list[object] = [panel(None, table(head, rows, text_columns=text))]
-    if len(chosen.configurations) > MOST_ROWS:
-        rest = len(chosen.configurations) - MOST_ROWS
-        parts.append(lead(f"{count(rest)} more are in sweep.parquet."))
-    return join(parts)
+    labels = (metric.label for metric in chosen.metrics)
+    whole = panel(None, table([*head, *labels], rows, text_columns=len(head)))
+    rest = len(chosen.configurations) - len(listed)
+    return join((whole, lead(f"{count(rest)} more are in sweep.parquet.") if rest else None))
 
 
 def _met(configuration: Configuration) -> Html:
@@ -636,18 +604,14 @@ def _origin(plan: Plan, chosen: Chosen) -> Html:
 
 def origin_panels(origin: Mapping[str, Any], settings: Mapping[str, Any]) -> Html:
     """Where runs come from, and the settings that they share."""
-    return columns(
-        (
-            panel("Origin", facts(origin)),
-            panel("Settings of every run", element("pre", to_toml(settings))),
-        )
-    )
+    shared = panel("Settings of every run", element("pre", to_toml(settings)))
+    return columns((panel("Origin", facts(origin)), shared))
 
 
 def heat_maps(chosen: Chosen, axes: Sequence[str]) -> Html:
     """Maps of the first figures for every pair of settings with few values, if there is a pair."""
     there = [c for c in chosen.configurations if c.figures]
-    values = {key: ordered([c.settings[key] for c in there]) for key in axes}
+    values = {key: [*map(value_words, ordered([c.settings[key] for c in there]))] for key in axes}
     pairs = list(combinations((k for k in axes if 2 <= len(values[k]) <= MOST_VALUES), 2))
     if not pairs:
         return Html()
@@ -657,10 +621,14 @@ def heat_maps(chosen: Chosen, axes: Sequence[str]) -> Html:
     for pair, metric in [(pair, metric) for pair in pairs for metric in metrics][:MOST_MAPS]:
         # The setting with more values goes down.
         across, down = sorted(pair, key=lambda key: len(values[key]))
-        cells = _best_cells(chosen, there, down, across, metric)
-        names = ([value_words(v) for v in values[key]] for key in (down, across))
-        note = "Each cell shows the best of the other settings." if len(axes) > 2 else None
-        maps.append(_map(cells, (down, across), tuple(names), metric, bounds.get(metric), note))
+        members: dict[tuple[str, str], list[Configuration]] = {}
+        for each in there:
+            place = value_words(each.settings[down]), value_words(each.settings[across])
+            members.setdefault(place, []).append(each)
+        cells = {place: chosen.best_of(alike, metric) for place, alike in members.items()}
+        sides = {key: values[key] for key in (down, across)}
+        note = lead("Each cell shows the best of the other settings.") if axes[2:] else None
+        maps.append(_map(cells, sides, metric, bounds.get(metric), note))
     text = "Stronger colours stand for larger values."
     if chosen.objectives is not None:
         text = "Green is within the limit, red beyond it; full colour at a quarter of it or four"
@@ -670,65 +638,44 @@ def heat_maps(chosen: Chosen, axes: Sequence[str]) -> Html:
 
 def _map(
     cells: Mapping[tuple[str, str], Configuration],
-    keys: tuple[str, str],
-    names: Sequence[Sequence[str]],
+    sides: Mapping[str, Sequence[str]],
     metric: Metric,
     objective: Objective | None,
-    note: str | None,
+    note: Html | None,
 ) -> Html:
-    """A map of one figure; `keys` and `names`: the settings and values down, then across."""
+    """A map of one figure; `sides`: the settings down and across, with their values."""
     values = [c.figures[metric.key] for c in cells.values() if metric.key in c.figures]
     ends = min(values, default=0.0), max(values, default=0.0)
-    down, across = names
+    (down, rows), (across, columns) = sides.items()
+
+    def cell(row: str, column: str) -> Html:
+        configuration = cells.get((row, column))
+        value = None if configuration is None else configuration.figures.get(metric.key)
+        if configuration is None or value is None:
+            return element("td", MISSING, class_="number muted")
+        colour, strength = _shade(value, metric, objective, *ends)
+        return element(
+            "td",
+            show(value, metric.unit),
+            title=f"#{configuration.number}: {words(configuration.settings)}",
+            class_="number shaded",
+            style=f"--colour: var(--{colour}); --strength: {strength:.0f}%",
+        )
+
     head = (
-        element("tr", element("th"), element("th", keys[1], colspan=len(across))),
-        element("tr", element("th", keys[0]), *(element("th", name) for name in across)),
+        element("tr", element("th"), element("th", across, colspan=len(columns))),
+        element("tr", element("th", down), *(element("th", column) for column in columns)),
     )
     body = (
-        element(
-            "tr",
-            element("th", row, scope="row"),
-            *(_shaded(cells.get((row, name)), metric, objective, *ends) for name in across),
-        )
-        for row in down
+        element("tr", element("th", row, scope="row"), *(cell(row, column) for column in columns))
+        for row in rows
     )
     title = metric.label if objective is None else str(objective)
     whole = element("table", element("thead", *head), element("tbody", *body), class_="heat")
     return element(
         "figure",
-        element("figcaption", element("h3", title), lead(note) if note else None),
+        element("figcaption", element("h3", title), note),
         element("div", whole, class_="scroll", tabindex="0"),
-    )
-
-
-def _best_cells(
-    chosen: Chosen, there: Sequence[Configuration], down: str, across: str, metric: Metric
-) -> dict[tuple[str, str], Configuration]:
-    """The best configuration at each pair of values that some configuration has."""
-    cells: dict[tuple[str, str], list[Configuration]] = {}
-    for each in there:
-        place = value_words(each.settings[down]), value_words(each.settings[across])
-        cells.setdefault(place, []).append(each)
-    return {place: chosen.best_of(members, metric) for place, members in cells.items()}
-
-
-def _shaded(
-    configuration: Configuration | None,
-    metric: Metric,
-    objective: Objective | None,
-    low: float,
-    high: float,
-) -> Html:
-    value = None if configuration is None else configuration.figures.get(metric.key)
-    if configuration is None or value is None:
-        return element("td", MISSING, class_="number muted")
-    colour, strength = _shade(value, metric, objective, low, high)
-    return element(
-        "td",
-        show(value, metric.unit),
-        title=f"#{configuration.number}: {words(configuration.settings)}",
-        class_="number shaded",
-        style=f"--colour: var(--{colour}); --strength: {strength:.0f}%",
     )
 
 

@@ -7,7 +7,7 @@ from places import ROOT
 
 from kvsim.core.schema import BLOCKED, CAUSES
 from kvsim.fleet.page import CAUSE_COLOURS
-from kvsim.report.pages.cache import PART_COLOURS, PARTS
+from kvsim.report.pages.cache import PARTS
 from kvsim.report.pages.compare import COLOURS, STANDING_COLOURS, run_colour
 from kvsim.report.pages.figures import coloured
 from kvsim.report.pages.run import MEMORY
@@ -21,7 +21,7 @@ DRAWN = {
     "kernels": [f"kernel-{bare(name)}" for name in KERNEL_LABELS],
     "prompt tokens": [f"prompt-{bare(name)}" for name in PROMPT_LABELS],
     "memory": [colour for _, colour in MEMORY.values()],
-    "an audit": [PART_COLOURS[part] for part in PARTS],
+    "an audit": [colour for _, colour in PARTS.values()],
     "regrets": [CAUSE_COLOURS[cause] for cause in CAUSES[1:]],
     "compared runs": [run_colour(i) for i in range(COLOURS)],
     "standings": list(STANDING_COLOURS.values()),

@@ -19,15 +19,12 @@ from numpy.typing import NDArray
 from kvsim.report.pages.figures import (
     Figure,
     TimeAxis,
-    area,
-    held,
     line,
-    step_line,
     time_chart,
     titled,
 )
 from kvsim.report.pages.html import Html, element, embedded, join, key_of, lead, placed, text_of
-from kvsim.report.pages.view import View
+from kvsim.report.pages.view import View, lined
 from kvsim.results.blockmap import (
     CACHED,
     CPU,
@@ -124,7 +121,7 @@ def tier_use(block_map: BlockMap | None, run: View) -> Iterator[Figure]:
     )
     if not any(each.any() for each, *_ in parts):
         return
-    drawn = [area(step_line(x, held(each), *words)) for each, *words in parts if each.any()]
+    drawn = lined(x, (part for part in parts if part[0].any()), "one")
     note, y = "Places of the tier, at samples of the block map.", titled("places")
     yield time_chart(run.axis, "tier-use", "CPU memory in use", note, drawn, y)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
-from kvsim.explain.cache_curve import WHO, Group, Point, Study
+from kvsim.explain.cache_curve import WHO, Group, Point, Study, make_curve
 from kvsim.explain.cache_eviction import Audit, Ranked, Ranking
 from kvsim.explain.certainty import LEVEL
 from kvsim.report.pages.figures import Figure, Trace, chart, compact, line, log_ticks, rule, titled
@@ -13,17 +15,18 @@ from kvsim.report.pages.html import Html, document, join, key_of, lead, panel, p
 from kvsim.results.numerals import count, percent, plural, signed, size
 
 PARTS = {
-    "hit": "hit",
-    "policy": "lost to the policy",
-    "pinning": "lost to pinning",
-    "capacity": "lost to capacity",
-    "timing": "lost to timing",
-    "granularity": "lost to block granularity",
-    "other_salt": "another cache salt",
-    "cold": "cold",
-    "unreached": "not reached",
+    "hit": ("hit", "prompt-num_cached"),
+    "policy": ("lost to the policy", "run-1"),
+    "pinning": ("lost to pinning", "prompt-concurrent"),
+    "capacity": ("lost to capacity", "prompt-evicted"),
+    "timing": ("lost to timing", "prompt-last_block"),
+    "granularity": ("lost to block granularity", "prompt-partial_block"),
+    "other_salt": ("another cache salt", "prompt-other_salt"),
+    "cold": ("cold", "prompt-cold"),
+    "unreached": ("not reached", "prompt-unreached"),
 }
-"""Part of an `Audit` → its name for people."""
+"""Part of an `Audit` → its name for people, and its colour: that of the report of a run where both
+name it."""
 
 
 class Audited(NamedTuple):
@@ -135,35 +138,25 @@ def group_rows(study: Study, groups: Sequence[Group], most: int) -> Iterator[tup
     capacity = study.chosen or middle
     for group in groups[:most]:
         tokens = max(group.input_tokens, 1)
+        curve = make_curve(group.reuse.found, group.reuse.counting.block_size)
         yield (
             group.name,
-            count(group.requests),
+            count(len(group.reuse.found)),
             count(group.input_tokens),
             percent(group.reuse.ceiling_tokens / tokens),
-            percent(group.curve.tokens([capacity])[0] / tokens),
+            percent(curve.tokens.values([capacity])[0] / tokens),
         )
-
-
-GROUP_HEAD = ("requests", "prompt tokens", "unlimited", "LRU")
 
 
 def policy_rows(ranking: Ranking) -> Iterator[tuple[str, ...]]:
     """One row per capacity and policy, and one for the optimum."""
-    capacity = None
-    for row in ranking.rows:
-        if row.capacity != capacity:
-            if capacity is not None:
-                yield _optimum_row(ranking, capacity)
-            capacity = row.capacity
-        yield (
-            count(row.capacity),
-            row.name,
-            "" if row.blocks is None else percent(row.blocks / ranking.input_tokens),
-            percent(row.closed / ranking.input_tokens),
-            gain_words(row),
-        )
-    if capacity is not None:
-        yield _optimum_row(ranking, capacity)
+    tokens = ranking.input_tokens
+    for capacity, rows in groupby(ranking.rows, key=attrgetter("capacity")):
+        for row in rows:
+            single = "" if row.blocks is None else percent(row.blocks / tokens)
+            yield count(capacity), row.name, single, percent(row.closed / tokens), gain_words(row)
+        share = percent(ranking.optimum[capacity] / tokens)
+        yield count(capacity), "optimum (ORACLE)", share, share, ""
 
 
 POLICY_HEAD = ("blocks", "policy", "single blocks", "ends only", "gain over LRU")
@@ -214,7 +207,7 @@ def audit_sentences(runs: Sequence[Audited]) -> Iterator[str]:
 
 def audit_rows(runs: Sequence[Audited]) -> Iterator[tuple[str, ...]]:
     """One row per part with tokens in any run, a column per run; the last row is the sum."""
-    for name, words in PARTS.items():
+    for name, (words, _) in PARTS.items():
         tokens = [run.audit._asdict()[name] for run in runs]
         if any(tokens):
             shares = (
@@ -225,11 +218,6 @@ def audit_rows(runs: Sequence[Audited]) -> Iterator[tuple[str, ...]]:
     yield "all prompt tokens", *(count(run.audit.prompt_tokens) for run in runs)
 
 
-def _optimum_row(ranking: Ranking, capacity: int) -> tuple[str, ...]:
-    share = percent(ranking.optimum[capacity] / ranking.input_tokens)
-    return count(capacity), "optimum (ORACLE)", share, share, ""
-
-
 def _points(share: float) -> str:
     return f"{share * 100:+.1f}".replace("-", "−")
 
@@ -237,24 +225,12 @@ def _points(share: float) -> str:
 MOST_GROUPS = 12
 LRU, OPTIMUM, CEILING = "run-1", "run-2", "muted"
 WHO_COLOURS = dict(zip(WHO, ("run-1", "run-2", "run-3"), strict=True))
-PART_COLOURS = {
-    "hit": "prompt-num_cached",
-    "policy": "run-1",
-    "pinning": "prompt-concurrent",
-    "capacity": "prompt-evicted",
-    "timing": "prompt-last_block",
-    "granularity": "prompt-partial_block",
-    "other_salt": "prompt-other_salt",
-    "cold": "prompt-cold",
-    "unreached": "prompt-unreached",
-}
-"""Part of an `Audit` → its colour: that of the report of a run where both name it."""
 
 
 def build_curve(study: Study) -> str:
     """The page of `kvsim cache curve`."""
     hits, regret, distances = _figures(study)
-    head = ["group of requests", *GROUP_HEAD]
+    head = ("group of requests", "requests", "prompt tokens", "unlimited", "LRU")
     groups = {"Sessions": study.sessions, "Prompts that begin alike": study.prefixes}
     sections: dict[str, Html | None] = {
         "Hits by size": placed([hits]),
@@ -276,13 +252,17 @@ def build_curve(study: Study) -> str:
 
 def build_audit(runs: Sequence[Audited]) -> str:
     """The page of `kvsim cache audit`."""
-    parts = [run.audit._asdict() for run in runs]
-    bars = [
-        [run.label, _bar(each), count(run.audit.prompt_tokens)]
-        for run, each in zip(runs, parts, strict=True)
-    ]
-    used = [name for name in PARTS if any(each[name] for each in parts)]
-    legend = key_of((PART_COLOURS[name], PARTS[name]) for name in used)
+    bars, used = [], set[str]()
+    for run in runs:
+        tokens = run.audit._asdict()
+        used |= {name for name in PARTS if tokens[name]}
+        bar = strip(
+            (colour, tokens[name] / max(run.audit.prompt_tokens, 1), f"{words}: {n} tokens")
+            for name, (words, colour) in PARTS.items()
+            for n in [count(tokens[name])]
+        )
+        bars.append([run.label, bar, count(run.audit.prompt_tokens)])
+    legend = key_of((colour, words) for name, (words, colour) in PARTS.items() if name in used)
     head = ["run", "where its prompt tokens went", "prompt tokens"]
     every = table(["prompt tokens", *(run.label for run in runs)], audit_rows(runs))
     return document(
@@ -294,14 +274,6 @@ def build_audit(runs: Sequence[Audited]) -> str:
         },
         subject="The parts of each run add up to its prompt tokens.",
         remarks=[(text, "plain") for text in audit_sentences(runs)],
-    )
-
-
-def _bar(parts: Mapping[str, int]) -> Html:
-    whole = max(parts["prompt_tokens"], 1)
-    return strip(
-        (PART_COLOURS[name], parts[name] / whole, f"{words}: {count(parts[name])} tokens")
-        for name, words in PARTS.items()
     )
 
 

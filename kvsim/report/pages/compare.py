@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import accumulate
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from kvsim.core.schema import BLOCKED
-from kvsim.explain.certainty import Comparison, Pair, Verdict
+from kvsim.explain.certainty import Comparison, Verdict
 from kvsim.explain.differences import (
     BLOCKS,
     DECISIONS,
@@ -39,7 +40,7 @@ from kvsim.report.compare import (
     config_differences,
     difference_words,
     explain,
-    finding_words,
+    headline_findings,
     interval_words,
     method_words,
     ranking_words,
@@ -53,7 +54,6 @@ from kvsim.report.pages.figures import (
     Trace,
     chart,
     compact,
-    held,
     line,
     points,
     room_for,
@@ -133,12 +133,8 @@ def comparison_page(
     `further` are sections of one seed."""
     summaries, names = [run[:2] for run in runs], [name for name, *_ in runs]
     rows = compare_table(summaries) if comparison is None else certain_table(comparison)
-    spread = distribution_figures(
-        [
-            (name, run_colour(i), durations_ns(requests))
-            for i, (name, _, requests) in enumerate(runs)
-        ]
-    )
+    lines = [(name, run_colour(i), durations_ns(each)) for i, (name, _, each) in enumerate(runs)]
+    spread = distribution_figures(lines)
     paired = [(name, pair(runs[0][2], requests)) for name, _, requests in runs[1:]]
     of_one_seed = {
         "Why": _reasons(explained),
@@ -169,14 +165,12 @@ def comparison_page(
 
 def _reasons(explained: Sequence[Explanation]) -> Html:
     """Why each run differs from the first, with the name of the run if there are several."""
-    return join(
-        part
-        for i, each in enumerate(explained)
-        for part in (
-            element("h3", each.names[1]) if explained[1:] else None,
-            why(each, f"fall-{i}"),
-        )
-    )
+    parts = []
+    for i, each in enumerate(explained):
+        if explained[1:]:
+            parts.append(element("h3", each.names[1]))
+        parts.append(why(each, f"fall-{i}"))
+    return join(parts)
 
 
 def run_colour(i: int) -> str:
@@ -265,9 +259,8 @@ def _certainty(comparison: Comparison, rows: Sequence[Row]) -> Html:
     parts.append(placed(_interval_figures(comparison, rows)))
     for other, name in enumerate(names[1:], 1):
         lines = [
-            (row.metric.label, _verdict(comparison, row, other))
-            for row in rows
-            if row.metric.key in HEADLINES and row.verdicts[other - 1] is not None
+            (row.metric.label, element("span", words, class_=row.judge(other - 1)))
+            for row, words in headline_findings(comparison, rows, other)
         ]
         verdicts = table(["", "Verdict"], lines, text_columns=2)
         parts.append(panel(f"{name} against {names[0]}", verdicts))
@@ -276,13 +269,6 @@ def _certainty(comparison: Comparison, rows: Sequence[Row]) -> Html:
         ranking = table(["", "Order"], (each for each in orders if each[1]), text_columns=2)
         parts.append(panel("Best first; ≈ between runs without a significant difference", ranking))
     return join(parts)
-
-
-def _verdict(comparison: Comparison, row: Row, other: int) -> Html:
-    verdict = row.verdicts[other - 1]
-    assert verdict is not None
-    words = finding_words(comparison, Pair(row.metric.key, 0, other), verdict)
-    return element("span", words, class_=row.judge(other - 1))
 
 
 def _interval_figures(comparison: Comparison, rows: Sequence[Row]) -> list[Figure]:
@@ -399,26 +385,26 @@ def _pairs_table(pairs: Pairs) -> Html:
 
 def _difference_figures(paired: Sequence[tuple[str, Pairs | None]]) -> list[Figure]:
     """The differences of all pairs in ascending order, by latency."""
-    there = [(i, name, pairs) for i, (name, pairs) in enumerate(paired, 1) if pairs]
-    there = [(i, name, pairs) for i, name, pairs in there if pairs.number]
-    return [_difference_figure(kind, there) for kind in COMPARED] if there else []
-
-
-def _difference_figure(kind: str, paired: Sequence[tuple[int, str, Pairs]]) -> Figure:
-    changes = [np.sort(pairs.differences_ns(kind)) for *_, pairs in paired]
-    unit, ns = time_unit(float(np.abs(each).max(initial=0)) for each in changes)
-    data = []
-    for (i, name, _), ordered in zip(paired, changes, strict=True):
-        picked = thinned(len(ordered), POINTS)
-        ranks = compact(100 * (picked + 0.5) / len(ordered))
-        data.append(line(ranks, compact(ordered[picked] / ns), run_colour(i), name))
-    label = LATENCIES[kind]
+    numbered = enumerate(paired, 1)
+    there = [(i, name, pairs) for i, (name, pairs) in numbered if pairs and pairs.number]
     across = "requests, ordered by their difference (%)"
     x = titled(across, range=[0, 100], unifiedhovertitle={"text": "%{x:.3~g} % of the requests"})
-    y = titled(f"{label} difference ({unit})", rangemode="normal")
     note = "Below the line a request was quicker than in the first run, above it slower."
-    title, zero = f"{label} differences", [rule("y", 0)]
-    return chart(f"paired-{kind}", title, note, data, x, y, keyed=False, height=260, shapes=zero)
+    figures = []
+    for kind in COMPARED if there else ():
+        changes = [np.sort(pairs.differences_ns(kind)) for *_, pairs in there]
+        unit, ns = time_unit(float(np.abs(each).max(initial=0)) for each in changes)
+        data = []
+        for (i, name, _), ordered in zip(there, changes, strict=True):
+            picked = thinned(len(ordered), POINTS)
+            ranks = compact(100 * (picked + 0.5) / len(ordered))
+            data.append(line(ranks, compact(ordered[picked] / ns), run_colour(i), name))
+        label, zero = LATENCIES[kind], [rule("y", 0)]
+        y = titled(f"{label} difference ({unit})", rangemode="normal")
+        id, title = f"paired-{kind}", f"{label} differences"
+        look: dict[str, Any] = {"keyed": False, "height": 260, "shapes": zero}
+        figures.append(chart(id, title, note, data, x, y, **look))
+    return figures
 
 
 def _level_figures(names: Sequence[str], views: Sequence[View]) -> list[Figure]:
@@ -428,10 +414,10 @@ def _level_figures(names: Sequence[str], views: Sequence[View]) -> list[Figure]:
         return []
     axis, figures = time_axis(end_ns), []
     for column, title, unit in LEVELS:
-        levels = [
-            (axis.of(v.coarse.bins.edges_ns), held(v.coarse.bins.mean[column])) for v in views
+        data = [
+            step_line(axis.of(v.coarse.edges_ns), v.coarse.mean[column], run_colour(i), name)
+            for i, (v, name) in enumerate(zip(views, names, strict=True))
         ]
-        data = [step_line(*levels[i], run_colour(i), name) for i, name in enumerate(names)]
         id, y = f"level-{column}", titled(unit)
         figures.append(time_chart(axis, id, title, "", data, y, keyed=False, height=240))
     return figures
@@ -613,12 +599,8 @@ def _waterfall(fall: Waterfall, id: str, names: tuple[str, str]) -> Figure:
     ends = list(accumulate(lengths[:-1]))
     colours = ["recompute" if length > 0 else "prefill" for length in lengths[:-1]] + ["used"]
     texts = [signed(length * ns / 1e9, "s") for length in lengths]
-    ticks = [
-        f"{label}  {text}"
-        for label, text in zip(
-            [*(LABELS[part] for part, _ in changes), "together"], texts, strict=True
-        )
-    ]
+    labels = [*(LABELS[part] for part, _ in changes), "together"]
+    ticks = [f"{label}  {text}" for label, text in zip(labels, texts, strict=True)]
     data = {
         "type": "bar",
         "orientation": "h",

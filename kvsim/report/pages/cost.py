@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from typing import Any
 
-from kvsim.cost.crossover import Crossing, ModelCrossings
+from kvsim.cost.crossover import ModelCrossings
 from kvsim.cost.profile import Curve, Fit, Grid, MixedGrid, Profile, distrust
 from kvsim.report.pages.figures import Figure, chart, compact, line, log_axes, rule, thinned
 from kvsim.report.pages.html import Html, document, facts, id_of, join, lead, panel, placed, table
@@ -106,33 +106,27 @@ def _figures(fit: Fit, size: int) -> Iterator[Figure]:
 
 
 def _slices(name: str, grid: Grid) -> list[Drawn]:
-    """Decode by length for some numbers of sequences; prefill by tokens for some contexts."""
+    """Decode by length for some numbers of sequences; prefill by tokens for some contexts, over the
+    rows that are long enough to have them."""
     if name != "prefill":
         places = thinned(len(grid.x), LINES).tolist()
         return [(plural(int(grid.x[i]), "sequence"), grid.ctx, grid.us[i]) for i in places]
-    places = thinned(len(grid.ctx), LINES).tolist()
-    return [(f"context {grid.ctx[j]:,g}", *_column(grid.x, grid.us, j)) for j in places]
-
-
-def _column(
-    x: Sequence[float], us: Sequence[Sequence[float]], j: int
-) -> tuple[list[float], list[float]]:
-    """Column `j` of the grid, over the rows that are long enough to have it."""
-    reached = [(at, row[j]) for at, row in zip(x, us, strict=True) if len(row) > j]
-    return [at for at, _ in reached], [value for _, value in reached]
+    drawn: list[Drawn] = []
+    for j in thinned(len(grid.ctx), LINES).tolist():
+        column = [(x, row[j]) for x, row in zip(grid.x, grid.us, strict=True) if len(row) > j]
+        label, (x, us) = f"context {grid.ctx[j]:,g}", zip(*column, strict=True)
+        drawn.append((label, x, us))
+    return drawn
 
 
 def _mixed_slices(grid: MixedGrid) -> list[Drawn]:
     """By the chunk's tokens, without context, for some numbers of decodes of the middle length."""
     middle = len(grid.kv) // 2
-    return [
-        (
-            f"{grid.n[k]:,g} decodes of {grid.kv[middle]:,g}",
-            grid.q,
-            [rows[0][k][middle] for rows in grid.us],
-        )
-        for k in thinned(len(grid.n), LINES).tolist()
-    ]
+    drawn: list[Drawn] = []
+    for k in thinned(len(grid.n), LINES).tolist():
+        label = f"{grid.n[k]:,g} decodes of {grid.kv[middle]:,g}"
+        drawn.append((label, grid.q, [rows[0][k][middle] for rows in grid.us]))
+    return drawn
 
 
 def _figure(name: str, title: str, x_title: str, drawn: Sequence[Drawn]) -> Figure:
@@ -146,21 +140,13 @@ def _figure(name: str, title: str, x_title: str, drawn: Sequence[Drawn]) -> Figu
 
 def _errors(error: Mapping[str, Any]) -> Html:
     """Errors on rows held out, and the profile's other statements."""
-    rows = [
-        [
-            label,
-            f"{number:,}",
-            *(MISSING if value is None else _hundredths(value) for value in values),
-        ]
-        for label, number, values in error_rows(error)
-    ]
+    rows = []
+    for label, number, values in error_rows(error):
+        cells = (MISSING if x is None else f"{x:,.2f}".replace("-", "−") for x in values)
+        rows.append([label, f"{number:,}", *cells])
     head = ("table", "points", "median %", "p95 %", "max %", "bias %")
     others = facts(flat(other_statements(error)))
     return panel(None, join((table(head, rows) if rows else None, others)))
-
-
-def _hundredths(value: float) -> str:
-    return f"{value:,.2f}".replace("-", "−")
 
 
 def _judged(value: Any) -> bool:
@@ -194,7 +180,16 @@ def crossing_head(model: ModelCrossings) -> list[str]:
 
 def crossing_rows(model: ModelCrossings) -> list[list[str]]:
     """One row per length: the time of recomputing, and the times of swapping by layout."""
-    return [_row(crossing) for crossing in model.crossings]
+    rows = []
+    for crossing in model.crossings:
+        times = {"recompute": crossing.recompute_ns, **crossing.swap_ns}
+        written = {name: f"{ns / 1e3 / crossing.tokens:,.1f}" for name, ns in times.items()}
+        cells = [f"{crossing.tokens:,}", written["recompute"]]
+        for layout in crossing.swap_ns:
+            even = crossing.break_even_gb_s[layout]
+            cells += [written[layout], "never" if even is None else f"{even:,.1f}"]
+        rows.append([*cells, min(times, key=times.__getitem__)])
+    return rows
 
 
 def caption(model: ModelCrossings) -> str:
@@ -221,10 +216,13 @@ def build_crossover(models: Sequence[ModelCrossings], hardware: str, lengths: Se
         model._replace(crossings=[each for each in model.crossings if each.tokens in lengths])
         for model in models
     ]
+    tables = (
+        panel(caption(each), table(crossing_head(each), crossing_rows(each))) for each in listed
+    )
     sections = {
         "Where swapping wins": join((lead(_LEAD), placed([_even(models)]))),
         "Times": placed([_times(i, model) for i, model in enumerate(models)]),
-        "Table": join((lead(UNITS), *map(_table, listed))),
+        "Table": join((lead(UNITS), *tables)),
         "Sources": panel(
             None, table(("model", "recompute", "link"), map(_sources, models), text_columns=3)
         ),
@@ -244,22 +242,6 @@ _LEAD = (
     " take longer than computing at any bandwidth. The grey line is the hardware's link. Layer: a"
     " block is copied layer by layer, keys and values apart; cross: all layers in one copy."
 )
-
-
-def _row(crossing: Crossing) -> list[str]:
-    def each(ns: int) -> str:
-        return f"{ns / 1e3 / crossing.tokens:,.1f}"
-
-    cells = [f"{crossing.tokens:,}", each(crossing.recompute_ns)]
-    for layout_name, swap_ns in crossing.swap_ns.items():
-        even = crossing.break_even_gb_s[layout_name]
-        cells += [each(swap_ns), "never" if even is None else f"{even:,.1f}"]
-    times = {"recompute": crossing.recompute_ns, **crossing.swap_ns}
-    return [*cells, min(times, key=times.__getitem__)]
-
-
-def _table(model: ModelCrossings) -> Html:
-    return panel(caption(model), table(crossing_head(model), crossing_rows(model)))
 
 
 def _sources(model: ModelCrossings) -> list[object]:

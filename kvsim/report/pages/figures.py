@@ -133,9 +133,9 @@ def line(
     return trace | ({"name": name} if name else {"hoverinfo": "skip"}) | further
 
 
-def step_line(x: Points, y: Points, colour: str, name: str) -> Trace:
-    """A line of values that hold until the next edge."""
-    return line(x, y, colour, name, shape="hv", width=1.6)
+def step_line(x: Points, values: Iterable[float], colour: str, name: str) -> Trace:
+    """A line of values of bins, each of which holds until the next edge."""
+    return line(x, held(values), colour, name, shape="hv", width=1.6)
 
 
 def points(
@@ -149,17 +149,6 @@ def points(
 def told(trace: Trace, texts: Sequence[str]) -> Trace:
     """A trace that shows a text of its own at each point under the pointer."""
     return trace | {"text": texts, "hovertemplate": "%{text}<extra></extra>"}
-
-
-def area(trace: Trace, stack: str = "one") -> Trace:
-    """A line as a filled area on top of the previous areas of its stack."""
-    colour = trace["line"]["color"]
-    return {
-        **trace,
-        "line": {**trace["line"], "width": 0},
-        "stackgroup": stack,
-        "fillcolor": colour,
-    }
 
 
 def band(x: Points, low: Points, high: Points, colour: str, group: str) -> list[Trace]:

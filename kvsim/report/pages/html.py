@@ -162,19 +162,12 @@ def shares(
 
 def key_of(entries: Iterable[tuple[str, str]]) -> Html:
     """A legend: (colour, label). A colour is a name of the style sheet, or any background."""
-    return element(
-        "div",
-        *(
-            element(
-                "span",
-                element("span", class_="swatch", style=f"--colour: {_paint(colour)}"),
-                words,
-                class_="entry",
-            )
-            for colour, words in entries
-        ),
-        class_="legend",
-    )
+    shown = []
+    for colour, words in entries:
+        paint = colour if "(" in colour else f"var(--{colour})"
+        swatch = element("span", class_="swatch", style=f"--colour: {paint}")
+        shown.append(element("span", swatch, words, class_="entry"))
+    return element("div", *shown, class_="legend")
 
 
 def facts(named: Mapping[str, Any]) -> Html:
@@ -202,10 +195,6 @@ def written(key: str, value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(str(inner) for inner in value)
     return str(value)
-
-
-def _paint(colour: str) -> str:
-    return colour if "(" in colour else f"var(--{colour})"
 
 
 POLICY = (
@@ -335,20 +324,14 @@ def _coordinates(values: Sequence[Any]) -> str:
 
 def _place(figure: Figure) -> Html:
     """Heading, note, legend and an empty element."""
-    entries = [
-        element(
-            "button",
-            element(
-                "span", class_=f"swatch {entry.kind}", style=f"--colour: var(--{entry.colour})"
-            ),
-            entry.label,
-            type="button",
-            data_figure=figure.id,
-            data_traces=",".join(map(str, entry.traces)),
-            aria_pressed="true",
+    entries = []
+    for entry in figure.legend:
+        colour = f"--colour: var(--{entry.colour})"
+        swatch, traces = element("span", class_=f"swatch {entry.kind}", style=colour), entry.traces
+        of = {"data_figure": figure.id, "data_traces": ",".join(map(str, traces))}
+        entries.append(
+            element("button", swatch, entry.label, type="button", **of, aria_pressed="true")
         )
-        for entry in figure.legend
-    ]
     note = element("p", figure.note) if figure.note else None
     size = f"height: {figure.height}px"
     if figure.least_width:

@@ -13,11 +13,9 @@ import numpy as np
 
 from kvsim.report.pages.figures import (
     Figure,
-    Points,
     Trace,
     chart,
     compact,
-    held,
     limit_line,
     line,
     points,
@@ -132,31 +130,25 @@ def waiting_by_adapter(run: View) -> Iterator[Figure]:
     sent, begun = (ints(run.requests[name]) for name in ("arrival_ns", "first_scheduled_ns"))
     begun = np.where(begun < 0, run.end_ns, begun)
     bins = run.sums(sent, BARS)
-    waits = {name: _waiting(sent[of], begun[of], bins.edges_ns) for name, of in those.items()}
+    edges = bins.edges_ns
+    waits = {
+        name: np.diff(_elapsed(sent[of], edges) - _elapsed(begun[of], edges)) / np.diff(edges)
+        for name, of in those.items()
+    }
     ranked = sorted(waits, key=lambda name: -waits[name].sum())
-    parts: list[tuple[Points, str, str]] = [
-        (held(waits[name]), f"run-{i}", _short(name))
-        for i, name in enumerate(ranked[:MOST_STACKED], 1)
+    parts = [
+        (waits[name], f"run-{i}", _short(name)) for i, name in enumerate(ranked[:MOST_STACKED], 1)
     ]
     if others := ranked[MOST_STACKED:]:
         rest = np.sum([waits[name] for name in others], axis=0)
-        parts.append((held(rest), "other", f"{count(len(others))} others"))
+        parts.append((rest, "other", f"{count(len(others))} others"))
     most = run.summary["meta"]["config"].get("max_loras") or 1
     note = f"Requests before their first step; at most {count(most)} adapters run together."
     if "waiting_loras_ns" in run.requests:
-        lost = ints(run.requests["waiting_loras_ns"])
-        note += (
-            f" In all, requests waited {seconds(lost.sum() / 1e9)} for a place of their adapter."
-        )
+        lost = seconds(ints(run.requests["waiting_loras_ns"]).sum() / 1e9)
+        note += f" In all, requests waited {lost} for a place of their adapter."
     drawn, y = lined(bins.x, parts, "one"), titled("requests")
     yield run.figure("adapters", "Queue by adapter", note, drawn, y)
-
-
-def _waiting(sent: np.ndarray, begun: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """How many of these requests wait, on average over each bin."""
-    waited = _elapsed(sent, edges) - _elapsed(begun, edges)
-    mean: np.ndarray = np.diff(waited) / np.diff(edges)
-    return mean
 
 
 def _elapsed(instants: np.ndarray, at: np.ndarray) -> np.ndarray:
@@ -280,10 +272,8 @@ def _by_strictness(run: View) -> Iterator[Figure]:
         assert good is not None
         kept.append(100 * int(good.sum()) / completed)
     share = ratio(run.summary["request_goodput"], run.summary["request_throughput"]) or 0.0
-    note = (
-        f"Completed requests within all limits, were these so many times as long; {percent(share)}"
-    )
-    note += " at 1. Steep at 1: a little tuning changes much."
+    note = "Completed requests within all limits, were these so many times as long;"
+    note += f" {percent(share)} at 1. Steep at 1: a little tuning changes much."
     drawn = [line(compact(factors), compact(kept), "good", "Within all limits")]
     across = titled("multiple of the limits", showgrid=True, **scale(factors))
     up = titled("requests (%)", range=[0, 103])

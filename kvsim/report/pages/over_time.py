@@ -84,10 +84,6 @@ def _whole(run: View, of: Callable[..., Ints], *names: str) -> Ints:
     return made
 
 
-def _lasts(run: View) -> Ints:
-    return _whole(run, np.subtract, "end_ns", "start_ns")
-
-
 def _tokens_of_steps(run: View) -> Ints:
     """What each step computes: prompt tokens, a token per decode, and drafts."""
     names = ("prefill_tokens", "decode_seqs", "draft_tokens")
@@ -99,11 +95,8 @@ def _step_time(run: View) -> Iterator[Figure]:
     found = durations_of(run, ((end, end - start, np.ones_like(end)) for start, end in steps))
     unit, ns = time_unit(found.ends_ns)
     drawn = found.lines(ns, "used", "Mean over steps")
-    note, y = (
-        f"{count(rows_in(run.steps))} steps.",
-        titled(f"step ({unit})", **scale(found.ends_ns / ns, 50)),
-    )
-    yield run.figure("step-time", "Step time", note, drawn, y)
+    note, y = f"{count(rows_in(run.steps))} steps.", scale(found.ends_ns / ns, 50)
+    yield run.figure("step-time", "Step time", note, drawn, titled(f"step ({unit})", **y))
 
 
 def _kernels(run: View) -> Iterator[Figure]:
@@ -114,7 +107,7 @@ def _kernels(run: View) -> Iterator[Figure]:
         return
     whole = np.maximum(busy, np.diff(bins.edges_ns))
     shown = (
-        (held(100 * each / whole), f"kernel-{bare(name)}", KERNEL_LABELS[name].capitalize())
+        (100 * each / whole, f"kernel-{bare(name)}", KERNEL_LABELS[name].capitalize())
         for name, each in sums.items()
         if each.sum() > LEAST_SHARE * busy.sum()
     )
@@ -136,7 +129,7 @@ def _utilisation(run: View) -> Iterator[Figure]:
     spent = [_spent_ns(bounds, *each) for each in zip(*sums, strict=True)]
     width = np.diff(bins.edges_ns) * meta["config"]["pipeline_parallel_size"]
     flops, traffic = (100 * np.array(each) / width for each in zip(*spent, strict=True))
-    named = [(held(flops), "prefill", "FLOPs (MFU)"), (held(traffic), "used", "Bandwidth (MBU)")]
+    named = [(flops, "prefill", "FLOPs (MFU)"), (traffic, "used", "Bandwidth (MBU)")]
     mean = (float((each * width).sum() / width.sum() / 100) for each in (flops, traffic))
     note = "Share of the data sheet's peaks, idle time included: {} and {} in the mean. Counted are"
     note += " matrix products, and weights and the KV of decodes; not the attention of prompts."
@@ -181,8 +174,7 @@ def _drafts(run: View) -> Iterator[Figure]:
     drawn = [
         bins.bars(taken, "part-accepted_drafts", "Accepted"),
         bins.bars(made - taken, "part-rejected_drafts", "Rejected"),
-        step_line(bins.x, held(100 * ratios(taken, made)), "ink", "Accepted share")
-        | {"yaxis": "y2"},
+        step_line(bins.x, 100 * ratios(taken, made), "ink", "Accepted share") | {"yaxis": "y2"},
     ]
     whole = percent(run.summary["spec_decode_accepted_share"] or 0.0)
     note = f"Drafts verified, per bar; {whole} of all were accepted."
@@ -204,22 +196,14 @@ def _bubbles(run: View) -> Iterator[Figure]:
         run.steps[name].astype(np.int64) for name in ("send_ns", "stage_wait_ns", "host_ns")
     )
     under_way = np.maximum(end - np.maximum(start, np.append(0, end[:-1])), 0)
-    whole = bins.of(under_way) * run.summary["meta"]["config"][_STAGES]
+    whole = bins.of(under_way) * run.summary["meta"]["config"]["pipeline_parallel_size"]
     busy = bins.of(end - start - moved - waits - host)
-    idle = held(100 * (1 - np.minimum(ratios(busy, whole), 1)))
+    idle = 100 * (1 - np.minimum(ratios(busy, whole), 1))
     share = percent(run.summary["pipeline_bubble_share"] or 0.0)
     note = f"Share of the stages' time in which they compute nothing; {share} over the whole run."
-    drawn, y = (
-        lined(bins.x, [(idle, "part-stage_wait", "Idle")]),
-        titled("time (%)", range=[0, 101]),
-    )
+    drawn = [step_line(bins.x, idle, "part-stage_wait", "Idle")]
+    y = titled("time (%)", range=[0, 101])
     yield run.figure("bubbles", "Pipeline bubbles", note, drawn, y, keyed=False)
-
-
-_STAGES = "pipeline_parallel_size"
-
-WORK = (_step_time, _kernels, _utilisation, _drafts, _bubbles)
-"""Makers of figures over time."""
 
 
 def step_figures(run: View) -> list[Figure]:
@@ -228,7 +212,8 @@ def step_figures(run: View) -> list[Figure]:
 
 
 def _against_tokens(run: View) -> Iterator[Figure]:
-    lasts, tokens, prompts = _lasts(run), _tokens_of_steps(run), run.steps["prefill_tokens"] > 0
+    lasts, tokens = _whole(run, np.subtract, "end_ns", "start_ns"), _tokens_of_steps(run)
+    prompts = run.steps["prefill_tokens"] > 0
     unit, ns = time_unit(lasts)
     drawn = []
     for those, colour, label in _kinds(prompts & (tokens > 0), ~prompts & (tokens > 0)):
@@ -326,18 +311,8 @@ def time_figures(run: View) -> list[Figure]:
         return []
     makers = (
         *(_rates, _tokens, _latencies, _itl, _waits, _queues, waiting_by_adapter, _blocked),
-        *(
-            _gpu_blocks,
-            _cpu_blocks,
-            _preemptions,
-            _swaps,
-            _new_token_ratio,
-            _batch,
-            *WORK,
-            _hit_rate,
-            _tiers,
-            _fragmentation,
-        ),
+        *(_gpu_blocks, _cpu_blocks, _preemptions, _swaps, _new_token_ratio, _batch, _step_time),
+        *(_kernels, _utilisation, _drafts, _bubbles, _hit_rate, _tiers, _fragmentation),
     )
     return one_axis([figure for make in makers for figure in make(run)])
 
@@ -397,7 +372,7 @@ def _latencies(run: View) -> Iterator[Figure]:
         bins = run.sums(arrival, RATES)
         cuts = _cuts(bins.ordered(values / ns), bins.ends)
         named = zip(cuts.T, ("running", "peak"), ("p50", "p99"), strict=True)
-        drawn = lined(bins.x, ((held(y), colour, label) for y, colour, label in named))
+        drawn = lined(bins.x, named)
         limit, shapes = _limit(run, kind, ns)
         note = f"Of the requests that arrived at this time.{limit}"
         if kind == "ttft":
@@ -456,7 +431,7 @@ def _waits(run: View) -> Iterator[Figure]:
     whole = added(each.sum() for each in sums.values())
     # What no one would see in the stack is left to the table of the ledger.
     parts = (
-        (held(np.nan_to_num(ratios(each, number) / ns)), f"part-{bare(name)}", TIME_LABELS[name])
+        (np.nan_to_num(ratios(each, number) / ns), f"part-{bare(name)}", TIME_LABELS[name])
         for name, each in sums.items()
         if each.sum() > LEAST_SHARE * whole
     )
@@ -485,7 +460,7 @@ def _tiers(run: View) -> Iterator[Figure]:
         (whole - hits, "prefill", "Computed"),
     )
     shown = (
-        (held(np.nan_to_num(100 * ratios(bins.of(part[there]), asked))), c, label)
+        (np.nan_to_num(100 * ratios(bins.of(part[there]), asked)), c, label)
         for part, c, label in parts
         if part.any()
     )
@@ -504,14 +479,14 @@ def _limit(run: View, kind: str, ns: float) -> tuple[str, list[Axis]]:
 
 
 def _queues(run: View) -> Iterator[Figure]:
-    bins, x, data = run.fine.bins, run.fine.x, list[Trace]()
+    bins, x, data = run.fine, run.fine_x, list[Trace]()
     for name in ("running", "waiting", "swapped"):
         if name == "swapped" and not bins.high[name].any():
             continue
         label = name.capitalize()
         if not bins.exact:
             data += band(x, held(bins.low[name]), held(bins.high[name]), name, label)
-        data.append(step_line(x, held(bins.mean[name]), name, label))
+        data.append(step_line(x, bins.mean[name], name, label))
     shade = "" if bins.exact else " Shading: lowest and highest within each bin."
     note = f"At most {count(run.summary['waiting_max'])} requests waiting and"
     note += f" {count(run.summary['running_max'])} running.{shade}"
@@ -519,22 +494,19 @@ def _queues(run: View) -> Iterator[Figure]:
 
 
 def _blocked(run: View) -> Iterator[Figure]:
-    causes = [c for c in BLOCKED[1:] if run.coarse.bins.high[f"blocked_{c}"].any()]
+    causes = [c for c in BLOCKED[1:] if run.coarse.high[f"blocked_{c}"].any()]
     if not causes:
         return
-    shares = (
-        (held(100 * run.coarse.bins.mean[f"blocked_{c}"]), f"cause-{c}", BLOCKED_BY[c])
-        for c in causes
-    )
+    shares = ((100 * run.coarse.mean[f"blocked_{c}"], f"cause-{c}", BLOCKED_BY[c]) for c in causes)
     waits = run.summary["head_blocked_s"]
     parts = ", ".join(f"{BLOCKED_BY[c]}: {seconds(waits[c])}" for c in causes)
     note = f"Share of the time that it was refused. In total: {parts}."
-    drawn, y = lined(run.coarse.x, shares, "one"), titled("time (%)", range=[0, 101])
+    drawn, y = lined(run.coarse_x, shares, "one"), titled("time (%)", range=[0, 101])
     yield run.figure("blocked", "Why the head of the queue waited", note, drawn, y)
 
 
 def _gpu_blocks(run: View) -> Iterator[Figure]:
-    meta, mean = run.summary["meta"], run.fine.bins.mean
+    meta, mean = run.summary["meta"], run.fine.mean
     total, kept_free = (int(meta.get(k) or 0) for k in ("num_gpu_blocks", "watermark_blocks"))
     parts = [
         (mean["used_blocks"], "used", "In use"),
@@ -548,12 +520,8 @@ def _gpu_blocks(run: View) -> Iterator[Figure]:
             (mean["used_blocks"] - protected, "internal", "Private to a request"),
             (mean["cached_blocks"], "cached", "Evictable: in the radix tree, free to reuse"),
         ]
-    shown = (
-        (held(heights), colour, label)
-        for heights, colour, label in parts
-        if colour in ("used", "free") or heights.any()
-    )
-    drawn = [*lined(run.fine.x, shown, "one"), *_peak(run, "used_blocks")]
+    shown = (part for part in parts if part[1] in ("used", "free") or part[0].any())
+    drawn = [*lined(run.fine_x, shown, "one"), *_peak(run, "used_blocks")]
     used, most = run.summary["kv_cache_usage_mean"], run.summary["kv_cache_usage_max"]
     note, shapes = "", list[Axis]()
     if used is not None and most is not None:
@@ -567,10 +535,10 @@ def _gpu_blocks(run: View) -> Iterator[Figure]:
 
 
 def _cpu_blocks(run: View) -> Iterator[Figure]:
-    if not run.fine.bins.high["cpu_used_blocks"].any():
+    if not run.fine.high["cpu_used_blocks"].any():
         return
-    mean = held(run.fine.bins.mean["cpu_used_blocks"])
-    swapped = lined(run.fine.x, [(mean, "swapped", "Swapped out")], "one")
+    mean = run.fine.mean["cpu_used_blocks"]
+    swapped = lined(run.fine_x, [(mean, "swapped", "Swapped out")], "one")
     total = count(run.summary["meta"].get("num_cpu_blocks") or 0)
     note = f"Blocks of swapped requests, in a pool of {total}."
     drawn = [*swapped, *_peak(run, "cpu_used_blocks")]
@@ -579,10 +547,10 @@ def _cpu_blocks(run: View) -> Iterator[Figure]:
 
 def _peak(run: View, column: str) -> list[Trace]:
     """A thin line of peaks if the bins hide peaks of the mean."""
-    if run.fine.bins.exact:
+    if run.fine.exact:
         return []
-    high = held(run.fine.bins.high[column])
-    return [line(run.fine.x, high, "peak", "Most within a bin", shape="hv", width=1)]
+    high = held(run.fine.high[column])
+    return [line(run.fine_x, high, "peak", "Most within a bin", shape="hv", width=1)]
 
 
 def _preemptions(run: View) -> Iterator[Figure]:
@@ -604,21 +572,21 @@ def _swaps(run: View) -> Iterator[Figure]:
 
 
 def _new_token_ratio(run: View) -> Iterator[Figure]:
-    if "new_token_ratio_ppm" not in run.fine.bins.mean:
+    if "new_token_ratio_ppm" not in run.fine.mean:
         return
-    ratio = held(run.fine.bins.mean["new_token_ratio_ppm"] / 1e6)
+    ratio = run.fine.mean["new_token_ratio_ppm"] / 1e6
     note = "Share of the announced tokens for which SGLang reserves memory. It falls with every"
     note += " decode step; a retraction estimates it anew."
-    drawn = lined(run.fine.x, [(ratio, "ink", "New-token ratio")])
+    drawn = [step_line(run.fine_x, ratio, "ink", "New-token ratio")]
     id, title, y = "new-token-ratio", "New-token ratio", titled("ratio")
     yield run.figure(id, title, note, drawn, y, keyed=False)
 
 
 def _batch(run: View) -> Iterator[Figure]:
-    mean, x = run.coarse.bins.mean, run.coarse.x
-    prompts = lined(x, [(held(mean["prefill_tokens"]), "prefill", "Prompt tokens")], "one")
-    decodes = lined(x, [(held(mean["decode_seqs"]), "decode", "Decoding sequences")], "two")
-    drawn = [*prompts, {**decodes[0], "yaxis": "y2"}]
+    mean, x = run.coarse.mean, run.coarse_x
+    [prompts] = lined(x, [(mean["prefill_tokens"], "prefill", "Prompt tokens")], "one")
+    [decodes] = lined(x, [(mean["decode_seqs"], "decode", "Decoding sequences")], "two")
+    drawn = [prompts, {**decodes, "yaxis": "y2"}]
     note = "What the running step computes, averaged over time;"
     note += f" {count(run.summary['steps'])} steps."
     y = titled("tokens", domain=[0.55, 1], tickformat="~s")
@@ -634,7 +602,7 @@ def _hit_rate(run: View) -> Iterator[Figure]:
     so_far = 100 * ratios(np.cumsum(hits), np.cumsum(hits + computed))
     drawn = [
         bins.bars(100 * ratios(hits, hits + computed), "cached", "In each bar"),
-        step_line(bins.x, held(so_far), "ink", "Since the start"),
+        step_line(bins.x, so_far, "ink", "Since the start"),
     ]
     note = "Share of scheduled prompt tokens whose computation a hit saved, re-admissions included."
     y = titled("tokens (%)")
@@ -642,7 +610,7 @@ def _hit_rate(run: View) -> Iterator[Figure]:
 
 
 def _fragmentation(run: View) -> Iterator[Figure]:
-    meta, mean = run.summary["meta"], run.coarse.bins.mean
+    meta, mean = run.summary["meta"], run.coarse.mean
     slots = mean["used_blocks"] * int(meta.get("block_size") or 0)
     pool = np.full(len(slots), float(meta.get("num_gpu_blocks") or 0))
     lines = (
@@ -650,13 +618,13 @@ def _fragmentation(run: View) -> Iterator[Figure]:
         ("stranded_blocks", pool, "external", "External: free blocks that no admission can use"),
     )
     shown = [
-        (held(100 * ratios(mean[column], whole)), colour, label)
+        (100 * ratios(mean[column], whole), colour, label)
         for column, whole, colour, label in lines
         if mean[column].any()
     ]
     if shown:
         note = "Memory that is allocated or free, but cannot be used."
-        drawn, y = lined(run.coarse.x, shown), titled("share (%)")
+        drawn, y = lined(run.coarse_x, shown), titled("share (%)")
         yield run.figure("fragmentation", "Fragmentation", note, drawn, y, height=180)
 
 

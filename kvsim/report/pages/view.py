@@ -18,10 +18,8 @@ from kvsim.report.pages.figures import (
     Points,
     TimeAxis,
     Trace,
-    area,
     bars,
     compact,
-    held,
     ratios,
     step_line,
     time_axis,
@@ -51,16 +49,6 @@ AVERAGES = (
     *("waiting", "running"),
 )
 """Columns of `timeline.States` for the fine and for the coarse bins."""
-
-
-class Cut(NamedTuple):
-    """A time line in bins."""
-
-    x: Points
-    """Edges in the unit of the time axis."""
-    bins: Bins
-    """Columns: `LEVELS` and those that SGLang alone has; or `AVERAGES` and `blocked_CAUSE`, the
-    share of time with this cause."""
 
 
 class Sums(NamedTuple):
@@ -93,7 +81,7 @@ class Sums(NamedTuple):
     def per_second(self, colour: str, label: str, amounts: NDArray[Any] | None = None) -> Trace:
         """A line of these amounts, or of instants, per second."""
         rates = self.of(amounts) / np.diff(self.edges_ns) * 1e9
-        return step_line(self.x, held(rates), colour, label)
+        return step_line(self.x, rates, colour, label)
 
     def bars(self, amounts: Floats, colour: str, label: str) -> Trace:
         """A bar for each bin."""
@@ -122,8 +110,13 @@ class View(NamedTuple):
     """Durations of each request in ns, as returned by `durations_ns`."""
     end_ns: int
     axis: TimeAxis
-    fine: Cut
-    coarse: Cut
+    fine: Bins
+    """Columns: `LEVELS` and those that SGLang alone has."""
+    coarse: Bins
+    """Columns: `AVERAGES` and `blocked_CAUSE`, the share of time with this cause."""
+    fine_x: Points
+    """Edges of the bins in the unit of the time axis; `coarse_x` those of the others."""
+    coarse_x: Points
 
     def sums(self, instants_ns: Ints, bins: int) -> Sums:
         """These instants in at most so many bins."""
@@ -151,20 +144,27 @@ def look_at(
         blocked = rows.part("blocked", first, last)
         return np.where(blocked == causes[name], 1, 0)
 
-    def cut(names: Sequence[str], limit: int) -> Cut:
-        bins = bin_states(rows["start_ns"], end_ns, names, part, limit)
-        return Cut(axis.of(bins.edges_ns), bins)
+    own, start_ns = [name for name in SGLANG_COLUMNS if name in steps], rows["start_ns"]
+    fine = bin_states(start_ns, end_ns, (*LEVELS, *own), part, FINE)
+    coarse = bin_states(start_ns, end_ns, (*AVERAGES, *causes), part, COARSE)
+    return View(
+        *(summary, requests, steps, durations_ns(requests), end_ns, axis, fine, coarse),
+        fine_x=axis.of(fine.edges_ns),
+        coarse_x=axis.of(coarse.edges_ns),
+    )
 
-    own = [name for name in SGLANG_COLUMNS if name in steps]
-    fine, coarse = cut((*LEVELS, *own), FINE), cut((*AVERAGES, *causes), COARSE)
-    durations = durations_ns(requests)
-    return View(summary, requests, steps, durations, end_ns, axis, fine, coarse)
 
-
-def lined(x: Points, named: Iterable[tuple[Points, str, str]], stack: str = "") -> list[Trace]:
-    """Lines of (heights, colour, label), or stacked areas."""
-    lines = (step_line(x, y, colour, label) for y, colour, label in named)
-    return [area(trace, stack) if stack else trace for trace in lines]
+def lined(
+    x: Points, named: Iterable[tuple[NDArray[Any], str, str]], stack: str = ""
+) -> list[Trace]:
+    """Lines of (values of the bins, colour, label), or stacked areas."""
+    lines = [step_line(x, y, colour, label) for y, colour, label in named]
+    if stack:
+        for drawn in lines:
+            colour = drawn["line"]["color"]
+            drawn["line"]["width"] = 0
+            drawn |= {"stackgroup": stack, "fillcolor": colour}
+    return lines
 
 
 class Durations(NamedTuple):
@@ -180,8 +180,8 @@ class Durations(NamedTuple):
 
     def lines(self, ns: float, colour: str, label: str) -> list[Trace]:
         """Lines of the mean and of the longest, in a unit of so many nanoseconds."""
-        means, longest = held(self.mean / ns), held(self.most / ns)
-        return lined(self.x, ((means, colour, label), (longest, "peak", "Longest")))
+        drawn = (self.mean / ns, colour, label), (self.most / ns, "peak", "Longest")
+        return lined(self.x, drawn)
 
 
 def durations_of(run: View, pieces: Iterable[tuple[Ints, Ints, Ints]]) -> Durations:

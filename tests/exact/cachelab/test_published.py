@@ -56,7 +56,9 @@ def test_the_round_in_which_a_pool_of_80_gb_is_too_small() -> None:
             random.shuffle(clients)  # --ready-queue-policy random
             prompts += [[(f"{c} {r}", 4096) for r in range(rounds)] for c in clients]
         found = reuse_of(prompts, 64)[0].found
-        each = (make_curve(found[20 * r : 20 * r + 20], 64).tokens([pool])[0] for r in range(10))
+        each = (
+            make_curve(found[20 * r : 20 * r + 20], 64).tokens.values([pool])[0] for r in range(10)
+        )
         shares.append([hits / (20 * 4096 * (r + 1)) for r, hits in enumerate(each)])
     for share in shares:
         assert share[5] == pytest.approx(0.833, abs=0.001)

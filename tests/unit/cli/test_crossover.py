@@ -43,7 +43,7 @@ def test_a_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (["--hardware", "h300"], "no hardware named 'h300'"),
         (["--tokens", "0"], "--tokens"),
         (["--bandwidth-gb-s", "0"], "bandwidth_gb_s: 0.0 is not a bandwidth above 0"),
-        (["--cost-model", "table", "--hardware", "l40s"], "cost: table needs 'profile'"),
+        (["--cost-model", "table", "--hardware", "l40"], "cost: table needs 'profile'"),
         (["--cost-model", "rooflin"], "did you mean 'roofline'?"),
         (["--profile", "none"], "no profile named 'none'"),
         (["--tensor-parallel-size", "3"], "tensor_parallel_size: 3 GPUs cannot share"),

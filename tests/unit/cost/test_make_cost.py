@@ -19,7 +19,7 @@ from kvsim.settings.library import construct
 
 def made(**cost: Any) -> Cost:
     config = make_config({"cost": cost})
-    return make_cost(config, load_model("tiny"), load_hardware("l40s"))
+    return make_cost(config, load_model("tiny"), load_hardware("l40"))
 
 
 def test_roofline_is_the_default_where_no_profile_is_shipped() -> None:

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from marks import long
 from places import ROOT
+from plans import plan
 from shared import SHARED, needs_shared
 from unit.cost.calibrate.tables import write_csv
 
-from kvsim.cost import TableCost
+from kvsim.cost import RooflineCost, TableCost
 from kvsim.cost.calibrate.aiconfigurator import Attention, import_profile
 from kvsim.cost.calibrate.rows import numbers
 from kvsim.cost.calibrate.surface import BEFORE, CHUNKS, CONTEXTS, SEQS, TOKENS, Law
@@ -202,6 +203,23 @@ def test_held_out_errors_of_the_published_tables(gpu: str, again: Profile) -> No
     for kernel, (median, p95) in HELD_OUT[gpu].items():
         assert again.error[kernel]["median_percent"] < median
         assert again.error[kernel]["p95_percent"] < p95
+
+
+@pytest.mark.parametrize("gpu", ["b200-sxm", "b300-sxm", "gb200", "gb300", "l40s"])
+def test_the_data_sheet_and_the_shipped_profile_of_a_gpu_agree(gpu: str) -> None:
+    """Efficiencies of `configs/hardware` are fitted to steps of the profile."""
+    profile, hardware, model = shipped(gpu), load_hardware(gpu), load_model("llama-3-8b")
+    for kernel in ("decode", "prefill", "gemm_layer_sum"):
+        assert profile.error[kernel]["median_percent"] < 6
+        assert profile.error[kernel]["p95_percent"] < 17
+    config = make_config({})
+    sheet = RooflineCost(model, hardware, config)
+    table = TableCost(model, hardware, config, f"{gpu}-llama-3-8b-public")
+    prompts = [plan(chunks=[(tokens, 0)]) for tokens in (256, 1024, 4096)]
+    decodes = [plan((), n, 1024 * n, n) for n in (1, 16, 64, 256)]
+    ratios = [sheet.step_ns(each) / table.step_ns(each) for each in prompts + decodes]
+    assert 0.93 < np.median(ratios[: len(prompts)]) < 1.07
+    assert 0.93 < np.median(ratios[len(prompts) :]) < 1.07
 
 
 @needs_shared("kernel-tables/a100")

@@ -130,7 +130,7 @@ def test_a_stream_keeps_no_rows(tmp_path: Path) -> None:
         path = jsonl(tmp_path, header, *rows)
         tracemalloc.start()
         with Source(path) as source:
-            study_recording(*open_recording(source))
+            study_recording(*open_recording(source), Asked())
         found.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert (found[1] - found[0]) / 1500 < 100

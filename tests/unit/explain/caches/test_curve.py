@@ -55,7 +55,7 @@ def test_lru_equals_a_list_at_every_capacity() -> None:
         capacities = range(reuse.distinct + 2)
         by_hand = [BLOCK * lru_by_hand(case, capacity) for capacity in capacities]
         assert lru_tokens(reuse, capacities) == by_hand, f"seed {seed}"
-        blocks = make_curve(reuse.found, BLOCK).blocks(capacities)
+        blocks = make_curve(reuse.found, BLOCK).blocks.values(capacities)
         assert [BLOCK * each for each in blocks] == by_hand, f"seed {seed}"
         assert by_hand == sorted(by_hand)
         assert by_hand[-1] == reuse.ceiling_tokens
@@ -72,8 +72,8 @@ def test_a_stream_of_requests_gives_the_same_curve_and_remembers_owners_only() -
     asked = chains(case.trace.rows, streams(case.trace), counting)
     curve = make_curve(map(walk.step, asked), BLOCK)
     capacities = [1, 10, 100, 1000, 10_000]
-    assert curve.tokens(capacities) == lru_tokens(case.reuse(), capacities)
-    assert curve.tokens([100]) == [BLOCK * lru_by_hand(case, 100)]
+    assert curve.tokens.values(capacities) == lru_tokens(case.reuse(), capacities)
+    assert curve.tokens.values([100]) == [BLOCK * lru_by_hand(case, 100)]
     assert len(walk._recency.owners) < 5000
 
 
@@ -90,7 +90,7 @@ def test_requests_that_find_something_at_each_capacity() -> None:
                 cache.move_to_end(key)
             while len(cache) > capacity:
                 cache.popitem(last=False)
-        assert curve.requests([capacity]) == [finders]
+        assert curve.requests.values([capacity]) == [finders]
 
 
 def test_the_parts_by_who_reuses_session_and_prefix_add_up() -> None:
@@ -101,7 +101,10 @@ def test_the_parts_by_who_reuses_session_and_prefix_add_up() -> None:
         whole = lru_tokens(reuse, capacities)
         parts = [ramps.values(capacities) for ramps in who_reuses(rows, reuse).values()]
         assert [sum(each) for each in zip(*parts, strict=True)] == whole, f"seed {seed}"
-        prefixes = [group.curve.tokens(capacities) for group in by_prefix(rows, reuse)]
+        prefixes = [
+            make_curve(group.reuse.found, BLOCK).tokens.values(capacities)
+            for group in by_prefix(rows, reuse)
+        ]
         assert [sum(each) for each in zip(*prefixes, strict=True)] == whole, f"seed {seed}"
         roots = {keys[0] for keys in case.keys if keys}
         assert len(prefixes) == len(roots)

@@ -14,7 +14,7 @@ from kvsim.fleet import FleetConfig, make_settings
 from kvsim.results.load import state_of
 from kvsim.search.runner import Task, run_point
 from kvsim.search.size import Bounds, Laboratory, Search, lasting_answer, make_knob
-from kvsim.search.size_verdict import compared, cost_of, router_rows, size_record, verdict
+from kvsim.search.size_verdict import compared, cost_of, router_table, size_record, verdict
 from kvsim.search.slo import parse_slo
 from kvsim.search.store import Store, address
 from kvsim.settings.config import make_config, to_table
@@ -94,7 +94,7 @@ def test_the_verdict_says_what_holds_for_a_short_load_only(found: list[Search]) 
 def test_routers_stand_side_by_side(found: list[Search]) -> None:
     assert found[1].found.value is not None
     assert found[1].found.value > 3, "sessions are not spread evenly"
-    table = router_rows(found, 2.5)
+    _, table = router_table(found, 2.5)
     assert [row[0] for row in table] == ["round-robin", "session-affinity"]
     assert compared(found).text.endswith("replicas, behind round-robin.")
     assert "per GPU hour" not in str(verdict(*found[0]))

@@ -149,7 +149,6 @@ def test_a_cliff_is_found_with_its_edges_and_height(edge, times):
     assert cliff.beyond < edge <= cliff.safe
     assert cliff.safe - cliff.beyond <= max(CLOSE * cliff.safe, 1)
     assert cliff.times == pytest.approx(times, rel=0.02)
-    assert cliff.distance(edge * 2) == pytest.approx(cliff.safe / (edge * 2) - 1)
 
 
 def test_a_gentle_slope_is_no_cliff():
