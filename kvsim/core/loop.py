@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from mypy_extensions import i64
 
@@ -28,6 +28,20 @@ from kvsim.core.scheduler import Scheduler
 from kvsim.errors import EngineStopped
 
 NOBODY: Mapping[str, str] = MappingProxyType({})
+
+
+class Listeners(NamedTuple):
+    """Who is told what an engine does while a run lasts."""
+
+    watcher: Any = None
+    """Sees every step (`kvsim.run.watchers.Watcher`)."""
+    progress: Callable[[int], None] | None = None
+    """Is called with the number of requests that have just ended."""
+    step_over: Callable[[], None] | None = None
+    """Is called after each step that is recorded."""
+
+
+NO_LISTENERS = Listeners()
 
 
 class Loop:
@@ -60,29 +74,24 @@ class Loop:
         batch: Batch,
         *,
         rows: StepRows | None = None,
-        step_over: Callable[[], None] | None = None,
+        listeners: Listeners = NO_LISTENERS,
         refused: Mapping[str, str] = NOBODY,
-        watcher: Any = None,
-        progress: Callable[[int], None] | None = None,
         over: Callable[[Request], None] | None = None,
         departures: Any = None,
     ) -> None:
-        """`rows` takes the row of each step, after which `step_over` is called. `refused` maps a
-        request id to the reason why it is rejected on arrival. `watcher` sees every step
-        (`kvsim.run.watchers.Watcher`). `progress` is called with the number of requests that have
-        just ended. `over` is called with each ended request once no step refers to it. The
-        scheduler ends requests early at their `departures`
-        (`kvsim.run.serving.Patience`)."""
+        """`rows` takes the row of each step. `refused` maps a request id to the reason why it is
+        rejected on arrival. `over` is called with each ended request once no step refers to it. The
+        scheduler ends requests early at their `departures` (`kvsim.run.serving.Patience`)."""
         self._host, self._scheduler, self._batch = host, scheduler, batch
-        self._rows, self._step_over, self._refused = rows, step_over, refused
-        self._watcher, self._told, self._over = watcher, progress, over
+        self._watcher, self._told, self._step_over = listeners
+        self._rows, self._refused, self._over = rows, refused, over
         self._departures = departures
         self._gauged = bool(scheduler.gauged)
         self._steps = self._idle_steps = self._tokens = 0
         self._flying, self._graves = [], []
         self._next_audit = 1
-        if watcher is not None:
-            watcher.begin()
+        if self._watcher is not None:
+            self._watcher.begin()
 
     def run(self) -> Waiting:
         """Runs the loop. It composes steps up to the allowed number in flight, then waits for the

@@ -129,10 +129,6 @@ class NanoTables(BlockManager):
             return 0
         return min(blocks * self.block_size, request.length - self.full_hit.least)
 
-    def charged_hits(self, request: Request) -> i64:
-        """The tokens of a request whose prompt begins that hits save from the token budget."""
-        return self.hit_tokens(request, len(self.hits)) if self.hits_save.charged else 0
-
     def need(self, request: Request) -> i64:
         """The free blocks that a request without a table needs, given what was just found. Hits on
         free blocks take these, so only those in use may save any."""
@@ -431,9 +427,11 @@ class Nano(Scheduler):
             rest = asked = request.length - request.computed
             if not request.tables:
                 blocks.find(request)
-                rest -= blocks.charged_hits(request)
+                saved: i64 = blocks.hit_tokens(request, len(blocks.hits))
+                if blocks.hits_save.charged:
+                    rest -= saved
                 if blocks.hits_save.tested:
-                    asked -= blocks.hit_tokens(request, len(blocks.hits))
+                    asked -= saved
             plan.blocked = self.refusal(request, asked, plan.batched_tokens, plan.num_requests)
             if plan.blocked:
                 request.blocked_steps += 1

@@ -6,7 +6,6 @@ same requests.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ from kvsim.run.result import Result
 from kvsim.run.simulation import Settings, assembled, opened, read_config, simulate
 from kvsim.settings.config import RunConfig, to_table
 from kvsim.workload.clients import Clients, release_times
-from kvsim.workload.trace import Trace, column
+from kvsim.workload.trace import Trace
 
 PartsOf = Callable[[RunConfig], Parts]
 """Turns settings into the objects of a run, as `kvsim.run.assembly.assemble` does."""
@@ -152,12 +151,11 @@ def _together(
     keyed = any(each.blocks.needs_keys for each in parts)
     env, requests = Clock(), load.requests(keyed)
     clients = Clients(requests, load.rows, load.release_ns, parts[0].config)
-    sent = Sent(requests, clients, array("q", column(load.rows, "output_length")))
     for each in parts:
-        show_future(each.future, sent.lengths, load.trace, requests, clients)
+        show_future(each.future, load.trace, requests, clients)
     everyone: list[News] = []
     env.process(looks(env, everyone, clients))
-    fleet = Replicas(env, load, sent, parts, router, progress)
+    fleet = Replicas(env, load, Sent(requests, clients), parts, router, progress)
     everyone.append(fleet.dispatch.news)
     return fleet
 

@@ -13,7 +13,6 @@ client gets its first one from the decode engine. The proxy itself takes no time
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -36,7 +35,7 @@ from kvsim.run.replica.time import Clock
 from kvsim.run.serving import Serving
 from kvsim.settings.config import RunConfig
 from kvsim.workload.clients import NOTHING, Clients, Released, Requests
-from kvsim.workload.trace import Row, column
+from kvsim.workload.trace import Row
 
 
 class Proxy:
@@ -189,15 +188,13 @@ class Split:
         check_sides(parts)
         self._env = env = Clock()
         self._roles = roles
-        lengths = array("q", column(load.rows, "output_length"))
         prompts = load.requests(True, PREFILL)
         outputs = load.requests(True, DECODE)
         clients = Clients(prompts, load.rows, load.release_ns, parts[0].config)
         for number, each in enumerate(parts):
             requests = prompts if roles[number] == PREFILL else outputs
-            show_future(each.future, lengths, load.trace, requests, clients)
+            show_future(each.future, load.trace, requests, clients)
         self._proxy = proxy = Proxy(clients, outputs)
-        one_token = array("q", [1]) * len(lengths)
 
         def side(role: str, sent: Sent, told: Callable[[int], None] | None) -> Replicas:
             numbers = self._numbers(role)
@@ -213,8 +210,8 @@ class Split:
 
         everyone: list[News] = []
         env.process(looks(env, everyone, clients))
-        self._prefill = side(PREFILL, Sent(prompts, proxy, one_token), None)
-        self._decode = side(DECODE, Sent(outputs, Back(proxy), lengths), progress)
+        self._prefill = side(PREFILL, Sent(prompts, proxy), None)
+        self._decode = side(DECODE, Sent(outputs, Back(proxy)), progress)
         proxy.connect(env, self._prefill.dispatch, self._decode.dispatch)
         everyone += [self._prefill.dispatch.news, self._decode.dispatch.news]
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import simpy
 
+from kvsim.core.loop import Listeners
 from kvsim.core.request import Request
 from kvsim.engines.memory import captured_tokens
 from kvsim.errors import ConfigError, EngineStopped
@@ -39,7 +40,7 @@ from kvsim.settings.library import overridden
 from kvsim.workload.clients import NOTHING, Released, Requests, waits_for
 from kvsim.workload.keys import streams
 from kvsim.workload.streams import Streams
-from kvsim.workload.trace import Row, Trace, bare, column
+from kvsim.workload.trace import Row, Trace, bare
 
 
 class Sent(NamedTuple):
@@ -47,8 +48,6 @@ class Sent(NamedTuple):
 
     requests: Requests
     clients: Senders
-    lengths: Sequence[int]
-    """How long each output becomes."""
 
 
 class Replicas:
@@ -73,13 +72,12 @@ class Replicas:
             serving = Serving(
                 env,
                 each,
-                load.rows,
                 sent.requests,
                 self.dispatch.mailboxes[number],
-                sent.lengths.__getitem__,
-                refused={},
-                step_over=news.subscribe(number, each) if router.heeds_events else None,
-                progress=progress,
+                listeners=Listeners(
+                    progress=progress,
+                    step_over=news.subscribe(number, each) if router.heeds_events else None,
+                ),
                 ranks=self._ranks,
             )
             self.dispatch.servings.append(serving)
@@ -290,15 +288,8 @@ def _served(load: Load, share: Share, command: str) -> Result | None:
         return None
     env = Clock()
     requests = load.requests(parts.blocks.needs_keys)
-    serving = Serving(
-        env,
-        parts,
-        load.rows,
-        requests,
-        Inbox(env, _Sender(requests, load.release_ns, share.indexes)),
-        column(load.rows, "output_length").__getitem__,
-        refused={},
-    )
+    inbox = Inbox(env, _Sender(requests, load.release_ns, share.indexes))
+    serving = Serving(env, parts, requests, inbox)
     env.process(serving.run())
     try:
         play(env)

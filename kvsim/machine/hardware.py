@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -240,10 +240,18 @@ LINK, KV_TRANSFER, STAGE_LINK, FRONT_END = LINKS = "link", "kv_transfer", "stage
 """Tables of `[cost]` that price ways, not steps: of KV blocks, and of requests to their engine."""
 
 
+class CopiedBlock(NamedTuple):
+    """A KV block of one GPU, as it is copied."""
+
+    bytes: int
+    tensors: int
+    """Those of all layers that have a part of it."""
+
+
 class LinkTimes:
     """One direction of the host link of one GPU.
 
-    A block of `block_bytes` bytes takes pieces x max(`copy_overhead_us`, piece / bandwidth).
+    A block takes pieces x max(`copy_overhead_us`, piece / bandwidth).
     `layout` `layer` has 2 x layers pieces, keys and values of each layer apart (vLLM 0.6.3,
     vllm/worker/cache_engine.py: one tensor per layer), or one piece per layer of latent vectors;
     `cross` has one. Bandwidth and overhead
@@ -255,9 +263,8 @@ class LinkTimes:
 
     def __init__(
         self,
-        model: Model,
+        block: CopiedBlock,
         hardware: Hardware,
-        block_bytes: int,
         *,
         layout: Literal["layer", "cross"] | None = None,
         bandwidth_gb_s: float | None = None,
@@ -281,15 +288,14 @@ class LinkTimes:
         chosen = hardware.link_bandwidth_gb_s if bandwidth_gb_s is None else bandwidth_gb_s
         bandwidth = _bandwidth(chosen)
         overhead = hardware.copy_overhead_us if copy_overhead_us is None else copy_overhead_us
-        groups = model.shard(1).kv_groups
-        pieces = sum(each.layers * each.tensors for each in groups) if layout != "cross" else 1
+        pieces = block.tensors if layout != "cross" else 1
         self._block_ns = pieces * max(
-            _time("copy_overhead_us", overhead) * 1e3, block_bytes / pieces / bandwidth
+            _time("copy_overhead_us", overhead) * 1e3, block.bytes / pieces / bandwidth
         )
         self._described = {
             "layout": layout or "layer",
             "pieces_per_block": pieces,
-            "block_bytes": block_bytes,
+            "block_bytes": block.bytes,
             "bandwidth_gb_s": bandwidth,
             "copy_overhead_us": overhead,
             "block_us": self._block_ns / 1e3,
@@ -316,8 +322,9 @@ def make_link(
     args = _table(config, LINK)
     if whole and not {"layout", "block_us"} & args.keys():
         args = {**args, "layout": "cross"}
-    given = {"model": model, "hardware": hardware, "block_bytes": block_bytes}
-    return build("cost.link", LinkTimes, args, **given)
+    tensors = sum(each.layers * each.tensors for each in model.shard(1).kv_groups)
+    block = CopiedBlock(block_bytes, tensors)
+    return build("cost.link", LinkTimes, args, block=block, hardware=hardware)
 
 
 class TransferTimes:

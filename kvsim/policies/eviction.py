@@ -25,17 +25,12 @@ from kvsim.policies.replacement import (
     WindowTinyLfu,
 )
 
-_Entry = tuple[int, int, int, list[tuple[int, int]]]
-"""Tokens, −insertion number of the chain, block, chain."""
-
 
 class LeastRecentlyUsed(Queue):
     """Evicts the blocks that became idle first. The last block of a table goes first.
 
     The order of the free queue of vLLM V1 (`v1/core/block_pool.py`).
     """
-
-    __slots__ = ()
 
     def __init__(self, first: int = 0, size: int = 0) -> None:
         super().__init__(0, 0)
@@ -59,16 +54,10 @@ class Evictor(Order):
     inserted of equals: the best chain tail, kept in a heap. Blocks that are hit leave lazily.
     """
 
-    __slots__ = ("_chains", "_fence", "_home", "_sorted", "_streaks")
-
     def __init__(self, first: int = 0, size: int = 0) -> None:
         self._streaks: deque[_Streak] = deque()
         self._home: dict[int, list[tuple[int, int]]] = {}
         """block → the chain that holds it. Other blocks in a chain have left."""
-        self._sorted: list[_Entry] = []
-        """Entries that go before all others while `_fence` holds an entry. Some may have left
-        since."""
-        self._fence: _Streak | None = None
         self._chains = 0
 
     def __len__(self) -> int:
@@ -113,68 +102,33 @@ class Evictor(Order):
         chain.extend(zip(tokens[1:], blocks[1:], strict=True))
         self._home.update(dict.fromkeys(blocks, chain))
 
-    def pop_many(self, number: int) -> list[int]:
-        home, evicted = self._home, list[int]()
-        while len(evicted) < number:
-            entries = self._first()
-            if not entries and len(self._streaks) == 1:
-                self._streaks[0].drain(home, number, evicted)
-            elif not entries:
-                evicted.append(self.pop())
-            while entries and len(evicted) < number:
-                _, _, block, chain = entries.pop()
-                if home.get(block) is chain:
-                    del home[block]
-                    evicted.append(block)
-        return evicted
-
-    def _first(self) -> list[_Entry]:
-        """Returns entries that go before all others, the next one last. Returns none if only a walk
-        can tell.
-
-        Such entries are in the leading streaks up to one that is later than all of them, if none of
-        them is later than the one before it. Nothing ends the walk among them, so the longest
-        prefix goes first, the earliest inserted of equals.
-        """
-        streaks, home = self._streaks, self._home
-        if self._sorted and self._fence is not None and self._fence.trim(home):
-            return self._sorted
-        while not streaks[0].trim(home):
-            streaks.popleft()
-        leading = [streaks[0]]
-        for streak in islice(streaks, 1, None):
-            if streak.last > streaks[0].last and streak.trim(home):
-                self._fence = streak
-                self._sorted = sorted(
-                    (tokens, -order, block, chain)
-                    for each in leading
-                    for _, order, chain in each.heap
-                    for tokens, block in chain
-                )
-                return self._sorted
-            if streak.trim(home):
-                if streak.last > leading[-1].last:
-                    break
-                leading.append(streak)
-        return []
-
     def pop(self) -> int:
         """Removes and returns the block on which the engine's walk ends."""
+        return self._evicted(1)[0]
+
+    def pop_many(self, number: int) -> list[int]:
+        evicted: list[int] = []
+        while len(evicted) < number:
+            evicted += self._evicted(number - len(evicted))
+        return evicted
+
+    def _evicted(self, most: int) -> list[int]:
+        """Removes and returns at most so many blocks that go next: one, or several where all are in
+        the first streak, which the next one is later than."""
         streaks, home = self._streaks, self._home
         while not streaks[0].trim(home):
             streaks.popleft()
         candidate = streaks[0]
-        last, tokens = candidate.last, candidate.longest
+        last, tokens, passed = candidate.last, candidate.longest, False
         for streak in islice(streaks, 1, None):
             if not streak.trim(home):
                 continue
             if streak.last > last:
                 break
+            passed = True
             if streak.longest > tokens:
                 candidate, last, tokens = streak, streak.last, streak.longest
-        block = candidate.pop()
-        del home[block]
-        return block
+        return candidate.take(1 if passed else most, home)
 
 
 class _Streak:
@@ -218,26 +172,18 @@ class _Streak:
                 return True
         return False
 
-    def drain(
-        self, home: dict[int, list[tuple[int, int]]], number: int, evicted: list[int]
-    ) -> None:
-        """Removes candidates until `number` are `evicted` or none is left."""
-        while len(evicted) < number and self.trim(home):
-            if len(self.heap) > 1:
-                evicted.append(self.pop())
-                del home[evicted[-1]]
-                continue
-            _, order, chain = self.heap[0]
-            while chain and len(evicted) < number:
-                block = chain.pop()[1]
-                if home.get(block) is chain:
-                    del home[block]
-                    evicted.append(block)
-            self.heap = [(-chain[-1][0], order, chain)] if chain else []
-
-    def pop(self) -> int:
-        """Removes and returns the candidate, after `trim`; the next one sets the heap right."""
-        return self.heap[0][2].pop()[1]
+    def take(self, most: int, home: dict[int, list[tuple[int, int]]]) -> list[int]:
+        """Removes and returns at most so many candidates, one after another."""
+        blocks: list[int] = []
+        while len(blocks) < most and self.trim(home):
+            chain, several = self.heap[0][2], len(self.heap) > 1
+            while chain and home.get(block := chain[-1][1]) is chain:
+                chain.pop()
+                del home[block]
+                blocks.append(block)
+                if several or len(blocks) == most:
+                    break
+        return blocks
 
 
 EVICTIONS: dict[str, type[Order]] = {

@@ -32,8 +32,6 @@ class Order:
     settings of a run. The methods for several blocks exist for speed and must decide the same.
     """
 
-    __slots__ = ()
-
     @property
     def fresh(self) -> range:
         """Blocks never used, in an order that holds them from the start."""
@@ -230,8 +228,6 @@ class Queue(Order):
     nano-vllm `nanovllm/engine/block_manager.py`: a deque, freed blocks are pushed on its right.
     """
 
-    __slots__ = ("_end", "_fresh", "_returned")
-
     def __init__(self, first: int, size: int) -> None:
         self._returned: OrderedDict[int, None] = OrderedDict()
         self._fresh = first
@@ -288,8 +284,6 @@ class Line:
     A block in use at the front is passed once, however often the line is looked at. It keeps its
     place, to which `returned` brings it back. So each operation takes O(log n).
     """
-
-    __slots__ = ("_ahead", "_aside", "_back", "_idle", "_passed", "_places")
 
     def __init__(self, idle: Container[int], aside: Aside) -> None:
         self._idle, self._aside = idle, aside
@@ -371,8 +365,6 @@ class Replacement(Order):
     The blocks of a table count as used from last to first, so that a prefix counts as used after
     its continuation.
     """
-
-    __slots__ = ("_aside", "_idle", "_keys", "_lines")
 
     def __init__(self, first: int = 0, size: int = 0) -> None:
         self._keys: dict[int, int] = {}

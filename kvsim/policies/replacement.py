@@ -21,8 +21,6 @@ from kvsim.policies.order import Replacement
 class Ranked(Replacement):
     """Evicts the idle block of the least rank. What a block ranks may change when it is used."""
 
-    __slots__ = ("_clock", "_heap", "_numbers", "_valid")
-
     def __init__(self, first: int = 0, size: int = 0) -> None:
         super().__init__(first, size)
         self._clock = count(1)
@@ -64,8 +62,6 @@ class Ranked(Replacement):
 class Counted(Ranked):
     """Keeps for each block when it was stored, when it was used last, and its number of uses."""
 
-    __slots__ = ("_uses",)
-
     def __init__(self, first: int = 0, size: int = 0) -> None:
         super().__init__(first, size)
         self._uses: dict[int, tuple[int, int, int]] = {}
@@ -86,16 +82,12 @@ class Counted(Ranked):
 class LastInFirstOut(Counted):
     """Evicts what was stored last. SGLang 0.5.23 `mem_cache/evict_policy.py`, `FILOStrategy`."""
 
-    __slots__ = ()
-
     def rank(self, block: int) -> Any:
         return -self._uses[block][0]
 
 
 class MostRecentlyUsed(Counted):
     """Evicts what was used last. SGLang 0.5.23 `mem_cache/evict_policy.py`, `MRUStrategy`."""
-
-    __slots__ = ()
 
     def rank(self, block: int) -> Any:
         return -self._uses[block][1]
@@ -104,8 +96,6 @@ class MostRecentlyUsed(Counted):
 class LeastFrequentlyUsed(Counted):
     """Evicts what was used least often, of equals the least recently used. SGLang 0.5.23
     `mem_cache/evict_policy.py`, `LFUStrategy`."""
-
-    __slots__ = ()
 
     def rank(self, block: int) -> Any:
         _, last, uses = self._uses[block]
@@ -123,8 +113,6 @@ class Belady(Ranked):
     will follow is estimated from its think time, and requests may overtake each other. So a run can
     have fewer hits than the bounds of `kvsim.explain.cache_eviction`.
     """
-
-    __slots__ = ("_block_size", "_coming", "_expected", "_future", "_holder", "_now_ns", "_tokens")
 
     def __init__(self, first: int, size: int, *, future: Future, block_size: int) -> None:
         super().__init__(first, size)
@@ -192,8 +180,6 @@ class Retained(Replacement):
     default the first 1,024 tokens, for 300 s.
     """
 
-    __slots__ = ("_now_ns", "_others", "_pinned", "_pinned_tokens", "_ttl_ns")
-
     def __init__(
         self, first: int = 0, size: int = 0, *, pinned_tokens: int = 1024, ttl_s: float = 300.0
     ) -> None:
@@ -225,8 +211,6 @@ class Retained(Replacement):
 class FirstInFirstOut(Replacement):
     """Evicts what was stored first. SGLang 0.5.23 `mem_cache/evict_policy.py`, `FIFOStrategy`."""
 
-    __slots__ = ("_queue",)
-
     def __init__(self, first: int = 0, size: int = 0) -> None:
         super().__init__(first, size)
         self._queue = self.line()
@@ -241,8 +225,6 @@ class FirstInFirstOut(Replacement):
 class Segmented(Replacement):
     """Evicts what was used only once first, then the least recently used. SGLang 0.5.23
     `mem_cache/evict_policy.py`, `SLRUStrategy`, with its `protected_threshold` of 2."""
-
-    __slots__ = ("_again", "_once")
 
     def __init__(self, first: int = 0, size: int = 0) -> None:
         super().__init__(first, size)
@@ -270,8 +252,6 @@ class TwoQueues(Replacement):
     algorithm", VLDB 1994, the full version, with its sizes: keys of half as many blocks as the
     cache holds are remembered.
     """
-
-    __slots__ = ("_lost", "_most_lost", "_most_new", "_new", "_old")
 
     def __init__(self, first: int, size: int) -> None:
         super().__init__(first, size)
@@ -314,8 +294,6 @@ class S3Fifo(Replacement):
 
     Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023, algorithm 1.
     """
-
-    __slots__ = ("_lost", "_main", "_most_lost", "_most_main", "_small", "_uses")
 
     def __init__(self, first: int, size: int) -> None:
         super().__init__(first, size)
@@ -378,8 +356,6 @@ class Sieve(Replacement):
     caches", NSDI 2024, algorithm 1. Blocks in use are passed and stay as they are, so only places
     of idle ones are looked at.
     """
-
-    __slots__ = ("_ahead", "_hand", "_listed", "_passed", "_places", "_stored", "_used")
 
     def __init__(self, first: int = 0, size: int = 0) -> None:
         super().__init__(first, size)
@@ -450,8 +426,6 @@ class LowInterReference(Replacement):
     improve buffer cache performance", SIGMETRICS 2002. Keys of twice as many evicted blocks as the
     cache holds are remembered.
     """
-
-    __slots__ = ("_by_use", "_hot", "_lost", "_most_hot", "_most_lost", "_rest", "_stack")
 
     def __init__(self, first: int, size: int) -> None:
         super().__init__(first, size)
@@ -545,8 +519,6 @@ class AdaptiveReplacement(Replacement):
     the content is stored.
     """
 
-    __slots__ = ("_known", "_once", "_once_lost", "_size", "_target", "_twice", "_twice_lost")
-
     def __init__(self, first: int, size: int) -> None:
         super().__init__(first, size)
         self._size = size
@@ -614,17 +586,6 @@ class WindowTinyLfu(Replacement):
     2017, section 4. Counts are exact here, not a sketch; the main part is segmented, with 80 % for
     what was used there.
     """
-
-    __slots__ = (
-        "_counts",
-        "_most_protected",
-        "_most_uses",
-        "_most_window",
-        "_probation",
-        "_protected",
-        "_total",
-        "_window",
-    )
 
     def __init__(self, first: int, size: int) -> None:
         super().__init__(first, size)

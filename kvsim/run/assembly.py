@@ -95,11 +95,9 @@ def assemble(config: RunConfig, *, switched: tuple[str, ...] = ()) -> Parts:
     config, model, hardware, assumed = complete(config, engine)
     check_cache(config, engine)
     check_tables(config, engine, model)
-    # The memory budget needs the engine's token budget, the engine needs the number of blocks.
     prices, future = make_prices(config, model, hardware), Future()
     decides = release_of(version_of(config.vllm_version), switched) if engine.groups else LATEST
-    few = {"blocks": _smallest(config, decides)} if engine.groups else {"num_gpu_blocks": 1}
-    draft = _scheduler(config, engine, {**few, "prices": prices, "future": future})
+    draft = _draft(config, engine, decides, {"prices": prices, "future": future})
     if config.max_num_batched_tokens is None:
         assumed["max_num_batched_tokens"] = Default(draft.max_num_batched_tokens, engine.about)
     groups = groups_of_model(model, config, hardware)
@@ -158,10 +156,15 @@ def _check(config: RunConfig, scheduler: Scheduler, blocks: BlockManager, manage
     check_chunks(config, scheduler, blocks)
 
 
-def _smallest(config: RunConfig, release: Release) -> KVCacheManager:
-    """A block manager for a scheduler that is only asked for its limits."""
+def _draft(
+    config: RunConfig, engine: Engine, release: Release, further: dict[str, Any]
+) -> Scheduler:
+    """A scheduler that is only asked for its limits: the memory budget needs its token budget, and
+    the scheduler that runs needs the number of blocks."""
+    if not engine.groups:
+        return _scheduler(config, engine, {"num_gpu_blocks": 1, **further})
     assert isinstance(config.max_model_len, int)
-    return full_attention(
+    blocks = full_attention(
         config.block_size or DEFAULT_BLOCK_SIZE,
         2,
         enable_prefix_caching=False,
@@ -169,6 +172,7 @@ def _smallest(config: RunConfig, release: Release) -> KVCacheManager:
         max_num_batched_tokens=1,
         release=release,
     )
+    return _scheduler(config, engine, {"blocks": blocks, **further})
 
 
 def _engine(name: str) -> Engine:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import simpy
 
 from kvsim.core.host import NEVER_NS, Receiver
+from kvsim.core.loop import Listeners
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.machine.hardware import FrontEndTimes
 from kvsim.policies.future import Future
@@ -19,7 +20,6 @@ from kvsim.run.replica.inbox import Inbox, Mailbox, Senders
 from kvsim.run.replica.time import Clock, Process
 from kvsim.run.result import Outcome, Result
 from kvsim.run.serving import Serving
-from kvsim.run.watchers import Watcher
 from kvsim.workload.clients import Clients, Requests, release_times
 from kvsim.workload.keys import streams
 from kvsim.workload.streams import Stream
@@ -42,8 +42,7 @@ class Attempt:
         rows: Sequence[Row],
         parts: Parts,
         refused: Mapping[str, str],
-        watcher: Watcher | None,
-        progress: Callable[[int], None] | None,
+        listeners: Listeners,
     ) -> None:
         """`refused`: request id → why it is turned away."""
         self._requests = Requests(
@@ -52,21 +51,17 @@ class Attempt:
             n=parts.config.n,
             ignore_eos=parts.config.ignore_eos,
         )
-        lengths = array("q", column(rows, "output_length"))
         self._env = Clock()
         release_ns = array("q", release_times(rows, parts.config))
         clients = Clients(self._requests, rows, release_ns, parts.config)
-        show_future(parts.future, lengths, trace, self._requests, clients)
+        show_future(parts.future, trace, self._requests, clients)
         self._serving = Serving(
             self._env,
             parts,
-            rows,
             self._requests,
             received(self._env, clients, parts.front_end),
-            lengths.__getitem__,
+            listeners=listeners,
             refused=refused,
-            watcher=watcher,
-            progress=progress,
         )
 
     def play(self) -> Outcome:
@@ -99,9 +94,7 @@ def play(env: simpy.Environment) -> None:
         raise ConfigError(_TOO_LONG) from None
 
 
-def show_future(
-    future: Future, lengths: Sequence[int], trace: Trace, requests: Requests, clients: Clients
-) -> None:
+def show_future(future: Future, trace: Trace, requests: Requests, clients: Clients) -> None:
     """Shows oracles the lengths of outputs, the keys of the full blocks of prompts, and when these
     come."""
     if not future.oracles:
@@ -114,6 +107,7 @@ def show_future(
         blocks = trace.rows[index].input_length // block_size
         return known[0][index].keys(0, blocks, block_size)
 
+    lengths = column(trace.rows, "output_length")
     future.fill(
         len(requests), lengths.__getitem__, prompt_keys, requests.admitted, clients.expected_ns
     )

@@ -11,7 +11,7 @@ import simpy
 
 from kvsim.core.batch import Batch
 from kvsim.core.host import NEVER_NS, Receiver, SimulatedTime
-from kvsim.core.loop import Loop
+from kvsim.core.loop import NO_LISTENERS, NOBODY, Listeners, Loop
 from kvsim.core.records import PackedColumns, transitions
 from kvsim.core.request import ABORTED, Request
 from kvsim.core.rows import RequestRows, StepRows
@@ -24,7 +24,6 @@ from kvsim.run.assembly import Parts
 from kvsim.run.blame import blaming
 from kvsim.run.replica.time import Link, PipelineTime, Process, Ranks, RankTime
 from kvsim.run.result import Books, Outcome, Result, provenance
-from kvsim.run.watchers import Watcher
 from kvsim.workload.clients import Requests
 from kvsim.workload.trace import Row, Rows, Trace, column
 
@@ -82,29 +81,25 @@ class Serving:
         self,
         env: simpy.Environment,
         parts: Parts,
-        rows: Sequence[Row],
         requests: Requests,
         inbox: Receiver,
-        output_length: Callable[[int], int],
         *,
-        refused: Mapping[str, str],
-        step_over: Callable[[], None] | None = None,
-        watcher: Watcher | None = None,
-        progress: Callable[[int], None] | None = None,
+        listeners: Listeners = NO_LISTENERS,
+        refused: Mapping[str, str] = NOBODY,
         ranks: Ranks | None = None,
         departures: Departures | None = None,
     ) -> None:
-        """`output_length` tells how long the output of a request becomes, by its index. `refused`:
-        request id → why it is turned away. `step_over` is called after every step; `ranks`: whose
-        steps begin and end with its own. `departures`: who gives up requests, of rows that are not
-        known in advance; a watcher then looks at no request that is over."""
+        """`refused`: request id → why it is turned away. `ranks`: whose steps begin and end with
+        its own. `departures`: who gives up requests, of rows that are not known in advance; a
+        watcher then looks at no request that is over."""
         self.parts, self.inbox, self._requests = parts, inbox, requests
-        self.archive = Archive(rows, requests.let_go)
+        self.archive = Archive(requests.rows, requests.let_go)
         self._host = host = self._host_of(env, ranks)
-        forgets = watcher is None or departures is not None
-        departures = departures or _patience(rows)
+        forgets = listeners.watcher is None or departures is not None
+        departures = departures or _patience(requests.rows)
         scheduler = parts.scheduler
-        self.batch = Batch(parts.blocks, output_length, scheduler.longest_sequence)
+        lengths = requests.output_lengths
+        self.batch = Batch(parts.blocks, lengths.__getitem__, scheduler.longest_sequence)
         if parts.blocks.hears is not None:
             parts.blocks.hears.begins(self.batch)
         self.rows = StepRows(scheduler.gauged + host.gauged)
@@ -113,10 +108,8 @@ class Serving:
             scheduler,
             self.batch,
             rows=self.rows,
-            step_over=step_over,
+            listeners=listeners,
             refused=refused,
-            watcher=watcher,
-            progress=progress,
             # Other watchers look at requests that are over.
             over=self.archive.figures.add if forgets else None,
             departures=departures if parts.scheduler.ends_early else None,

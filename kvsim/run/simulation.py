@@ -59,13 +59,15 @@ def simulate(
     trace = opened(trace, config)
     rows = trace.rows[: config.num_prompts]
     errors: list[Outcome] = []
-    from kvsim.run.attempt import Attempt  # With SimPy and numpy, which take the longest to import.
+    # With SimPy and numpy, which take the longest to import.
+    from kvsim.core.loop import Listeners
+    from kvsim.run.attempt import Attempt
 
     with blaming(config):
         while True:
             parts = assembled(config, rows, parts_of)
             refused = {error.request: error.kind for error in errors}
-            run = Attempt(trace, rows, parts, refused, watcher, progress)
+            run = Attempt(trace, rows, parts, refused, Listeners(watcher, progress))
             outcome = run.play()
             if config.on_engine_error == "stop" or outcome.request in ("", *refused):
                 break

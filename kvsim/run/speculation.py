@@ -121,7 +121,6 @@ def speculation_of(
         verifier=verifier,
         drafter=drafter,
         connector=connector,
-        draft_slots=None,
         disable_eagle_block_drop=asked.disable_eagle_block_drop,
         disable_lookahead_block_hashes=asked.disable_lookahead_block_hashes,
     )

@@ -326,7 +326,12 @@ class Requests:
         do; `kv_transfer`: as in `Options`. A prefill engine is asked for one token."""
         self._ignore_eos = ignore_eos
         self._kv_transfer = kv_transfer
+        self.rows: Sequence[Row] = rows
         self._row = bare(rows)
+        self.output_lengths = array("q", column(rows, "output_length"))
+        """Tokens that each sample of a request generates."""
+        if kv_transfer == PREFILL:
+            self.output_lengths = array("q", [1]) * len(rows)
         self._samples = n
         self._lengths: Sequence[int] = ()
         """Tokens of the prompts, if no row has wishes: it need not be looked at."""
@@ -385,7 +390,7 @@ class Requests:
 
     def let_all_go(self) -> None:
         """Drop all requests and their rows, which nothing looks up any more."""
-        self._held, self._row = [], ().__getitem__
+        self._held, self.rows, self._row = [], (), ().__getitem__
 
 
 def _known_of(row: Row) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import xxhash
 from kvsim.core.batch import Batch
 from kvsim.core.blocks import BlockManager
 from kvsim.core.host import Host, Waiting
-from kvsim.core.loop import Loop
+from kvsim.core.loop import Listeners, Loop
 from kvsim.core.plan import SWAP, Plan
 from kvsim.core.request import ABORTED, RUNNING, Request
 from kvsim.core.scheduler import Scheduler
@@ -392,7 +392,7 @@ def played(
     clock: LogClock, scheduler: Scheduler, batch: Batch, audit_every: int
 ) -> Iterator[Record]:
     """The records of a run on a clock, as they are written."""
-    steps = Loop(clock, scheduler, batch, watcher=clock).run()
+    steps = Loop(clock, scheduler, batch, listeners=Listeners(clock)).run()
     try:
         for number, _ in enumerate(steps, 1):
             if audit_every and number % audit_every == 0:

@@ -79,6 +79,9 @@ class StepWorker(Worker):
         self._results.append(self.done(transfers, self._step))
         self._step += 1
 
+    def pause(self, now_ns: int) -> Done:
+        return NOTHING
+
     def collect(self, now_ns: int) -> Done:
         self.heard = self._results.popleft()
         return self.heard

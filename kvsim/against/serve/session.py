@@ -22,6 +22,7 @@ import msgspec
 from kvsim.against.serve.kv_events import Content, KVEventsConfig
 from kvsim.against.serve.watch import Entry, Step, Steps, filler
 from kvsim.core.host import NEVER_NS
+from kvsim.core.loop import Listeners
 from kvsim.core.request import Request
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.machine.hardware import FRONT_END
@@ -153,6 +154,7 @@ class _Growing(Requests):
         """Returns the request of a new row."""
         self._held.append(None)
         self._over.append(0)
+        self.output_lengths.append(self.rows[-1].output_length)
         return self[len(self) - 1]
 
 
@@ -199,12 +201,9 @@ class Session:
         self._serving = Serving(
             self._env,
             self.parts,
-            self._rows,
             self._requests,
             self._mailbox,
-            lambda index: self._rows[index].output_length,
-            refused={},
-            watcher=self.steps,
+            listeners=Listeners(watcher=self.steps),
             departures=self._given_up,
         )
         self._env.process(self._serving.run())

@@ -28,7 +28,7 @@ from kvsim.against.validate.setup import (
 )
 from kvsim.core.batch import Batch
 from kvsim.core.host import Host, Waiting
-from kvsim.core.loop import Loop
+from kvsim.core.loop import Listeners, Loop
 from kvsim.core.plan import Plan
 from kvsim.core.request import Request
 from kvsim.core.scheduler import Scheduler
@@ -74,7 +74,7 @@ def serve(
     if requests are left that it can never schedule.
     """
     device = Device(times, clients)
-    for _ in Loop(device, scheduler, batch, watcher=watcher).run():
+    for _ in Loop(device, scheduler, batch, listeners=Listeners(watcher)).run():
         pass
     batch.audit()
     if len(batch):

@@ -67,7 +67,6 @@ class Sglang(Scheduler):
     """
 
     max_model_len: i64
-    max_prefill_tokens: i64
     max_queued_requests: int | None
     interval: i64
     interval_min_seqs: i64
@@ -168,7 +167,6 @@ class Sglang(Scheduler):
         self.max_num_batched_tokens = max_num_batched_tokens if self.chunked else max_model_len
         self.watermark_blocks = 0
         self.in_flight = 2 if self.overlaps() else 1
-        self.max_prefill_tokens = max_prefill_tokens
         self.max_queued_requests = max_queued_requests
         self.interval = prefill_decode_interval
         self.interval_min_seqs = prefill_decode_interval_min_bs
@@ -435,16 +433,9 @@ def _prefill(scheduler: Sglang, batch: Batch, plan: Plan) -> Group | None:
     unfinished: Request | None = scheduler.unfinished
     if scheduler.preempts or not running.members:
         scheduler.full = False
-    if (scheduler.full or not batch.waiting) and unfinished is None:
+    waits: bool = len(batch.waiting) > 0 and not scheduler.full
+    if unfinished is None and not (waits and _has_place(scheduler, batch)):
         return None
-    slots: i64 = min(scheduler._slots - len(running.members), scheduler.free_slots(batch))
-    if unfinished is None:
-        if scheduler._delay > 1 and slots < scheduler._delay and running.members:
-            scheduler._refusal = SLOTS
-            return None
-        if slots <= 0 and not scheduler.preempts:
-            scheduler.full, scheduler._refusal = True, SLOTS
-            return None
     batch.waiting = scheduler.order.sort(batch.waiting, blocks, running, scheduler._computed_tokens)
     scheduler.before_admissions(batch, batch.now_ns)
     adder: Adder = scheduler.adder
@@ -469,6 +460,19 @@ def _prefill(scheduler: Sglang, batch: Batch, plan: Plan) -> Group | None:
         standing: Standing = scheduler.unfinished.standing
         standing.middle += 1
     return _extend(scheduler, batch, plan, adder.chosen)
+
+
+def _has_place(scheduler: Sglang, batch: Batch) -> bool:
+    """Whether there may be a place in the running batch."""
+    running: i64 = len(scheduler.running.members)
+    slots: i64 = min(scheduler._slots - running, scheduler.free_slots(batch))
+    if scheduler._delay > 1 and slots < scheduler._delay and running:
+        scheduler._refusal = SLOTS
+        return False
+    if slots <= 0 and not scheduler.preempts:
+        scheduler.full, scheduler._refusal = True, SLOTS
+        return False
+    return True
 
 
 def _choose(scheduler: Sglang, batch: Batch, preempted: list[Request]) -> i64:

@@ -139,9 +139,7 @@ class Naive(BlockManager):
         return self.gpu.size
 
     def swapped(self, sequence: Request) -> bool:
-        """Whether the table of a sequence is on the CPU."""
-        if not sequence.tables:
-            return False
+        """Whether the table of a sequence that has one is on the CPU."""
         blocks: vec[i64] = sequence.tables[0].blocks
         return len(blocks) > 0 and blocks[0] >= i64(self.cpu.first)
 
@@ -221,7 +219,13 @@ class Naive(BlockManager):
 
     def fork(self, parent: Request, child: Request) -> Pairs:
         """Lets `child` share all blocks of `parent`. Returns the blocks that are copied at once."""
-        share(parent, child, self.gpu)
+        table: Table = Table()
+        blocks: vec[i64] = parent.tables[0].blocks
+        table.blocks = blocks[0 : len(blocks)]
+        child.tables = [table]
+        k: i64
+        for k in range(len(blocks)):
+            self.gpu.share(blocks[k])
         child.filled, child.published = parent.filled, parent.published
         self.empty_slots += self._empty(child)
         return []
@@ -429,7 +433,7 @@ class PrefixCaching(Naive):
             place: i64
             computed: i64 = 0
             for place in range(sequence.seen, last):
-                computed += self._pool.is_computed(sequence.tables[0].blocks[place])
+                computed += sequence.tables[0].blocks[place] in self._pool.computed
             if sequence.seen < last:
                 sequence.seen += computed
                 sequence.gap = sequence.seen < last
@@ -616,17 +620,6 @@ def waiting_sequence(request: Request) -> Request:
     if not request.forked:
         return request
     return next(sequence for sequence in request.sequences if sequence.state == WAITING)
-
-
-def share(parent: Request, child: Request, pool: BlockPool) -> None:
-    """Gives a sequence without a table the blocks of another one."""
-    table: Table = Table()
-    blocks: vec[i64] = parent.tables[0].blocks
-    table.blocks = blocks[0 : len(blocks)]
-    child.tables = [table]
-    k: i64
-    for k in range(len(blocks)):
-        pool.share(blocks[k])
 
 
 guard.keep(Naive)

@@ -70,11 +70,6 @@ class BlockPool:
         return self.size - len(self.references)
 
     @property
-    def idle(self) -> int:
-        """The same, counted where they wait (a check on `free`)."""
-        return self.blank
-
-    @property
     def blank(self) -> int:
         """Idle blocks without content."""
         if self.order is not None:
@@ -146,7 +141,8 @@ class BlockPool:
         assert idle.isdisjoint(references), "a block is idle and in use"
         assert not (fresh and any(map(fresh.__contains__, references))), "a fresh block is in use"
         assert min(references.values(), default=1) > 0, "a block in use has no holder"
-        assert self.used + self.idle == self.size, "blocks were lost or invented"
+        everywhere = len(returned) + len(fresh) + self.used
+        assert everywhere == self.size, "blocks were lost or invented"
 
     def idle_blocks(self) -> list[int]:
         """Idle blocks that have been used before."""
@@ -177,7 +173,8 @@ class PrefixPool(BlockPool):
     """Number of `lookups` that were found. vLLM 0.6.3's own hit-rate metric counts these."""
     _last: dict[int, int]
     """Blocks in use that carry the access time of a table freed earlier."""
-    _computed: set[int]
+    computed: set[int]
+    """Blocks in use with computed content."""
     _touched: list[int]
     """Blocks that were given content since the last `mark_computed`."""
 
@@ -188,13 +185,9 @@ class PrefixPool(BlockPool):
         self.known, self.content_of, self.keys = {}, {}, {}
         self.content, self.watched = eviction(first, size), watched
         self.lookups = self.hits = 0
-        self._last, self._computed, self._touched = {}, set(), []
+        self._last, self.computed, self._touched = {}, set(), []
 
     # -- questions -------------------------------------------------------------------------------
-
-    @property
-    def idle(self) -> int:
-        return self.blank + len(self.content)
 
     @property
     def cached(self) -> int:
@@ -214,13 +207,9 @@ class PrefixPool(BlockPool):
     def find(self, content: i64) -> i64:
         """The block with this content if it is computed; else -1."""
         block: i64 = self.block_with(content)
-        if block >= 0 and block in self.references and block not in self._computed:
+        if block >= 0 and block in self.references and block not in self.computed:
             return -1
         return block
-
-    def is_computed(self, block: int) -> bool:
-        """Whether a block in use holds computed content."""
-        return block in self._computed
 
     # -- moves -----------------------------------------------------------------------------------
 
@@ -246,18 +235,6 @@ class PrefixPool(BlockPool):
             self.references[block] = 1
         return blocks
 
-    def take_with(self, content: i64) -> int:
-        """Returns a block with this content: the existing one, or else a newly taken one."""
-        self.lookups += 1
-        block: int = self.block_with(content)
-        if block < 0:
-            block = self.take()
-            self._label(block, content)
-        else:
-            self.hits += 1
-            self._hit(block)
-        return block
-
     def take_table(self, contents: vec[i64], number: i64) -> vec[i64]:
         """Blocks with the first `number` of these contents. New ones of which nothing that follows
         is known, either, are taken and given their content together."""
@@ -271,7 +248,15 @@ class PrefixPool(BlockPool):
                 if rest == number:
                     # No eviction can matter to a later hit.
                     return self._take_new(table, contents, place, number)
-            table = append(table, self.take_with(contents[place]))
+            self.lookups += 1
+            block: int = self.block_with(contents[place])
+            if block < 0:
+                block = self.take()
+                self._label(block, contents[place])
+            else:
+                self.hits += 1
+                self._hit(block)
+            table = append(table, block)
         return table
 
     def take_leading(self, contents: vec[i64], number: i64) -> vec[i64]:
@@ -304,15 +289,18 @@ class PrefixPool(BlockPool):
         tokens: list[int] = []
         place: i64
         block: int
-        for place in range(full):
+        for place in range(len(table)):
             block = table[place]
             if references[block] > 1:
                 references[block] -= 1
                 if access_ns >= 0:
                     stamps[block] = access_ns
                 continue
+            if place >= full:
+                self.drop(block)
+                continue
             del references[block]
-            self._computed.discard(block)
+            self.computed.discard(block)
             blocks.append(block)
             keys.append(self.keys[self.content_of[block]] if self.watched else 0)
             tokens.append((place + 1) * unit)
@@ -322,16 +310,11 @@ class PrefixPool(BlockPool):
         else:
             for k, block in enumerate(blocks):
                 self.content.put(block, keys[k], tokens[k], times[k])
-        for place in range(full, len(table)):
-            block = table[place]
-            if access_ns >= 0 and references[block] > 1:
-                stamps[block] = access_ns
-            self.drop(block)
 
     def drop(self, block: int) -> None:
         super().drop(block)
         if block not in self.references:
-            self._computed.discard(block)
+            self.computed.discard(block)
             if self._last:
                 self._last.pop(block, None)
 
@@ -340,7 +323,7 @@ class PrefixPool(BlockPool):
         if self._touched:
             for block in self._touched:
                 if block in self.references:
-                    self._computed.add(block)
+                    self.computed.add(block)
             self._touched.clear()
 
     def audit(self) -> None:
@@ -352,7 +335,7 @@ class PrefixPool(BlockPool):
         assert len(self.known) == len(self.content_of), "two blocks carry one content"
         for block, content in self.content_of.items():
             assert self.block_with(content) == block, "a content is misfiled"
-        assert self._computed <= self.references.keys(), "an idle block is marked"
+        assert self.computed <= self.references.keys(), "an idle block is marked"
 
     def idle_blocks(self) -> list[int]:
         return [*super().idle_blocks(), *self.content]
@@ -390,7 +373,7 @@ class PrefixPool(BlockPool):
             references[block] += 1
         else:
             references[block] = 1
-            self._computed.add(block)
+            self.computed.add(block)
         self.content.hit(block)
 
     def _forget(self, block: int) -> None:
@@ -399,4 +382,4 @@ class PrefixPool(BlockPool):
 
 
 guard.keep(BlockPool, "references")
-guard.keep(PrefixPool, "references content_of keys")
+guard.keep(PrefixPool, "references content_of keys computed")

@@ -37,11 +37,8 @@ from kvsim.engines.vllm_063.moves import (
 from kvsim.policies.requeue import make_requeue
 from kvsim.policies.victims import by_priority, make_means, tail
 
-Admissions = list[tuple[Request, int, int]]
-"""A list of (request, tokens that it takes on, tokens charged to the budget)."""
-
-Entries = list[tuple[Request, int]]
-"""A list of (running or swapped request, tokens that it takes on)."""
+Entries = list[tuple[Request, int, int]]
+"""A list of (request, tokens that each of its sequences takes on, tokens charged to the budget)."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -148,64 +145,55 @@ class Vllm063(Scheduler):
         request: Request
         for request in batch.running:
             self._seqs += request.width()
-        prompts: Admissions = []
+        entries: Entries = []
         if not batch.swapped:
-            prompts = self._prompts(batch, blocks, plan)
+            entries = self._prompts(batch, blocks, plan)
         elif batch.waiting:
             plan.blocked = SWAPPED_OUT
-        swapped_out: list[Request] = []
-        victims: list[Request] = []
-        decodes: Entries = []
-        back: Entries = []
-        if not prompts:
+        if not entries:
             if self.priority:
                 self._preempt_by_priority(batch, blocks)
-            decodes = self._running(batch, blocks, plan, victims, swapped_out)
-            if not (victims or swapped_out):
-                back = self._swap_in(batch, blocks, plan)
-        self._give_up(batch, victims, swapped_out)
-        batch.running += [entry[0] for entry in prompts]
-        batch.running += [entry[0] for entry in decodes]
-        batch.running += [entry[0] for entry in back]
-        self._run(batch, blocks, plan, prompts, [], decodes + back)
+            before = len(plan.preempted)
+            entries = self._running(batch, blocks, plan)
+            if len(plan.preempted) == before:
+                entries += self._swap_in(batch, blocks, plan)
+            self._give_up(batch, plan, before)
+        batch.running += [entry[0] for entry in entries]
+        _run(batch, blocks, plan, entries)
 
     def _compose_chunked(self, batch: Batch, blocks: Naive, plan: Plan) -> None:
-        swapped_out: list[Request] = []
-        victims: list[Request] = []
-        running = self._running(batch, blocks, plan, victims, swapped_out)
+        running = self._running(batch, blocks, plan)
         back: Entries = []
-        if not (victims or swapped_out):
+        if not plan.preempted:
             back = self._swap_in(batch, blocks, plan)
         infeasible = plan.ignored
         plan.ignored = []
         prompts = self._prompts(batch, blocks, plan)
         plan.ignored += infeasible
-        self._give_up(batch, victims, swapped_out)
-        running_prefills, running_decodes = by_stage(running)
-        back_prefills, back_decodes = by_stage(back)
+        self._give_up(batch, plan, 0)
         batch.running = [
-            *[entry[0] for entry in back_decodes],
-            *[entry[0] for entry in back_prefills],
+            *[entry[0] for entry in sorted(back, key=_prefills)],
             *batch.running,
-            *[entry[0] for entry in running_decodes],
-            *[entry[0] for entry in running_prefills],
+            *[entry[0] for entry in sorted(running, key=_prefills)],
             *[entry[0] for entry in prompts],
         ]
-        prefills, decodes = running_prefills + back_prefills, running_decodes + back_decodes
-        self._run(batch, blocks, plan, prompts, prefills, decodes)
+        _run(batch, blocks, plan, prompts + sorted(running + back, key=_decodes))
 
-    def _give_up(self, batch: Batch, victims: list[Request], swapped_out: list[Request]) -> None:
-        """Puts preempted requests into their queues, in this order."""
-        for victim in victims:
-            self.requeue(batch.waiting, victim)
-        batch.swapped.extend(swapped_out)
+    def _give_up(self, batch: Batch, plan: Plan, first: int) -> None:
+        """Puts the requests that were preempted from the `first` on into their queues, in this
+        order."""
+        for victim, means in plan.preempted[first:]:
+            if means == SWAP:
+                batch.swapped.append(victim)
+            else:
+                self.requeue(batch.waiting, victim)
 
-    def _prompts(self, batch: Batch, blocks: Naive, plan: Plan) -> Admissions:
+    def _prompts(self, batch: Batch, blocks: Naive, plan: Plan) -> Entries:
         """Admits requests from the head of the waiting queue until one is refused.
 
         `core/scheduler.py`, `_schedule_prefills`.
         """
-        admitted: Admissions = []
+        admitted: Entries = []
         waiting = batch.waiting
         charged: bool = blocks.hits_save.charged
         tested: bool = blocks.hits_save.tested
@@ -235,14 +223,7 @@ class Vllm063(Scheduler):
             self._seqs += request.width()
         return admitted
 
-    def _running(
-        self,
-        batch: Batch,
-        blocks: Naive,
-        plan: Plan,
-        victims: list[Request],
-        swapped_out: list[Request],
-    ) -> Entries:
+    def _running(self, batch: Batch, blocks: Naive, plan: Plan) -> Entries:
         """Lets running requests grow; later ones are preempted if blocks run short."""
         scheduled: Entries = []
         running = deque(batch.running)
@@ -259,10 +240,10 @@ class Vllm063(Scheduler):
                 # It is about to end.
                 batch.aside.append(request)
                 continue
-            if not self._make_room(batch, blocks, plan, request, running, victims, swapped_out):
+            if not self._make_room(batch, blocks, plan, request, running):
                 continue
             grow(blocks, plan, request)
-            scheduled.append((request, tokens))
+            scheduled.append((request, tokens if request.prompt_stage else 1, tokens))
             self._tokens += tokens
             if self.chunked:
                 self._seqs += request.width()
@@ -270,14 +251,7 @@ class Vllm063(Scheduler):
         return scheduled
 
     def _make_room(
-        self,
-        batch: Batch,
-        blocks: Naive,
-        plan: Plan,
-        request: Request,
-        running: deque[Request],
-        victims: list[Request],
-        swapped_out: list[Request],
+        self, batch: Batch, blocks: Naive, plan: Plan, request: Request, running: deque[Request]
     ) -> bool:
         """Preempts until `request` can grow; those in `running` come behind it. Returns False if it
         had to go itself."""
@@ -295,45 +269,9 @@ class Vllm063(Scheduler):
                 victim = self.victim(running, blocks)
                 running.remove(victim)
             if not self._ended_meanwhile(batch, victim):
-                means = self._preempt(batch, victim, plan.swaps_out)
-                (swapped_out if means == SWAP else victims).append(victim)
+                self._preempt(batch, victim, plan.swaps_out)
             if victim is request:
                 return False
-
-    def _run(
-        self,
-        batch: Batch,
-        blocks: Naive,
-        plan: Plan,
-        prompts: Admissions,
-        prefills: Entries,
-        decodes: Entries,
-    ) -> None:
-        """Puts the requests of a step into the plan, in batch order.
-
-        The first sequence decides whether a request counts as prefill or decode. So a request whose
-        first sample has ended and whose last one is recomputed is a decode, of all the tokens that
-        it was admitted with.
-        """
-        for request, tokens, charged in prompts:
-            if request.prompt_stage:
-                self._prefill(batch, plan, request, tokens, charged)
-            else:
-                decode(batch, blocks, plan, request, tokens)
-        for request, tokens in prefills:
-            self._prefill(batch, plan, request, tokens, tokens)
-        for request, tokens in decodes:
-            if request.prompt_stage:
-                self._prefill(batch, plan, request, tokens, tokens)
-            else:
-                decode(batch, blocks, plan, request)
-
-    def _prefill(
-        self, batch: Batch, plan: Plan, request: Request, tokens: int, charged: int
-    ) -> None:
-        if request.forked:
-            raise died("prefill-of-parallel-samples", request)
-        prefill(batch, plan, request, tokens, charged)
 
     def _swap_in(self, batch: Batch, blocks: Naive, plan: Plan) -> Entries:
         """Brings swapped requests back, in order, until one does not fit (`_schedule_swapped`)."""
@@ -355,7 +293,7 @@ class Vllm063(Scheduler):
                 break
             swap_in(batch, request)
             grow(blocks, plan, request)
-            back.append((request, tokens))
+            back.append((request, tokens if request.prompt_stage else 1, tokens))
             self._tokens += tokens
             self._seqs += request.width()
         return back
@@ -444,16 +382,14 @@ class Vllm063(Scheduler):
     def _watermark(self, blocks: Naive) -> int:
         return self.watermark_blocks if blocks.grows else 0
 
-    def _preempt(self, batch: Batch, victim: Request, pairs: list[tuple[int, int]]) -> str:
-        """Preempts a victim and returns how, `recompute` or `swap` (`core/scheduler.py:1454`)."""
-        means: str = self.means(victim, batch)
-        if means == SWAP:
+    def _preempt(self, batch: Batch, victim: Request, pairs: list[tuple[int, int]]) -> None:
+        """Preempts a victim, which joins no queue yet (`core/scheduler.py:1454`)."""
+        if self.means(victim, batch) == SWAP:
             pairs += swap_out(batch, victim)
         elif victim.count(RUNNING) != 1:
             raise died("recompute-of-parallel-samples", victim, line=1505)
         else:
             recompute(batch, victim)
-        return means
 
     def _ended_meanwhile(self, batch: Batch, victim: Request) -> bool:
         """Whether a victim turns out to have ended already."""
@@ -542,8 +478,25 @@ class Vllm063Async(Vllm063):
         return self._process(batch, victim)
 
 
-def by_stage(entries: Entries) -> tuple[Entries, Entries]:
-    """Returns prefills and decodes, each in order."""
-    prefills = [entry for entry in entries if entry[0].prompt_stage]
-    decodes = [entry for entry in entries if not entry[0].prompt_stage]
-    return prefills, decodes
+def _run(batch: Batch, blocks: Naive, plan: Plan, entries: Entries) -> None:
+    """Puts the requests of a step into the plan, in batch order.
+
+    The first sequence decides whether a request counts as prefill or decode. So a request whose
+    first sample has ended and whose last one is recomputed is a decode, of all the tokens that it
+    was admitted with.
+    """
+    for request, tokens, charged in entries:
+        if not request.prompt_stage:
+            decode(batch, blocks, plan, request, tokens)
+        elif request.forked:
+            raise died("prefill-of-parallel-samples", request)
+        else:
+            prefill(batch, plan, request, tokens, charged)
+
+
+def _prefills(entry: tuple[Request, int, int]) -> bool:
+    return entry[0].prompt_stage
+
+
+def _decodes(entry: tuple[Request, int, int]) -> bool:
+    return not entry[0].prompt_stage

@@ -166,6 +166,10 @@ class Worker:
         """Returns the transfers that the oldest step in flight reports as it ends."""
         return NOTHING
 
+    def pause(self, now_ns: int) -> Done:
+        """Returns the transfers that were over while the engine had nothing to do."""
+        return self.collect(now_ns)
+
     @property
     def busy(self) -> bool:
         """Whether a transfer is under way, or begins with the step that was composed."""
@@ -175,10 +179,6 @@ class Worker:
     def unsent(self) -> bool:
         """Whether a transfer begins with the next step, even if that computes nothing."""
         return False
-
-    def pause(self, now_ns: int) -> Done:
-        """Returns the transfers that were over while the engine had nothing to do."""
-        return NOTHING
 
 
 def note_tiers(request: Request) -> None:

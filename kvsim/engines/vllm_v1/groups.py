@@ -139,6 +139,8 @@ class Group:
     """Whether it keeps all tokens, so that a prefix of a hit is always a hit."""
     drop: bool
     """Whether its hits lose the last block."""
+    window: i64
+    """The most tokens that a token reads, itself included; 0: all before it."""
     number: i64
     """Its place among the groups of the engine."""
     hits: vec[i64]
@@ -150,12 +152,12 @@ class Group:
     def __init__(self, *, block_size: int, eagle: bool = False) -> None:
         self.block_size, self.eagle = block_size, eagle
         self.holds_tokens, self.full, self.drop = True, False, False
-        self.number = self.first_hit = self.num_hits = 0
+        self.window = self.number = self.first_hit = self.num_hits = 0
         self.hits = EMPTY
 
     def rules(self) -> tuple[Any, ...]:
         """What it has in common with groups that are looked up together with it."""
-        return type(self).__name__, int(self.block_size)
+        return type(self).__name__, int(self.block_size), int(self.window)
 
     def with_prefix_cache(self) -> Group:
         """The rules of this group where a prefix cache is on."""
@@ -356,9 +358,6 @@ class Full(Group):
         if prompt is not None and self.block_size > layout.key_tokens:
             self._keep_tail(table, request, upto, pool, layout.key_tokens)
 
-    def marked(self) -> bool:
-        return False
-
     def _keep_tail(self, table: Table, request: Request, upto: i64, pool: Pool, unit: i64) -> None:
         """Names the block in which the prompt ends. No look-up finds it, because hits end at block
         ends, but a block with content is reused after those without."""
@@ -377,14 +376,10 @@ class Sliding(Group):
     """A token reads the last `window` tokens, itself included (`SlidingWindowManager`)."""
 
     words = "a sliding window"
-    window: i64
 
     def __init__(self, *, block_size: int, window: int, eagle: bool = False) -> None:
         super().__init__(block_size=block_size, eagle=eagle)
         self.window = window
-
-    def rules(self) -> tuple[Any, ...]:
-        return *super().rules(), int(self.window)
 
     def skipped(self, computed: i64) -> i64:
         return max(0, computed - self.window + 1)
@@ -455,27 +450,23 @@ class Sliding(Group):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Chunked(Group):
-    """A token reads the tokens before it in its chunk of `chunk` tokens (Llama 4,
+    """A token reads the tokens before it in its chunk of `window` tokens (Llama 4,
     `ChunkedLocalAttentionManager`)."""
 
     words = "attention in chunks"
-    chunk: i64
 
     def __init__(self, *, block_size: int, chunk: int, eagle: bool = False) -> None:
         super().__init__(block_size=block_size, eagle=eagle)
-        self.chunk = chunk
-
-    def rules(self) -> tuple[Any, ...]:
-        return *super().rules(), int(self.chunk)
+        self.window = chunk
 
     def skipped(self, computed: i64) -> i64:
-        return computed // self.chunk * self.chunk
+        return computed // self.window * self.window
 
     def leaves(self, computed: i64) -> i64:
-        return (computed // self.chunk + 1) * self.chunk
+        return (computed // self.window + 1) * self.window
 
     def most_blocks(self, layout: Layout) -> i64:
-        tokens: i64 = min(self.chunk + layout.max_in_flight_tokens, layout.max_model_len)
+        tokens: i64 = min(self.window + layout.max_in_flight_tokens, layout.max_model_len)
         return (tokens + self.block_size - 1) // self.block_size
 
     def find(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 from mypy_extensions import i64
@@ -26,7 +27,7 @@ from kvsim.engines.vllm_v1.connector import (
     Transfers,
 )
 from kvsim.engines.vllm_v1.cpu_tier import PENDING, Access, CpuTier, Key
-from kvsim.engines.vllm_v1.groups import Chunked, Group, Mask, Sliding
+from kvsim.engines.vllm_v1.groups import Group, Mask, Sliding
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 
 STORING, LOADED_BY_OTHERS, OWN_STORES = "pending", "loaded_by_others", "own_stores"
@@ -62,19 +63,6 @@ class ChunkedGroup(NamedTuple):
             return self.window_chunks
         padding = -end % self.tokens
         return max(self.window_chunks, -(-(self.window - 1 + padding) // self.tokens))
-
-
-def chunked_groups(groups: Sequence[Group], blocks_per_chunk: int) -> list[ChunkedGroup]:
-    """Returns the groups with their chunks."""
-    return [
-        ChunkedGroup(group, group.block_size * blocks_per_chunk, _window(group)) for group in groups
-    ]
-
-
-def _window(group: Group) -> int:
-    if isinstance(group, Sliding):
-        return group.window
-    return group.chunk if isinstance(group, Chunked) else 0
 
 
 class Search:
@@ -234,7 +222,7 @@ class Offloading(Connector):
         happen while their requests wait. `bytes_per_token`: of all layers together."""
         self._blocks, self.tier = blocks, tier
         blocks.tier = tier
-        self.blocks_per_chunk = self._size = blocks_per_chunk
+        self.blocks_per_chunk = blocks_per_chunk
         self.capacity_blocks = tier.capacity * blocks_per_chunk
         self.prompts_only = offload_prompt_only
         self.happened: Counter[str] = Counter()
@@ -243,7 +231,10 @@ class Offloading(Connector):
         """The first chunk of each answer that was not stored, as prompts only are."""
         self._sync_budget = self._sync_left = sync_load_budget_bytes
         self._bytes_per_token = bytes_per_token
-        self._groups = chunked_groups(blocks.groups, blocks_per_chunk)
+        self._groups = [
+            ChunkedGroup(group, int(group.block_size) * blocks_per_chunk, int(group.window))
+            for group in blocks.groups
+        ]
         self._tiers = Search(self._groups, tier)
         self._align = _alignment(self._groups)
         self._copies: dict[int, _Copy] = {}
@@ -339,7 +330,7 @@ class Offloading(Connector):
                 first += 1
             chunks.next = -(-end // group.tokens)
             if first < last:
-                keys += chunks.keys[first // self._size : chunks.next]
+                keys += chunks.keys[first // self.blocks_per_chunk : chunks.next]
             targets.append(table[first:last])
         places = self.tier.load(keys, known.access)
         within = not match.asynchronous
@@ -435,7 +426,7 @@ class Offloading(Connector):
         for block in self._touched:
             for chunks, at in self._holders.pop(block, ()):
                 end = chunks.old if chunks.grown == self._step else len(chunks.blocks)
-                if chunks.next * self._size <= at < end and chunks.blocks[at] == block:
+                if chunks.next * self.blocks_per_chunk <= at < end and chunks.blocks[at] == block:
                     chunks.blocks[at] = 0
         for block, chunks, at in put:
             self._holders.setdefault(block, []).append((chunks, at))
@@ -467,29 +458,34 @@ class Offloading(Connector):
         for n in numbers:
             groups[n].next = max(groups[n].next, ends[n])
         known.stored = self._all_offered(request, known)
-        if not places:
-            return []
+        return [self._store(request, offers, places, flush)] if places else []
+
+    def _store(
+        self, request: Request, offers: list[list[int]], places: dict[Key, int], flush: set[int]
+    ) -> Job:
+        """A store of offered chunks begins, of those that have places in the tier."""
+        known: _Known = request.standing
         self._unstored.difference_update(places)
         sources: list[list[int]] = []
         watched: list[int] = []
         later: list[int] = []
-        for n in numbers:
-            blocks = self._sources(groups[n], offers[n], places)
+        for group, chunks, offered in zip(self._groups, known.groups, offers, strict=True):
+            blocks = self._sources(chunks, offered, places)
             sources.append(blocks)
-            (watched if self._groups[n].window else later).extend(blocks)
+            (watched if group.window else later).extend(blocks)
         job = Job(self._number(), request, sources, [[*places.values()]], False)
         known.jobs.add(job.number)
         self._copies[job.number] = _Copy([*places], later)
         self._fence(job.number, watched)
-        if ended:
+        if request.finish_ns >= 0:
             self._fence(job.number, later)
             if not self._touched.isdisjoint(later):
                 flush.add(job.number)
-        return [job]
+        return job
 
     def _sources(self, chunks: _Chunks, offered: list[int], places: dict[Key, int]) -> list[int]:
         """Returns the blocks of the chunks that have places in the tier."""
-        size: i64 = self._size
+        size: i64 = self.blocks_per_chunk
         blocks: list[int] = []
         for at in offered:
             if chunks.keys[at] in places:
@@ -516,61 +512,67 @@ class Offloading(Connector):
         if group.rules.eagle and tokens > request.input_length and request.finish_ns < 0:
             # Its last block may be written again while drafts are verified.
             end -= 1
-        return max(0, min(end, len(chunks.blocks) // self._size, len(chunks.keys)))
+        return max(0, min(end, len(chunks.blocks) // self.blocks_per_chunk, len(chunks.keys)))
 
     def _offers(
         self, group: ChunkedGroup, chunks: _Chunks, request: Request, end: int, junction: int
     ) -> list[int]:
         """Returns the chunks of a group that are offered: those that a later load can use, and
         whose blocks are all there."""
-        size, first, ended = self._size, chunks.next, request.finish_ns >= 0
-        prompt = request.input_length // group.tokens
-        horizon = end if ended else prompt if end <= prompt else 0
-        mask, passed = self._mask(group, request, junction, horizon), None
-        if ended and end != prompt and group.slides and mask.horizon and not self._uneven(group):
-            # The end of the request was not known to be one when these chunks were passed over.
+        size, first = self.blocks_per_chunk, chunks.next
+        offered: set[int] = set()
+        ended = request.finish_ns >= 0
+        mask = self._mask(group, request, junction, end, ended)
+        if ended and group.slides and mask.horizon and self._even(group):
+            # The end of the request was not known to be one when the last chunks were passed over.
             segment = mask.align // group.rules.block_size
             first = min(first, end * size // segment * segment // size)
-            passed = self._mask(group, request, junction, prompt)
-        if end <= first:
-            return []
-        kept = self._kept(group, first, end, mask)
-        if kept is None and passed is None:
-            held = chunks.blocks
-            if 0 not in held[first * size : end * size]:
-                return [*range(first, end)]
-            return [at for at in range(first, end) if 0 not in held[at * size : (at + 1) * size]]
-        before = None if passed is None else self._kept(group, first, end, passed)
+            before = self._mask(group, request, junction, request.input_length // group.tokens)
+            offered = self._worth(group, first, chunks.next, before)
+        used = self._used(group, first, end, mask)
+        if used is None and not (offered or 0 in chunks.blocks[first * size : end * size]):
+            return [*range(first, end)]
         found = []
         for at in range(first, end):
-            places = range((at - first) * size, (at - first + 1) * size)
-            blocks = chunks.blocks[at * size : (at + 1) * size]
-            needed = [kept is None or kept[place] for place in places]
-            known = passed is not None and at < chunks.next
-            if known and (before is None or any(before[place] for place in places)):
-                continue
-            absent = any(need and not block for need, block in zip(needed, blocks, strict=True))
-            if blocks[-1] and any(needed) and not absent:
+            held = chunks.blocks[at * size : (at + 1) * size]
+            wanted = held if used is None else [*compress(held, used[at - first])]
+            if at not in offered and held[-1] and wanted and 0 not in wanted:
                 found.append(at)
         return found
 
-    def _mask(self, group: ChunkedGroup, request: Request, junction: int, horizon: int) -> Mask:
-        """Returns where later requests can resume, if the chunks end at chunk `horizon`."""
+    def _worth(self, group: ChunkedGroup, first: int, end: int, mask: Mask) -> set[int]:
+        """Returns which of the chunks `first .. end - 1` a later request can use in part."""
+        used = self._used(group, first, end, mask)
+        return {at for at in range(first, end) if used is None or any(used[at - first])}
+
+    def _used(
+        self, group: ChunkedGroup, first: int, end: int, mask: Mask
+    ) -> list[list[bool]] | None:
+        """Returns which blocks of each of the chunks `first .. end - 1` a later request can use;
+        None for all."""
+        if not self._align or end <= first:
+            return None
+        size = self.blocks_per_chunk
+        kept = group.rules.keeps(first * size, end * size, mask)
+        if kept is None:
+            return None
+        return [kept[at : at + size] for at in range(0, len(kept), size)]
+
+    def _mask(
+        self, group: ChunkedGroup, request: Request, junction: int, end: int, ended: bool = False
+    ) -> Mask:
+        """Returns where later requests can resume a request that has `end` chunks by now."""
         interval, eagle = self._blocks.layout.retention, group.rules.eagle
         marks = (request.input_length - 1, *([junction] if junction else []))
+        prompt = request.input_length // group.tokens
+        horizon = end if ended else prompt if end <= prompt else 0
         if interval >= 0 or eagle:
             horizon = 0
-        return Mask(self._align or 1, interval, eagle, marks, horizon * self._size)
+        return Mask(self._align or 1, interval, eagle, marks, horizon * self.blocks_per_chunk)
 
-    def _uneven(self, group: ChunkedGroup) -> bool:
-        """Whether hits end elsewhere than the blocks of a group."""
-        return not self._align or self._align % group.rules.block_size != 0
-
-    def _kept(self, group: ChunkedGroup, first: int, end: int, mask: Mask) -> list[bool] | None:
-        """Returns which blocks of these chunks a later request can use; None for all."""
-        if not self._align:
-            return None
-        return group.rules.keeps(first * self._size, end * self._size, mask)
+    def _even(self, group: ChunkedGroup) -> bool:
+        """Whether hits end where blocks of a group do."""
+        return self._align > 0 and self._align % group.rules.block_size == 0
 
     # -- a request is over, or a transfer --------------------------------------------------------
 

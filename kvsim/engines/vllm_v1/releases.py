@@ -1,14 +1,14 @@
-"""What each release of vLLM V1 decides differently: a declaration per rule, named by what changed.
-
-A rule is on in the releases from `since` to before `until`. Everything else is one scheduler
-(`kvsim.engines.vllm_v1.scheduler`). Sources are files of the released wheels, below `vllm/v1/`.
-"""
+"""What each release of vLLM V1 decides differently, as `releases.toml` declares it. Everything else
+is one scheduler (`kvsim.engines.vllm_v1.scheduler`)."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
+from kvsim.engines import vllm_v1
 from kvsim.errors import ConfigError
 
 Version = tuple[int, ...]
@@ -37,124 +37,17 @@ class Rule(NamedTuple):
         return self.since <= version < self.until
 
 
-RULES: Final[dict[str, Rule]] = {
-    "knows_priorities": Rule(
-        "--scheduling-policy priority is known; before, everybody is served in order of arrival",
-        since=(0, 9, 2),
-        option="scheduling_policy",
-        introduces=True,
-    ),
-    "cuts_on_request": Rule(
-        "chunked prefill can be switched off; before, prompts are always cut",
-        since=(0, 9, 2),
-        option="enable_chunked_prefill",
-        introduces=True,
-    ),
-    "schedules_ahead": Rule(
-        "asynchronous scheduling is known",
-        since=(0, 10),
-        source="core/sched/async_scheduler.py",
-        option="async_scheduling",
-        introduces=True,
-    ),
-    "frees_last_block_first": Rule(
-        "without a prefix cache, too, the last block of a table is freed first",
-        since=(0, 9),
-        source="core/kv_cache_manager.py, free",
-        option="enable_prefix_caching",
-    ),
-    "reserves_whole_prompts": Rule(
-        "a request is admitted where its whole prompt fits; before, where its first chunk does",
-        since=(0, 19),
-        source="core/kv_cache_manager.py, allocate_slots",
-        option="scheduler_reserve_full_isl",
-        introduces=True,
-    ),
-    "keeps_a_watermark": Rule(
-        "admissions leave the blocks of --watermark free",
-        since=(0, 24),
-        source="core/kv_cache_manager.py, allocate_slots",
-        option="watermark",
-        introduces=True,
-    ),
-    "evicts_blank_blocks_first": Rule(
-        "blocks without content are reused first; before, in the order in which they were freed",
-        since=(0, 24),
-        source="core/block_pool.py, free_blocks",
-    ),
-    "queues_blank_blocks_uncached": Rule(
-        "without a prefix cache, blocks are reused in the order in which they were freed",
-        since=(0, 27),
-        until=(0, 28),
-        source="core/block_pool.py, free_blocks",
-        option="enable_prefix_caching",
-    ),
-    "spares_the_only_request": Rule(
-        "--long-prefill-token-threshold does not cut the prompt of the only request",
-        since=(0, 31),
-        option="long_prefill_token_threshold",
-    ),
-    "knows_the_last_token": Rule(
-        "with asynchronous scheduling, a request whose last token is in flight is not scheduled"
-        " once more",
-        since=(0, 11, 1),
-        option="async_scheduling",
-    ),
-    "keeps_victims_in_the_batch": Rule(
-        "a victim that the step had scheduled stays in the batch, and resumes on cache contents"
-        " that were never computed",
-        since=(0, 9, 2),
-        until=(0, 11, 1),
-        option="scheduling_policy",
-    ),
-    "dies_of_victims_in_the_batch": Rule(
-        "the engine dies where such victims make the batch larger than the running requests",
-        since=(0, 9, 2),
-        until=(0, 10, 2),
-        option="scheduling_policy",
-    ),
-    "passes_over_behind_victims": Rule(
-        "a victim that the step had not scheduled makes the next running request miss the step",
-        since=(0, 9, 2),
-        until=(0, 28),
-        option="scheduling_policy",
-    ),
-    "ends_at_own_preemption": Rule(
-        "where a request is its own victim, those behind it get nothing in the step",
-        until=(0, 33),
-        option="scheduling_policy",
-    ),
-    "sets_long_prompts_aside": Rule(
-        "without chunks, a prompt beyond the token budget lets those behind it go first",
-        since=(0, 9, 2),
-        until=(0, 12),
-        option="enable_chunked_prefill",
-    ),
-    "extends_keys_late": Rule(
-        "a request that was preempted while a token was in flight may miss its last full block",
-        until=(0, 10, 1),
-        source="core/kv_cache_manager.py, get_computed_blocks",
-        option="async_scheduling",
-    ),
-    "ties_in_order_of_the_trace": Rule(
-        "equal priorities and arrivals are an error of the engine; here, the trace decides",
-        until=(0, 12),
-        source="core/sched/request_queue.py",
-        option="scheduling_policy",
-    ),
-    "queues_empty_steps": Rule(
-        "a step that computes nothing takes its place among those in flight",
-        since=(0, 10, 2),
-        source="engine/core.py, step_with_batch_queue",
-        option="async_scheduling",
-    ),
-    "goes_on_after_empty_steps": Rule(
-        "a step that computes nothing is followed by another one at once",
-        since=(0, 23),
-        source="engine/core.py, step_with_batch_queue",
-        option="async_scheduling",
-    ),
-}
+def _read_rules() -> dict[str, Rule]:
+    # A compiled module does not lie beside its source.
+    path = Path(vllm_v1.__file__).with_name("releases.toml")
+    table: dict[str, dict[str, Any]] = tomllib.loads(path.read_text("utf-8"))
+    for said in table.values():
+        for key in {"since", "until"} & said.keys():
+            said[key] = tuple(map(int, said[key].split(".")))
+    return {name: Rule(**said) for name, said in table.items()}
+
+
+RULES: Final[dict[str, Rule]] = _read_rules()
 """The behaviours in which releases differ, by what changed."""
 
 IDLE: Final[dict[str, object]] = {

@@ -93,7 +93,7 @@ class SimpleOffload(Connector):
         blocks, sequence = self._blocks, request.sequences[0]
         if request.options.skip_reading_prefix_cache or not blocks.caching:
             return Match()
-        units = [group.chunk for group in blocks.groups if isinstance(group, Chunked)]
+        units = [group.window for group in blocks.groups if isinstance(group, Chunked)]
         if any(computed % unit for unit in (blocks.layout.align, *units)):
             return Match()
         keys = blocks.keys(sequence)[computed // blocks.layout.key_tokens :]

@@ -11,10 +11,9 @@ Only the CPU tier copies to and from the GPU. vLLM 0.33.0 `v1/kv_offload/tiering
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from kvsim.engines.vllm_v1.cpu_tier import Access, CpuTier, Key, Lru
+from kvsim.engines.vllm_v1.cpu_tier import Access, CpuTier, Key
 
 
 class Below(NamedTuple):
@@ -51,21 +50,9 @@ class Storage:
 class TieredCpu(CpuTier):
     """The chunks in CPU memory, above a storage."""
 
-    def __init__(
-        self,
-        capacity: int,
-        storage: Storage,
-        *,
-        policy: Callable[[int], Any] = Lru,
-        store_threshold: int = 0,
-        max_tracker_size: int = 64_000,
-    ) -> None:
-        super().__init__(
-            capacity,
-            policy=policy,
-            store_threshold=store_threshold,
-            max_tracker_size=max_tracker_size,
-        )
+    def __init__(self, capacity: int, storage: Storage, **rules: Any) -> None:
+        """`rules`: those of `CpuTier`."""
+        super().__init__(capacity, **rules)
         self.storage = storage
         self._wanted: dict[Key, None] = {}
         """Chunks that a request looks for, to be read with this step."""

@@ -184,9 +184,6 @@ class TimedWorker(Worker):
         below = self.reads.take(now_ns) + self.writes.take(now_ns)
         return Done(loads, stores, below) if loads or stores or below else NOTHING
 
-    def pause(self, now_ns: int) -> Done:
-        return self.collect(now_ns)
-
     def _submit(self, transfers: Transfers, flush: set[int]) -> None:
         """Begins the transfers of a step."""
         now = transfers.stores

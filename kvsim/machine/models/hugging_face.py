@@ -467,28 +467,33 @@ def stored_as(
     rules = [*_rules(config)]
     if not rules:
         return None
+    found = _by_part(rules)
+    if expert_dtype == "fp4" and found.get("experts", rules[0][1]).bits >= 8:
+        found["experts"] = quantization("mxfp4")
+    if config.quantized_layers and config.weight_block_size:
+        config = replace(config, ignore=None)  # what is not in 4 bits is in 8
+    lists = (config.modules_to_not_convert, config.ignore, config.ignored_layers)
+    further = (config.llm_int8_skip_modules, config.exclude)
+    spared = [module for each in (*lists, *further) for module in each or ()]
+    parts = [part for part in ALL if part in found and not _spares(part, spared, layers)]
+    first = rules[0][1]
+    others = {part: found[part].bits for part in parts if found[part].bits != first.bits}
+    stored = replace(first, parts=tuple(parts), part_bits=others)
+    return replace(stored, kv_cache_dtype="fp8") if _has_fp8_cache(config) else stored
+
+
+_Rule = tuple[list[str] | None, Quantization]
+"""Names of modules, or None for all that are not named apart, and how they are stored."""
+
+
+def _by_part(rules: list[_Rule]) -> dict[Part, Quantization]:
+    """How each part is stored, by the first rule that means it."""
     found: dict[Part, Quantization] = {}
     for modules, stored in rules:
         for part in stored.parts:
             if modules is None or any(_means(part, each) for each in modules):
                 found.setdefault(part, stored)
-    if expert_dtype == "fp4" and found.get("experts", rules[0][1]).bits >= 8:
-        found["experts"] = quantization("mxfp4")
-    if config.quantized_layers and config.weight_block_size:
-        config = replace(config, ignore=None)  # what is not in 4 bits is in 8
-    spared = [
-        *(config.modules_to_not_convert or []),
-        *(config.ignore or []),
-        *(config.ignored_layers or []),
-        *(config.llm_int8_skip_modules or []),
-        *(config.exclude or []),
-    ]
-    found = {part: found[part] for part in ALL if part in found}
-    found = {part: each for part, each in found.items() if not _spares(part, spared, layers)}
-    first = rules[0][1]
-    others = {part: each.bits for part, each in found.items() if each.bits != first.bits}
-    stored = replace(first, parts=tuple(found), part_bits=others)
-    return replace(stored, kv_cache_dtype="fp8") if _has_fp8_cache(config) else stored
+    return found
 
 
 def _has_fp8_cache(config: QuantizationConfig) -> bool:
@@ -506,27 +511,35 @@ def _has_fp8_cache(config: QuantizationConfig) -> bool:
     return method == "compressed-tensors" and scheme is not None
 
 
-def _rules(config: QuantizationConfig) -> Iterator[tuple[list[str] | None, Quantization]]:
-    """How modules are stored, with their names; None: all that are not named apart."""
+def _rules(config: QuantizationConfig) -> Iterator[_Rule]:
+    """How modules are stored."""
     of_algo: dict[str, list[str]] = {}
     for name, layer in (config.quantized_layers or {}).items():
         of_algo.setdefault(layer.quant_algo, []).append(name)
     for algo, modules in of_algo.items():
         if stored := _of_algo(algo):
             yield modules, stored
-    groups = [group for group in (config.config_groups or {}).values() if group.weights is not None]
     method = config.quant_method.lower().replace("_", "-")
     if of_algo and method != "fp8":
         return
-    if groups and not of_algo and method in ("compressed-tensors", "modelopt"):
-        for group in groups:
-            named = [target for target in group.targets if "." in target or ":" in target]
-            stored = _compressed(group)
-            if method == "modelopt":
-                stored = replace(stored, method="modelopt_fp4" if stored.bits < 8 else "modelopt")
-            yield named or None, stored
-    elif found := _bits(config):
+    groups: list[_Rule] = []
+    if not of_algo and method in ("compressed-tensors", "modelopt"):
+        groups = [*_of_groups(config, method)]
+    yield from groups
+    if not groups and (found := _bits(config)):
         yield None, found
+
+
+def _of_groups(config: QuantizationConfig, method: str) -> Iterator[_Rule]:
+    """The rules of `config_groups`."""
+    for group in (config.config_groups or {}).values():
+        if group.weights is None:
+            continue
+        named = [target for target in group.targets if "." in target or ":" in target]
+        stored = _compressed(group)
+        if method == "modelopt":
+            stored = replace(stored, method="modelopt_fp4" if stored.bits < 8 else "modelopt")
+        yield named or None, stored
 
 
 def _of_algo(algo: str) -> Quantization | None:

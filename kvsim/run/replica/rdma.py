@@ -43,8 +43,6 @@ class Handover:
         self.request, self.keeper = request, keeper
         self.puller: Puller | None = None
         """Who will read the blocks."""
-        self.begun_ns = now_ns
-        """When the prompt was computed."""
         self.lease_ns = now_ns + keeper.lease.duration_ns
         """When the lease runs out."""
         self.released = self.ran_out = False
@@ -89,9 +87,6 @@ class Keeper(Worker):
             return NOTHING
         over, self._over = self._over, []
         return Done([], over)
-
-    def pause(self, now_ns: int) -> Done:
-        return self.collect(now_ns)
 
     def _watch(self, handover: Handover) -> Process:
         """Releases blocks when their lease runs out."""
@@ -175,9 +170,6 @@ class Puller(Worker):
             return NOTHING
         received, self._received = self._received, []
         return Done(received, [])
-
-    def pause(self, now_ns: int) -> Done:
-        return self.collect(now_ns)
 
     def _pull(self, job: Job, start_ns: int) -> Process:
         """Reads the blocks of a prompt once the step at `start_ns` begins. A job that nobody awaits

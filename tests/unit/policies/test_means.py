@@ -21,8 +21,7 @@ from kvsim.engines.vllm_033 import Vllm033, Vllm033Tables
 from kvsim.engines.vllm_063.blocks import Naive
 from kvsim.engines.vllm_063.scheduler import Vllm063
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import LinkTimes, load_hardware
-from kvsim.machine.models import load_model
+from kvsim.machine import CopiedBlock, LinkTimes, load_hardware, load_model
 from kvsim.policies.victims import make_means
 from kvsim.settings.config import make_config
 
@@ -108,8 +107,8 @@ def test_auto_needs_prices_and_modes_are_known() -> None:
 
 
 def test_prices_are_those_of_the_run() -> None:
-    model, hardware = load_model("tiny"), load_hardware("h100-sxm")
-    prices = MeansPrices(ConstantCost(), LinkTimes(model, hardware, 1024, block_us=7))
+    hardware = load_hardware("h100-sxm")
+    prices = MeansPrices(ConstantCost(), LinkTimes(CopiedBlock(1024, 1), hardware, block_us=7))
     assert prices.recompute_ns(100) == 6_000_000 + 100 * 40_000
     assert prices.recompute_ns(0) == 0
     assert prices.swap_ns(3, 0) == 2 * 3 * 7_000

@@ -13,7 +13,7 @@ from kvsim.against.conform.step_log import Record, finish_record, step_record
 from kvsim.against.validate.measure import serve
 from kvsim.core.batch import Batch
 from kvsim.core.host import SimulatedTime
-from kvsim.core.loop import Loop
+from kvsim.core.loop import Listeners, Loop
 from kvsim.core.request import Request
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.run.assembly import Parts, assemble
@@ -70,7 +70,7 @@ def by_replica(trace: Trace, table: dict[str, Any]) -> tuple[Any, ...]:
         Link(env, parts.link),
         Inbox(env, clients),
     )
-    env.process(Loop(host, parts.scheduler, batch, watcher=log).run())
+    env.process(Loop(host, parts.scheduler, batch, listeners=Listeners(log)).run())
     stopped = ""
     try:
         env.run()
