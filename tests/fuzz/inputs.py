@@ -27,7 +27,7 @@ from places import ROOT
 from startup_logs import v0_log, v1_log
 
 from kvsim.errors import KvsimError
-from kvsim.machine.models import load_model
+from kvsim.machine import load_model
 from kvsim.report import read_results
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import SIZES, RunConfig, load_config, to_table

@@ -17,7 +17,7 @@ from shared import SHARED
 from kvsim.cli import main
 from kvsim.cost.profile import load_profile
 from kvsim.errors import ConfigError, TraceError, nearest
-from kvsim.machine.models import load_model
+from kvsim.machine import load_model
 from kvsim.run.simulation import simulate
 from kvsim.settings.limits import check_run
 from kvsim.settings.parsing import parse_json, parse_toml

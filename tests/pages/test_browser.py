@@ -13,8 +13,7 @@ import kvsim
 from kvsim.cost.crossover import crossings
 from kvsim.cost.profile import load_profile
 from kvsim.explain.differences import compare_replay
-from kvsim.machine.hardware import load_hardware
-from kvsim.machine.models import load_model
+from kvsim.machine import load_hardware, load_model
 from kvsim.report.pages.compare import build_comparison, build_diff
 from kvsim.report.pages.cost import build_crossover, build_profile
 from kvsim.report.pages.run import build_page

@@ -6,8 +6,7 @@ import re
 import pytest
 
 from kvsim.cost.crossover import ModelCrossings, crossings
-from kvsim.machine.hardware import load_hardware
-from kvsim.machine.models import load_model
+from kvsim.machine import load_hardware, load_model
 from kvsim.report.pages.cost import build_crossover, crossing_head, crossing_rows
 from kvsim.settings.config import make_config
 

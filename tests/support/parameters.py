@@ -1,6 +1,6 @@
 """How many parameters of a model work on one token, which model cards publish."""
 
-from kvsim.machine.models import Model
+from kvsim.machine import Model
 
 
 def active_parameters(model: Model) -> int:

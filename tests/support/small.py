@@ -11,7 +11,7 @@ from kvsim.against.validate.measure import Pairs, Times, record
 from kvsim.against.validate.setup import RECORDED, THREE, prepare
 from kvsim.core.plan import Plan
 from kvsim.cost import Cost
-from kvsim.machine.hardware import LinkTimes
+from kvsim.machine import LinkTimes
 from kvsim.run.assembly import assemble
 from kvsim.settings.config import make_config
 from kvsim.workload import open_trace

@@ -19,7 +19,7 @@ from kvsim.core.request import Request
 from kvsim.engines.sglang.scheduler import Sglang, SglangOverlap
 from kvsim.engines.sglang.server import MIB, max_running_requests, mem_fraction_static
 from kvsim.engines.sglang.tree import Node, Text
-from kvsim.machine.models import load_model
+from kvsim.machine import load_model
 from kvsim.report import read_results, write_results
 from kvsim.report.pages.over_time import time_figures
 from kvsim.report.pages.view import look_at

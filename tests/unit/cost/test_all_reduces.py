@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from kvsim.cost.experts import AllReduces
 from kvsim.cost.kernels import Line
-from kvsim.machine.hardware import AllReduce, LargeMessages, load_hardware
+from kvsim.machine import AllReduce, load_hardware
+from kvsim.machine.hardware import LargeMessages
 
 LARGE = LargeMessages(from_bytes=1_000_000, latency_us=100, bandwidth_gb_s=20)
 LINK = AllReduce(latency_us=10, bandwidth_gb_s=10, large=LARGE)

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from kvsim.cost.crossover import LAYOUTS, ModelCrossings, crossings
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import load_hardware
-from kvsim.machine.models import load_model
+from kvsim.machine import load_hardware, load_model
 from kvsim.settings.config import make_config
 
 H200 = load_hardware("h200-sxm")

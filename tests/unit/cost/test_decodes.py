@@ -13,8 +13,7 @@ from plans import lengths_plan, plan
 from unit.cost.test_table import H100, PROFILE
 
 from kvsim.cost import ConstantCost, RooflineCost, TableCost
-from kvsim.machine.hardware import load_hardware
-from kvsim.machine.models import load_model
+from kvsim.machine import load_hardware, load_model
 from kvsim.settings.config import make_config
 
 

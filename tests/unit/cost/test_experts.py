@@ -40,8 +40,7 @@ from kvsim.cost.layer import (
 )
 from kvsim.cost.profile import ExpertGrid, to_json
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import load_hardware
-from kvsim.machine.models import load_model
+from kvsim.machine import load_hardware, load_model
 from kvsim.settings.config import make_config
 
 H100 = load_hardware("h100-sxm")

@@ -12,8 +12,7 @@ from unit.cost.test_table import PROFILE
 from kvsim.cost import COSTS, Cost, RooflineCost, TableCost, make_cost
 from kvsim.cost.table import profile_for
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import load_hardware
-from kvsim.machine.models import load_model
+from kvsim.machine import load_hardware, load_model
 from kvsim.settings.config import make_config
 from kvsim.settings.library import construct
 

@@ -10,8 +10,7 @@ from plans import decode, plan, plans
 
 from kvsim.core.plan import Plan
 from kvsim.cost import RooflineCost
-from kvsim.machine.hardware import Hardware, load_hardware
-from kvsim.machine.models import Model, load_model
+from kvsim.machine import Hardware, Model, load_hardware, load_model
 from kvsim.settings.config import make_config
 
 

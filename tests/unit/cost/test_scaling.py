@@ -26,8 +26,7 @@ from kvsim.cost.calibrate.aiconfigurator import import_profile
 from kvsim.cost.profile import Grid, Interpolation, Profile, load_profile, to_json
 from kvsim.cost.scaling import scaled
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import load_hardware
-from kvsim.machine.models import Model, load_model
+from kvsim.machine import Model, load_hardware, load_model
 from kvsim.settings.config import RunConfig, make_config
 
 H200 = load_hardware("h200-sxm")

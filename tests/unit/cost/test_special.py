@@ -17,9 +17,8 @@ from kvsim.cost.bounds import Attention
 from kvsim.cost.explain import Work
 from kvsim.cost.table import profile_for
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import load_hardware
-from kvsim.machine.models import Model, load_model
-from kvsim.machine.models.parts import Experts, Latent, Linear
+from kvsim.machine import Model, load_hardware, load_model
+from kvsim.machine.models import Experts, Latent, Linear
 from kvsim.settings.config import make_config
 
 TINY = load_model("tiny")

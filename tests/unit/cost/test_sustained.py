@@ -11,8 +11,7 @@ from kvsim.cost import Cost, make_cost
 from kvsim.cost.explain import ByStep, Explains, Terms, Work
 from kvsim.cost.sustained import PUBLIC
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import load_hardware
-from kvsim.machine.models import load_model
+from kvsim.machine import load_hardware, load_model
 from kvsim.settings.config import make_config
 
 PROMPT = plan(chunks=[(1900, 0)], samples=1)

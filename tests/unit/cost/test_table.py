@@ -14,8 +14,7 @@ from plans import decode, plan
 from kvsim.cost import TableCost
 from kvsim.cost.profile import load_profile
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import load_hardware
-from kvsim.machine.models import load_model
+from kvsim.machine import load_hardware, load_model
 from kvsim.settings.config import make_config
 
 H100 = load_hardware("h100-sxm")

@@ -17,8 +17,7 @@ from kvsim.cost import TableCost
 from kvsim.cost.profile import Tail, load_profile, to_json
 from kvsim.cost.tail import Uneven
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import load_hardware
-from kvsim.machine.models import load_model
+from kvsim.machine import load_hardware, load_model
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config
 

@@ -11,8 +11,7 @@ from kvsim.cost import make_cost
 from kvsim.cost.profile import load_profile
 from kvsim.cost.table import draw_factors, multiplied, uncertain
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import load_hardware
-from kvsim.machine.models import load_model
+from kvsim.machine import load_hardware, load_model
 from kvsim.settings.config import RunConfig, make_config
 
 NAME = "h200-sxm-llama-3-8b-public"

@@ -13,8 +13,7 @@ from kvsim.cost import make_cost
 from kvsim.cost.explain import Work
 from kvsim.cost.profile import DecodeGrid, load_profile
 from kvsim.cost.ungrouped import IN_CACHE, beside_prompts
-from kvsim.machine.hardware import load_hardware
-from kvsim.machine.models import load_model
+from kvsim.machine import load_hardware, load_model
 from kvsim.settings.config import make_config
 
 GRID = DecodeGrid([1, 64], [128, 65536], [[10, 100], [20, 2000]])

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from places import ROOT
 
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import Hardware, hardware_path, load_hardware
+from kvsim.machine import Hardware, load_hardware
+from kvsim.machine.hardware import hardware_path
 from kvsim.settings.library import names
 
 NAMES = names("hardware")

@@ -7,9 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import LinkTimes, TransferTimes, load_hardware, make_link
-from kvsim.machine.memory import block_bytes
-from kvsim.machine.models import load_model
+from kvsim.machine import (
+    LinkTimes,
+    TransferTimes,
+    block_bytes,
+    load_hardware,
+    load_model,
+    make_link,
+)
 from kvsim.settings.config import make_config
 
 

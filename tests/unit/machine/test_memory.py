@@ -12,9 +12,8 @@ from shared import SHARED
 from kvsim.engines import memory_formula
 from kvsim.engines.memory import CUDAGRAPH_BYTES, CUDAGRAPH_POOL_BYTES, cudagraphs
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import GIB, Hardware, load_hardware
-from kvsim.machine.memory import NVLINK_BUFFER_BYTES, PCIE_BUFFER_BYTES, Budget, block_bytes, budget
-from kvsim.machine.models import Model, load_model
+from kvsim.machine import GIB, Budget, Hardware, Model, block_bytes, load_hardware, load_model
+from kvsim.machine.memory import NVLINK_BUFFER_BYTES, PCIE_BUFFER_BYTES, budget
 from kvsim.settings.config import RunConfig, make_config
 
 

@@ -21,8 +21,7 @@ from kvsim.core.request import Request
 from kvsim.cost import ConstantCost
 from kvsim.cost.estimates import Passage, StagedCost
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import load_hardware
-from kvsim.machine.models import load_model
+from kvsim.machine import load_hardware, load_model
 from kvsim.results.ledger import KERNELS, TIME_PARTS
 from kvsim.run.assembly import Parts, assemble
 from kvsim.run.replica.inbox import Inbox

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import load_hardware
+from kvsim.machine import load_hardware
 from kvsim.policies.future import Future
 from kvsim.settings import library
 from kvsim.settings.library import build, find, names

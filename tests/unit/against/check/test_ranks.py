@@ -26,8 +26,7 @@ from kvsim.against.fit import fit_run, with_constants
 from kvsim.cost.calibrate.llmservingsim import import_profile
 from kvsim.cost.profile import load_profile, to_json
 from kvsim.fleet import simulate_engine
-from kvsim.machine.hardware import load_hardware
-from kvsim.machine.models import load_model
+from kvsim.machine import load_hardware, load_model
 from kvsim.settings.config import RunConfig, make_config
 from kvsim.workload import Trace, open_trace
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from places import ROOT
 
-from kvsim.machine.models import load_model
-from kvsim.machine.models.parts import Experts
+from kvsim.machine import load_model
+from kvsim.machine.models import Experts
 
 META = """\
 profiler_version: 1.0.0

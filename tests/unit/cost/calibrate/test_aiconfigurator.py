@@ -18,8 +18,7 @@ from kvsim.cost.calibrate.rows import numbers
 from kvsim.cost.calibrate.surface import BEFORE, CHUNKS, CONTEXTS, SEQS, TOKENS, Law
 from kvsim.cost.profile import DecodeGrid, Profile, load_profile
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import load_hardware
-from kvsim.machine.models import load_model
+from kvsim.machine import load_hardware, load_model
 from kvsim.settings.config import make_config
 
 SHIPPED = "h200-sxm-llama-3-8b-public"

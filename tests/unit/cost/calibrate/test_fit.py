@@ -34,8 +34,7 @@ from unit.cost.calibrate.sweeps import (
 
 from kvsim.cost import make_cost
 from kvsim.cost.profile import load_profile
-from kvsim.machine.hardware import AllReduce, load_hardware
-from kvsim.machine.models import load_model
+from kvsim.machine import AllReduce, load_hardware, load_model
 from kvsim.settings.config import make_config
 
 BOTH = pytest.mark.parametrize("limits", [CPU, CUDA], ids=["cpu", "cuda"])

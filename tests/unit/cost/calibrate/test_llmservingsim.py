@@ -21,8 +21,7 @@ from kvsim.cost import TableCost
 from kvsim.cost.calibrate.llmservingsim import _grid_values, import_profile, read_bundle
 from kvsim.cost.profile import DecodeGrid, Tail, load_profile, to_json
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import load_hardware
-from kvsim.machine.models import load_model
+from kvsim.machine import load_hardware, load_model
 from kvsim.settings.config import make_config
 
 H100 = load_hardware("h100-sxm")

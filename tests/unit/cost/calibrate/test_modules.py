@@ -18,8 +18,7 @@ from kvsim.cost.layer import Peaks, kernel_us, mlp_us, product_us
 from kvsim.cost.profile import DecodeGrid, ExpertGrid, Profile, load_profile, to_json
 from kvsim.cost.table import profile_for
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import load_hardware
-from kvsim.machine.models import load_model
+from kvsim.machine import load_hardware, load_model
 from kvsim.settings.config import make_config
 
 H200, R1 = load_hardware("h200-sxm"), load_model("deepseek-r1")

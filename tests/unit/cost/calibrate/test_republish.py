@@ -15,7 +15,7 @@ from kvsim.cost.calibrate.llmservingsim import import_profile, import_surface, r
 from kvsim.cost.calibrate.surface import MIXED, table_error
 from kvsim.cost.profile import DecodeGrid, MixedGrid, Profile, load_profile, to_json
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import load_hardware
+from kvsim.machine import load_hardware
 from kvsim.run.simulation import simulate
 
 SHIPPED = "rtx-pro-6000-server-llama-3.1-8b-public"

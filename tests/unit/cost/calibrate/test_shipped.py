@@ -9,8 +9,7 @@ from places import ROOT
 
 from kvsim.cost import make_cost
 from kvsim.cost.profile import load_profile
-from kvsim.machine.hardware import load_hardware
-from kvsim.machine.models import load_model
+from kvsim.machine import load_hardware, load_model
 from kvsim.settings.config import make_config
 
 CPU = ROOT / "configs" / "hardware" / "cpu-small.json"

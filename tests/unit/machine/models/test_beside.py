@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from kvsim.machine.memory import Budget, Drafter, adapter_bytes, drafter_of
-from kvsim.machine.models import load_model
+from kvsim.machine import Budget, load_model
+from kvsim.machine.memory import Drafter, adapter_bytes, drafter_of
 from kvsim.report.pages.run import memory_panel
 from kvsim.run.assembly import assemble
 from kvsim.settings.config import make_config

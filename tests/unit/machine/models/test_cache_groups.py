@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
+from kvsim.machine import Model, model_of
 from kvsim.machine.memory import block_layers, cache_groups, is_plain, state_block_size
-from kvsim.machine.models import Model, model_of
 from kvsim.machine.models.hugging_face import from_hugging_face
 from kvsim.settings.config import make_config
 

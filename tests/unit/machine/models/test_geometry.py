@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from parameters import active_parameters
 
 from kvsim.errors import ConfigError
-from kvsim.machine.models import Model, load_model
+from kvsim.machine import Model, load_model
 from kvsim.settings.library import convert, names
 
 PUBLISHED = {

@@ -8,7 +8,7 @@ import pytest
 from parameters import active_parameters
 
 from kvsim.errors import ConfigError
-from kvsim.machine.models import Model, load_model
+from kvsim.machine import Model, load_model
 from kvsim.machine.models.hugging_face import from_hugging_face
 
 LLAMA = {

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.errors import ConfigError
-from kvsim.machine.models import load_model, meaning
+from kvsim.machine import load_model
+from kvsim.machine.models import meaning
 from kvsim.settings.library import names
 
 

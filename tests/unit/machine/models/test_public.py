@@ -7,7 +7,7 @@ import pytest
 from shared import SHARED, needs_shared
 
 from kvsim.errors import ConfigError
-from kvsim.machine.models import load_model
+from kvsim.machine import load_model
 
 FOLDER = SHARED / "models"
 

@@ -12,7 +12,7 @@ from startup_logs import v1_log
 from kvsim.cli import main
 from kvsim.engines import ENGINES
 from kvsim.errors import ConfigError
-from kvsim.machine.models import model_of
+from kvsim.machine import model_of
 from kvsim.results.numerals import SPACE
 from kvsim.run.simulation import simulate
 from kvsim.search.advice import not_tried, record, rows, sentences
