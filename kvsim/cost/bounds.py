@@ -26,8 +26,7 @@ from kvsim.cost.experts import AllReduces, Routing, exchange
 from kvsim.cost.sustained import Parts, Sustained
 from kvsim.machine.hardware import Hardware
 from kvsim.machine.memory import block_bytes, expert_parallel_size, kv_dtype
-from kvsim.machine.models import DTYPE_BYTES, Model, Shard
-from kvsim.machine.models.parts import KvGroup
+from kvsim.machine.models import DTYPE_BYTES, KvGroup, Model, Shard
 from kvsim.settings.config import RunConfig
 
 

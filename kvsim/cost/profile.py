@@ -27,7 +27,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from kvsim.errors import ConfigError, shortened
 from kvsim.machine.hardware import AllReduce
-from kvsim.machine.models.parts import Experts
+from kvsim.machine.models import Experts
 from kvsim.settings.library import convert, find, read_by, read_json
 
 if TYPE_CHECKING:

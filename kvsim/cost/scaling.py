@@ -56,8 +56,7 @@ from kvsim.cost.profile import (
 )
 from kvsim.machine.hardware import AllReduce, Hardware
 from kvsim.machine.memory import kv_dtype
-from kvsim.machine.models import DTYPE_BYTES, Model, Shard
-from kvsim.machine.models.parts import Experts
+from kvsim.machine.models import DTYPE_BYTES, Experts, Model, Shard
 from kvsim.settings.config import RunConfig
 from kvsim.settings.versions import DEFAULT_BLOCK_SIZE
 

@@ -28,6 +28,11 @@ from kvsim.machine.models.geometry import Model, Shard
 from kvsim.machine.models.parts import (
     DTYPE_BYTES,
     METHOD_WORDS,
+    Experts,
+    KvGroup,
+    Latent,
+    Linear,
+    Quantization,
     method_of,
     quantization,
     words_of,
@@ -37,7 +42,12 @@ from kvsim.settings.library import convert, find, is_at, names, read_by, read_js
 
 __all__ = [
     "DTYPE_BYTES",
+    "Experts",
+    "KvGroup",
+    "Latent",
+    "Linear",
     "Model",
+    "Quantization",
     "Shard",
     "load_model",
     "model_of",
