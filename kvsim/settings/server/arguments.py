@@ -15,8 +15,9 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from msgspec import Struct
 
@@ -65,19 +66,48 @@ class Flag(NamedTuple):
     effect: Effect
 
 
-class Table(NamedTuple):
-    """All arguments of an engine's command line."""
+class Table:
+    """All arguments of an engine's command line. Its file is read when it is first asked for."""
 
-    program: str
-    """The command as messages show it, such as `vllm serve`."""
-    flags: Mapping[str, Flag]
-    """By name."""
-    short: Mapping[str, str]
-    """Short spellings: `-tp` → `tensor_parallel_size`."""
-    positional: str
-    """The argument that needs no flag."""
-    unused: Mapping[str, str] = {}
-    """`engine` → settings that it does not have, though a command line or a log may name them."""
+    def __init__(self, name: str) -> None:
+        """`name`: a file beside this module, which says what its keys mean."""
+        self._name = name
+
+    @cached_property
+    def _file(self) -> dict[str, Any]:
+        path = Path(__file__).with_name(self._name)
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+
+    @cached_property
+    def flags(self) -> dict[str, Flag]:
+        """By name."""
+        found: dict[str, Flag] = {}
+        for entry in self._file["arguments"]:
+            for takes in ("nothing", "maybe", "value", "values"):
+                for words in entry.get(takes, "").split():
+                    flag, _, key = words.partition("=")
+                    found[flag] = Flag(flag, takes, _effect(entry, key or flag))
+        return found
+
+    @property
+    def program(self) -> str:
+        """The command as messages show it, such as `vllm serve`."""
+        return str(self._file["program"])
+
+    @property
+    def short(self) -> Mapping[str, str]:
+        """Short spellings: `-tp` → `tensor_parallel_size`."""
+        return cast(Mapping[str, str], self._file["short"])
+
+    @property
+    def positional(self) -> str:
+        """The argument that needs no flag."""
+        return str(self._file["positional"])
+
+    @property
+    def unused(self) -> Mapping[str, str]:
+        """`engine` → settings that it does not have, though a command line or a log may name them."""
+        return cast(Mapping[str, str], self._file.get("unused", {}))
 
     def find(self, name: str) -> Flag | None:
         """The flag with this name, or the only one whose name begins so, as argparse has it."""
@@ -120,18 +150,6 @@ def only_rope(value: Any) -> bool:
     )
 
 
-def _table(name: str) -> Table:
-    """The arguments of an engine; the file beside this module says what its keys mean."""
-    file = tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
-    found: dict[str, Flag] = {}
-    for entry in file.pop("arguments"):
-        for takes in ("nothing", "maybe", "value", "values"):
-            for words in entry.get(takes, "").split():
-                flag, _, key = words.partition("=")
-                found[flag] = Flag(flag, takes, _effect(entry, key or flag))
-    return Table(flags=found, **file)
-
-
 def _effect(entry: dict[str, Any], key: str) -> Effect:
     if "used" in entry:
         key = f"{entry['table']}.{key}" if "table" in entry else key
@@ -143,9 +161,9 @@ def _effect(entry: dict[str, Any], key: str) -> Effect:
     return Unsimulated(entry["unsimulated"], off, entry.get("first", False))
 
 
-VLLM = _table("vllm.toml")
+VLLM = Table("vllm.toml")
 """`vllm serve` of vLLM 0.33.0, with the arguments of earlier versions."""
-SGLANG = _table("sglang.toml")
+SGLANG = Table("sglang.toml")
 """`sglang.launch_server` of SGLang 0.5.23."""
 
 

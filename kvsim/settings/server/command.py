@@ -23,6 +23,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -225,7 +226,7 @@ def serve_line(arguments: Iterable[Argument], changes: Mapping[str, Any]) -> str
     otherwise. `changes`: keys and values of `RunConfig` for which the server has an argument.
     """
     kept = {each.name: each.value for each in arguments if _key(each.name) not in changes}
-    kept |= {_NAMES[key]: value for key, value in changes.items()}
+    kept |= {_names()[key]: value for key, value in changes.items()}
     model = kept.pop("model", None) or kept.pop("model_tag", None)
     return shlex.join([*VLLM.program.split(), *([str(model)] if model else []), *flags(kept)])
 
@@ -245,7 +246,7 @@ def given_settings(config: RunConfig, source: str) -> dict[str, Any]:
     given = {
         key: value
         for key, value in to_table(config).items()
-        if key in _NAMES and value is not None and value != usual[key]
+        if key in _names() and value is not None and value != usual[key]
     }
     published = re.search(r"config\.json of (\S+/\S+)", source)
     short = "/" not in config.model_name
@@ -272,8 +273,11 @@ def _words(name: str, value: Any) -> list[str]:
     return [spelled(name), str(value)]
 
 
-_NAMES = {key: name for name in reversed(list(VLLM.flags)) if (key := _key(name)) is not None}
-"""Setting → argument; the first where several have the same meaning."""
+@cache
+def _names() -> dict[str, str]:
+    """Setting → argument; the first where several have the same meaning."""
+    names = reversed(list(VLLM.flags))
+    return {key: name for name in names if (key := _key(name)) is not None}
 
 
 _NAMED = (
