@@ -106,7 +106,7 @@ class Table:
 
     @property
     def unused(self) -> Mapping[str, str]:
-        """`engine` → settings that it does not have, though a command line or a log may name them."""
+        """Engine → settings that it does not have, though a command or a log may name them."""
         return cast(Mapping[str, str], self._file.get("unused", {}))
 
     def find(self, name: str) -> Flag | None:
