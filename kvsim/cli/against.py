@@ -48,30 +48,36 @@ BEYOND = 3
 """Exit code where a figure is farther off than the tolerance."""
 
 
-@takes_bundles
-def check(
-    *,
-    result: Annotated[
-        str, Argument(metavar="RESULT", help="Of vllm bench serve --save-detailed, or a trace.")
-    ],
-    measured: MeasuredFile = None,
+class Asked(Bundle):
+    """What a measured run is asked."""
+
+    measured: MeasuredFile = None
     tolerance: Annotated[
         float | None,
         Option(min=0, metavar="SHARE", help="Exit with code 3 if a figure is farther off."),
-    ] = None,
+    ] = None
     corrections: Annotated[
         bool, Option("--corrections/--no-corrections", help="Try what would explain the rest.")
-    ] = True,
+    ] = True
     fit: Annotated[
         str | None,
         Option(
             metavar="FILE",
             help="First fit constants of the machine to the run, and write the profile there.",
         ),
-    ] = None,
+    ] = None
     fit_first: Annotated[
         int, Option(min=1, metavar="N", help="Requests that --fit takes; the others judge.")
-    ] = FIRST,
+    ] = FIRST
+
+
+@takes_bundles
+def check(
+    *,
+    result: Annotated[
+        str, Argument(metavar="RESULT", help="Of vllm bench serve --save-detailed, or a trace.")
+    ],
+    asked: Asked,
     config: ConfigFile = None,
     form: TraceForm,
     out: OutDir = None,
@@ -87,21 +93,21 @@ def check(
     from kvsim.writing import json_text, write_together
 
     trace = form.open(result)
-    if measured is not None:
+    if asked.measured is not None:
         read = len(trace.notes)
-        trace = join_measured(trace, measured)
+        trace = join_measured(trace, asked.measured)
         note(*trace.notes[read:])
     loaded = settings.load(config, _with_model(settings.word, trace))
-    if fit is not None:
-        loaded, fitted = with_fitted(trace, loaded, fit_first, fit)
+    if asked.fit is not None:
+        loaded, fitted = with_fitted(trace, loaded, asked.fit_first, asked.fit)
         if not as_json:
             show_fit(fitted)
     with progress_bar("checking") as done:
         record = check_run(
             trace,
             loaded,
-            tolerance=tolerance,
-            correct=corrections,
+            tolerance=asked.tolerance,
+            correct=asked.corrections,
             command=command_line(),
             done=done,
         )
@@ -147,6 +153,18 @@ def _show(record: dict[str, Any]) -> None:
 Table = dict[str, Any]
 
 
+class Engine(Bundle):
+    """What is run, and where."""
+
+    profile: Annotated[
+        str | None, Option(metavar="FILE", help="What `kvsim calibrate` measured here.")
+    ] = None
+    device: Annotated[str, Option(metavar="cuda|cpu", help="Where the engine runs.")] = "cuda"
+    policies: Annotated[
+        str, Option(metavar="NAMES", help="Of recompute, swap, prefix-caching, chunked-prefill.")
+    ] = "recompute,swap,prefix-caching"
+
+
 class Stages(Bundle):
     """Where the files of a validation are, and from which of them to go on."""
 
@@ -184,14 +202,21 @@ class Stages(Bundle):
 
     def compare(self, recording: Path, trust: Sequence[str], profile: str) -> None:
         """Print how far the profile is off, and write it and its page."""
-        from kvsim.against.validate import setup
         from kvsim.against.validate.errors import compare, count_rows, error_rows
+        from kvsim.against.validate.setup import (
+            RECORDED,
+            RECORDED_KEYS,
+            read_json,
+            refuse_foreign,
+            require,
+            write_json,
+        )
 
-        table = setup.read_json(recording, setup.RECORDED)
-        setup.require(table, setup.RECORDED_KEYS, recording)
-        setup.refuse_foreign(table["setup"], trust, recording)
+        table = read_json(recording, RECORDED)
+        require(table, RECORDED_KEYS, recording)
+        refuse_foreign(table["setup"], trust, recording)
         result = compare(table, profile)
-        written = setup.write_json(Path(self.out) / "validation.json", result)
+        written = write_json(Path(self.out) / "validation.json", result)
         for title, (head, rows) in (
             ("Error of the model, and in brackets the noise of the machine", error_rows(result)),
             ("Real / real again / simulated", count_rows(result)),
@@ -213,13 +238,7 @@ class Stages(Bundle):
 def validate(
     *,
     trace: TracePath = None,
-    profile: Annotated[
-        str | None, Option(metavar="FILE", help="What `kvsim calibrate` measured here.")
-    ] = None,
-    device: Annotated[str, Option(metavar="cuda|cpu", help="Where the engine runs.")] = "cuda",
-    policies: Annotated[
-        str, Option(metavar="NAMES", help="Of recompute, swap, prefix-caching, chunked-prefill.")
-    ] = "recompute,swap,prefix-caching",
+    engine: Engine,
     config: ConfigFile = None,
     form: TraceForm,
     files: Stages,
@@ -236,12 +255,13 @@ def validate(
     from kvsim.settings.library import find
 
     if files.source is not None:
-        files.go_on(profile)
+        files.go_on(engine.profile)
         return
     if trace is None:
         raise ConfigError("validate: give --trace FILE, or --from a recording or a result")
-    check_choice("--device", device, ("cuda", "cpu"))
-    if profile is None and files.prepare is None:
+    check_choice("--device", engine.device, ("cuda", "cpu"))
+    profile, prepare = engine.profile, files.prepare
+    if profile is None and prepare is None:
         raise ConfigError(
             "validate: give --profile FILE, made with `kvsim calibrate` on this device"
         )
@@ -249,15 +269,15 @@ def validate(
     path = "" if profile is None else str(find("profiles", profile))
     made = read_json(path, "kvsim.profile/1") if path else {}
     loaded = _settings(opened, made, config, given)
-    setup = setup_of(opened, loaded, [name.strip() for name in policies.split(",")])
-    if files.prepare is not None:
-        written = write_json(files.prepare, setup)
+    setup = setup_of(opened, loaded, [name.strip() for name in engine.policies.split(",")])
+    if prepare is not None:
+        written = write_json(prepare, setup)
         print(f"written to {written}: measure it with python -m kvsim.against.validate")
         return
     assert profile is not None
     out = Path(files.out)
     written, recording = write_json(out / "setup.json", setup), str(out / "recording.json")
-    arguments = [str(written), "--profile", path, "--device", device, "--out", recording]
+    arguments = [str(written), "--profile", path, "--device", engine.device, "--out", recording]
     named = foreign(setup)
     run_module("kvsim.against.validate", [*arguments, *(f"--trust={name}" for name in named)])
     files.compare(Path(recording), named, profile)
@@ -314,12 +334,7 @@ def conform(
     tests/data do. Exit code 0 only if all logs are identical, else 1.
     """
     if release is not None:
-        from kvsim.engines.vllm_v1.releases import release_of
-        from kvsim.settings.versions import release as version_of
-
-        if engine != "vllm-v1":
-            raise ConfigError("--release: only --engine vllm-v1 knows several; leave it out")
-        release_of(version_of(release))
+        _check_release(release, engine)
     if against:
         raise typer.Exit(_compare_logs(cases))
     if router is not None:
@@ -334,10 +349,18 @@ def conform(
     raise typer.Exit(_replay(cases, engine, release, out))
 
 
+def _check_release(release: str, engine: str | None) -> None:
+    from kvsim.engines.vllm_v1.releases import release_of
+    from kvsim.settings.versions import release as version_of
+
+    if engine != "vllm-v1":
+        raise ConfigError("--release: only --engine vllm-v1 knows several; leave it out")
+    release_of(version_of(release))
+
+
 def _replay(paths: list[str], engine: str, release: str | None, out: str | None) -> int:
     from kvsim.against.conform.cases import read_cases
     from kvsim.settings.versions import release as version_of
-    from kvsim.writing import write_text
 
     given = {} if release is None else {"vllm_version": release}
     counts: dict[str | None, Counter[str]] = {}
@@ -347,8 +370,7 @@ def _replay(paths: list[str], engine: str, release: str | None, out: str | None)
         if case.recorded is not None or out is not None:
             log = _log_of(case, engine)
         if out is not None:
-            lines = (json.dumps(record, separators=(",", ":")) + "\n" for record in log)
-            write_text(Path(out) / case.name / f"{engine}.steps.jsonl", "".join(lines))
+            _write_log(Path(out) / case.name / f"{engine}.steps.jsonl", log)
         if case.recorded is None:
             alone += 1
             continue
@@ -472,55 +494,72 @@ def _compare_logs(paths: list[str]) -> int:
     return 1
 
 
+def _write_log(path: Path, log: list[dict[str, object]]) -> None:
+    from kvsim.writing import write_text
+
+    lines = (json.dumps(record, separators=(",", ":")) + "\n" for record in log)
+    write_text(path, "".join(lines))
+
+
+Workloads = Annotated[
+    list[str] | None,
+    Option(
+        "--workload",
+        metavar="NAME",
+        help="A name such as W1, or `decode` for all of decode-N; may be repeated. Default: the"
+        " usual ones of the settings; conversation-N only with --trace.",
+    ),
+]
+BenchSettings = Annotated[
+    list[str] | None,
+    Option(
+        "--settings",
+        metavar="NAME|FILE",
+        help="An engine such as sglang, `feature` or `own` for all features of vLLM V1 or policies"
+        " of one's own, or a TOML file of settings; may be repeated. Default: all; vllm-v1 if there"
+        " is a --workload.",
+    ),
+]
+BenchTrace = Annotated[
+    str | None,
+    Option(
+        "--trace", metavar="FILE", help="Mooncake's conversation_trace.jsonl, for conversation-N."
+    ),
+]
+Earlier = Annotated[
+    str | None,
+    Option("--compare", metavar="FILE", help="Show the ratio to an earlier output of --json."),
+]
 _BENCH_WIDTH = 120
 """Columns of the widest table; a narrow terminal folds its lines."""
 
 
-@takes_bundles
-def bench(
-    *,
-    names: Annotated[
-        list[str] | None,
-        Option(
-            "--workload",
-            metavar="NAME",
-            help="A name such as W1, or `decode` for all of decode-N; may be repeated. Default: the"
-            " usual ones of the settings; conversation-N only with --trace.",
-        ),
-    ] = None,
-    engines: Annotated[
-        list[str] | None,
-        Option(
-            "--settings",
-            metavar="NAME|FILE",
-            help="An engine such as sglang, `feature` or `own` for all features of vLLM V1 or"
-            " policies of one's own, or a TOML file of settings; may be repeated. Default: all;"
-            " vllm-v1 if there is a --workload.",
-        ),
-    ] = None,
-    repeats: Annotated[int, Option(min=1, metavar="N", help="Runs of each.")] = 3,
-    trace: Annotated[
-        str | None,
-        Option(
-            "--trace",
-            metavar="FILE",
-            help="Mooncake's conversation_trace.jsonl, for conversation-N.",
-        ),
-    ] = None,
-    as_json: AsJson = False,
-    stored: Annotated[
-        str | None,
-        Option("--compare", metavar="FILE", help="Show the ratio to an earlier output of --json."),
-    ] = None,
-    peer: Annotated[
+class Peer(Bundle):
+    """Another simulator to measure beside."""
+
+    name: Annotated[
         str | None,
         Option(
             "--peer",
             metavar="aisimulate",
             help="Run another simulator in turns, on the same requests with its prefix cache on.",
         ),
-    ] = None,
-    peer_python: Annotated[str, Option(metavar="PATH", help="The Python that has it.")] = "python3",
+    ] = None
+    python: Annotated[
+        str, Option("--peer-python", metavar="PATH", help="The Python that has it.")
+    ] = "python3"
+
+
+@takes_bundles
+def bench(
+    *,
+    names: Workloads = None,
+    engines: BenchSettings = None,
+    repeats: Annotated[int, Option(min=1, metavar="N", help="Runs of each.")] = 3,
+    trace: BenchTrace = None,
+    as_json: AsJson = False,
+    stored: Earlier = None,
+    peer: Peer,
     around: Annotated[
         bool, Option("--around", help="Measure what a run costs besides the simulation.")
     ] = False,
@@ -541,20 +580,20 @@ def bench(
     if around:
         _show_parts(cases, trace)
         return
-    beside = None if peer is None else (peer, peer_python)
-    if beside is not None:
-        check_peer(*beside)
+    if peer.name is not None:
+        check_peer(peer.name, peer.python)
     then = None if stored is None else load(stored)
-
-    def tell(case: Benched) -> None:
-        if watched():
-            print(f"{case}: measured", file=sys.stderr)
-
-    measured = run(cases, repeats, trace, tell, beside)
+    beside = None if peer.name is None else (peer.name, peer.python)
+    measured = run(cases, repeats, trace, _note_case, beside)
     if as_json:
         print(to_json(measured), end="")
     else:
         _show_bench(measured, then)
+
+
+def _note_case(case: Benched) -> None:
+    if watched():
+        print(f"{case}: measured", file=sys.stderr)
 
 
 def _show_bench(bench: Bench, then: Bench | None) -> None:

@@ -10,6 +10,7 @@ from typer import Option
 from kvsim.cli.commands import note, simulate_shown, tell_written
 from kvsim.cli.options import (
     AsJson,
+    Bundle,
     ConfigFile,
     OutDir,
     TraceForm,
@@ -29,6 +30,19 @@ if TYPE_CHECKING:
     from kvsim.workload.trace import Trace
 
 
+class Further(Bundle):
+    """What is noted and written besides tables and figures."""
+
+    csv: Annotated[bool, Option("--csv", help="Also write CSV tables.")] = False
+    page: Annotated[bool, Option("--report/--no-report", help="Write report.html.")] = True
+    step_log: Annotated[str | None, Option(metavar="FILE", help="Write every decision here.")] = (
+        None
+    )
+    block_map: Annotated[
+        bool, Option("--block-map", help="Also show which request held which block; takes longer.")
+    ] = False
+
+
 @takes_bundles
 def run(
     *,
@@ -36,14 +50,7 @@ def run(
     config: ConfigFile = None,
     form: TraceForm,
     out: OutDir = None,
-    csv: Annotated[bool, Option("--csv", help="Also write CSV tables.")] = False,
-    page: Annotated[bool, Option("--report/--no-report", help="Write report.html.")] = True,
-    step_log: Annotated[str | None, Option(metavar="FILE", help="Write every decision here.")] = (
-        None
-    ),
-    block_map: Annotated[
-        bool, Option("--block-map", help="Also show which request held which block; takes longer.")
-    ] = False,
+    further: Further,
     as_json: AsJson = False,
     fleet: FleetOptions,
 ) -> None:
@@ -56,10 +63,11 @@ def run(
     from kvsim.report.files import FLEET, SUMMARY
 
     fleets, configs = fleet.load(config)
+    csv, page, block_map = further.csv, further.page, further.block_map
     result: FleetRun | Result
     # The trace has no name here, so that its memory is free when the run is over.
     if fleets:
-        if block_map or step_log is not None:
+        if block_map or further.step_log is not None:
             raise ConfigError(
                 "--block-map and --step-log show one engine, of several; leave them out"
             )
@@ -83,7 +91,9 @@ def run(
             if out is None:
                 raise ConfigError("--block-map: needs --out DIR, the folder for the map")
             watcher = BlockMapWatcher()
-        result = _run_engine(form.requests(trace, configs[0]), configs[0], step_log, watcher)
+        result = _run_engine(
+            form.requests(trace, configs[0]), configs[0], further.step_log, watcher
+        )
         collect_after(result.meta["trace"]["requests"])
         if sources := fleet.settings.word.sources:
             result.meta["server"] = dict(sources)

@@ -16,6 +16,7 @@ from kvsim.cli.commands import command_line, note, progress_bar, simulate_shown,
 from kvsim.cli.folders import Kind, Named, of_engines, of_fleets
 from kvsim.cli.options import (
     AsJson,
+    Bundle,
     ConfigFile,
     Jobs,
     Objectives,
@@ -49,6 +50,45 @@ Configs = list[tuple[str, RunConfig]]
 Results = list[Named]
 
 
+class Certainty(Bundle):
+    """How sure differences have to be; without seeds, each configuration is run once."""
+
+    seeds: Annotated[
+        int | None,
+        Option(
+            min=2,
+            metavar="N",
+            help="Up to N seeds, the same for all; stops when every verdict is settled.",
+        ),
+    ] = None
+    confidence: Annotated[
+        float,
+        Option(min=0.5, max=0.9999, help="Confidence of all verdicts together, with --seeds."),
+    ] = 0.95
+    margin: Annotated[
+        float,
+        Option(min=0, help="Share of a value below which differences are none, with --seeds."),
+    ] = MARGIN
+    cost_uncertainty: Annotated[
+        bool,
+        Option(
+            "--cost-uncertainty",
+            help="Draw kernel times for each seed, within the errors of the profile.",
+        ),
+    ] = False
+    jobs: Jobs = None
+
+    def check(self) -> None:
+        """Raises `ConfigError` if an option needs seeds, and there are none."""
+        of_seeds = {
+            "--cost-uncertainty": self.cost_uncertainty,
+            "--margin": self.margin != MARGIN,
+        }
+        if self.seeds is None and any(of_seeds.values()):
+            flag = next(flag for flag, given in of_seeds.items() if given)
+            raise ConfigError(f"{flag}: needs --seeds N")
+
+
 @takes_bundles
 def compare(
     *,
@@ -59,30 +99,7 @@ def compare(
     trace: TracePath = None,
     form: TraceForm,
     out: OutDir = None,
-    seeds: Annotated[
-        int | None,
-        Option(
-            min=2,
-            metavar="N",
-            help="Up to N seeds, the same for all; stops when every verdict is settled.",
-        ),
-    ] = None,
-    confidence: Annotated[
-        float,
-        Option(min=0.5, max=0.9999, help="Confidence of all verdicts together, with --seeds."),
-    ] = 0.95,
-    margin: Annotated[
-        float,
-        Option(min=0, help="Share of a value below which differences are none, with --seeds."),
-    ] = MARGIN,
-    cost_uncertainty: Annotated[
-        bool,
-        Option(
-            "--cost-uncertainty",
-            help="Draw kernel times for each seed, within the errors of the profile.",
-        ),
-    ] = False,
-    jobs: Jobs = None,
+    certainty: Certainty,
     as_json: AsJson = False,
     fleet: FleetOptions,
 ) -> None:
@@ -96,10 +113,8 @@ def compare(
     if trace is None:
         configs, trace = _trace_among(configs or [])
     loaded, kind = _contenders(configs or [], fleet)
-    for flag, given in (("--cost-uncertainty", cost_uncertainty), ("--margin", margin != MARGIN)):
-        if given and seeds is None:
-            raise ConfigError(f"{flag}: needs --seeds N")
-    if cost_uncertainty:
+    certainty.check()
+    if certainty.cost_uncertainty:
         from kvsim.cost.table import uncertain
 
         loaded = [(name, uncertain(config)) for name, config in loaded]
@@ -109,16 +124,15 @@ def compare(
     load = load_of(None if trace is None else form.open(trace), loaded)
     opened, comparison = load.of(loaded[0][1].seed), None
     note_arrivals(opened, (config for _, config in loaded))
-    if seeds is None:
+    if certainty.seeds is None:
         results = [
             (name, simulate_shown(kind.simulate, opened, config, name)) for name, config in loaded
         ]
     else:
-        sure = {"level": 1 - confidence, "margin": margin}
-        comparison, results = _compare_seeds(load, loaded, kind, seeds, jobs, sure)
+        comparison, results = _compare_seeds(load, loaded, kind, certainty, certainty.seeds)
     _show_comparison(results, kind, out, comparison, as_json=as_json)
     for names, changes in () if as_json else found:
-        _show_upgrade(names, changes, dict(results), opened, jobs)
+        _show_upgrade(names, changes, dict(results), opened, certainty.jobs)
 
 
 def _trace_among(given: list[str]) -> tuple[list[str], str | None]:
@@ -145,32 +159,35 @@ def _contenders(configs: list[str], fleet: FleetOptions) -> tuple[Configs, Kind]
     same = [stems[:place].count(stem) for place, stem in enumerate(stems)]
     names = [f"{s}-{n + 1}" if n else s for s, n in zip(stems, same, strict=True)] or [""]
     loaded = [(name, *fleet.load(path)) for name, path in zip(names, paths, strict=True)]
-    if any(fleets for _, fleets, _ in loaded):
-        from kvsim.fleet import contender
-
-        kind = of_fleets()
-        found: Configs = [
-            (
-                " ".join(filter(None, (name, router))) if fleets[1:] or not name else name,
-                contender(configs, router, args),
-            )
-            for name, fleets, configs in loaded
-            for router, args in fleets or [("round-robin", {})]
-        ]
-    else:
-        kind = of_engines()
-        found = [each for name, _, configs in loaded for each in of_releases(name, configs[0])]
-    if len(found) < 2:
+    several = any(fleets for _, fleets, _ in loaded)
+    alone = (
+        []
+        if several
+        else [each for name, _, configs in loaded for each in of_releases(name, configs[0])]
+    )
+    if max(len(alone), sum(len(fleets) or 1 for _, fleets, _ in loaded)) < 2:
         raise ConfigError(
             "compare: give two configurations or more, several releases, as in --vllm-version"
             " 0.11,0.18,0.33, or several routers, as in --replicas 4 --router"
             " round-robin,least-loaded"
         )
-    return found, kind
+    if not several:
+        return alone, of_engines()
+    from kvsim.fleet import contender
+
+    found: Configs = [
+        (
+            " ".join(filter(None, (name, router))) if fleets[1:] or not name else name,
+            contender(configs, router, args),
+        )
+        for name, fleets, configs in loaded
+        for router, args in fleets or [("round-robin", {})]
+    ]
+    return found, of_fleets()
 
 
 def _compare_seeds(
-    load: Load, configs: Configs, kind: Kind, seeds: int, jobs: int | None, sure: dict[str, float]
+    load: Load, configs: Configs, kind: Kind, certainty: Certainty, seeds: int
 ) -> tuple[Comparison, Results]:
     """Replicates if something is random; otherwise one replay, whose requests are resampled."""
     from kvsim.explain.differences import compare_replay
@@ -178,9 +195,10 @@ def _compare_seeds(
 
     names = [name for name, _ in configs]
     random = bool(redrawn(load, configs))
+    sure: dict[str, Any] = {"level": 1 - certainty.confidence, "margin": certainty.margin}
     total = len(configs) * (seeds if random else 1)
     with progress_bar("comparing", total) as progress:
-        how = How(kind.simulate, jobs, progress, command_line())
+        how = How(kind.simulate, certainty.jobs, progress, command_line())
         if random:
             comparison, results = compare_seeds(load, configs, seeds, how=how, **sure)
             return comparison, list(zip(names, results, strict=True))
@@ -257,47 +275,72 @@ MOST_LISTED, MOST_FIGURES = 5, 3
 """Most configurations and figures on the terminal."""
 
 
-@takes_bundles
-def sweep(
-    *,
-    out: Annotated[str, Option(metavar="DIR", help="Results, table and page.")],
+class Swept(Bundle, kw_only=True):
+    """What is swept, and where the results are."""
+
+    out: Annotated[str, Option(metavar="DIR", help="Results, table and page.")]
     folders: Annotated[
         list[str] | None,
         Argument(metavar="[TRACE|DIR...]", help="As --trace; with --merge, sweeps to join."),
-    ] = None,
-    trace: TracePath = None,
-    config: ConfigFile = None,
+    ] = None
+    trace: TracePath = None
+    config: ConfigFile = None
+
+    @property
+    def one_trace(self) -> str | None:
+        """The trace. Raises `ConfigError` if there are several."""
+        if self.folders and (self.trace is not None or self.folders[1:]):
+            raise ConfigError(f"{self.folders[-1]}: one trace, please; folders are for --merge")
+        return self.folders[0] if self.folders else self.trace
+
+
+class Points(Bundle):
+    """Which settings are tried, and what judges them."""
+
     grid: Annotated[
         list[str] | None,
         Option(metavar="KEY=VALUES", help="1,2,3 or lin(0,1,5) or log(1,64,7); any number."),
-    ] = None,
+    ] = None
     rows: Annotated[
         list[str] | None,
         Option("--list", metavar="KEY=VALUES|FILE", help="Values taken row by row."),
-    ] = None,
+    ] = None
     random: Annotated[
         list[str] | None,
         Option(metavar="KEY=LAW", help="uniform(A,B), loguniform(A,B) or choice(X,Y)."),
-    ] = None,
+    ] = None
     samples: Annotated[
         int | None, Option(min=1, metavar="N", help="Number of points to draw; default: 32.")
-    ] = None,
-    sample_seed: Annotated[int, Option(min=0, metavar="N", help="Seed of the drawn points.")] = 0,
+    ] = None
+    sample_seed: Annotated[int, Option(min=0, metavar="N", help="Seed of the drawn points.")] = 0
     seeds: Annotated[int | None, Option(min=1, metavar="N", help="Run every point on N seeds.")] = (
         None
-    ),
+    )
     slo: Annotated[
         str | None,
         Option(metavar="BOUNDS", help="Objectives, as in p99_ttft<2s,p99_tpot<60ms."),
-    ] = None,
-    workers: Workers,
+    ] = None
+
+
+class Parts(Bundle):
+    """Which part of a sweep is run, and what is noted."""
+
     ledger: Annotated[
         bool, Option("--ledger", help="Also say where time and prompt tokens went.")
-    ] = False,
+    ] = False
     shard: Annotated[
         str | None, Option(metavar="K/N", help="Run only this part; --merge joins them.")
-    ] = None,
-    merge: Annotated[bool, Option("--merge", help="Join the runs of DIR...")] = False,
+    ] = None
+    merge: Annotated[bool, Option("--merge", help="Join the runs of DIR...")] = False
+
+
+@takes_bundles
+def sweep(
+    *,
+    swept: Swept,
+    points: Points,
+    workers: Workers,
+    parts: Parts,
     as_json: AsJson = False,
     form: TraceForm,
     fleet: FleetOptions,
@@ -306,37 +349,39 @@ def sweep(
 
     A sweep may be stopped at any moment; the same command continues it.
     """
-    from kvsim.search import sweep as sweeps
     from kvsim.search.grid import expand, parse_space
     from kvsim.search.runner import run_missing
     from kvsim.search.slo import parse_slo
     from kvsim.search.store import Store
+    from kvsim.search.sweep import TABLE, make_plan, read_plan, shard_of, write_plan
     from kvsim.search.sweep_page import PAGE
 
-    tried = grid or (), rows or (), random or ()
-    if merge:
-        if not folders:
+    out, tried = swept.out, (points.grid or (), points.rows or (), points.random or ())
+    if parts.merge:
+        from kvsim.search.sweep import merge
+
+        if not swept.folders:
             raise ConfigError("--merge: no folders; give kvsim sweep --merge DIR... --out DIR")
-        if trace or any(tried):
+        if swept.trace or any(tried):
             raise ConfigError(
                 "--merge: joins finished runs; leave out --trace, --grid, --list and --random"
             )
-        _finish(out, sweeps.merge(folders, out), as_json)
+        _finish(out, merge(swept.folders, out), as_json)
         return
-    if folders and (trace is not None or folders[1:]):
-        raise ConfigError(f"{folders[-1]}: one trace, please; folders are for --merge")
-    space = parse_space(*tried, samples=samples, sample_seed=sample_seed, seeds=seeds)
-    if slo is not None:
-        parse_slo(slo)
-    loaded = fleet.settings.load(config)
+    trace, ledger, shard = swept.one_trace, parts.ledger, parts.shard
+    space = parse_space(
+        *tried, samples=points.samples, sample_seed=points.sample_seed, seeds=points.seeds
+    )
+    if points.slo is not None:
+        parse_slo(points.slo)
+    loaded = fleet.settings.load(swept.config)
     table = to_table(loaded) | fleet.table()
     found = expand(space, table)
-    mine = sweeps.shard_of(len(found), shard)
+    mine = shard_of(len(found), shard)
     backend = workers.chosen()
-    opened = form.requests(folders[0] if folders else trace, loaded)
-    planned = sweeps.make_plan(opened, table, found, slo, ledger=ledger)
-    sweeps.write_plan(out, planned, sweeps.TABLE, PAGE)
-    plan = sweeps.read_plan(out)
+    opened = form.requests(trace, loaded)
+    write_plan(out, make_plan(opened, table, found, points.slo, ledger=ledger), TABLE, PAGE)
+    plan = read_plan(out)
     note_arrivals(opened, (found[i].config for i in mine))
     configs = {plan.points[i].key: found[i].config for i in mine}
     how: dict[str, Any] = {"ledger": ledger, "backend": backend, "jobs": workers.jobs}
@@ -351,17 +396,25 @@ def sweep(
 
 def _finish(out: str, plan: Plan, as_json: bool) -> None:
     """Table, page and the verdict on the terminal."""
-    from kvsim.search import sweep as sweeps
     from kvsim.search.store import Store
+    from kvsim.search.sweep import (
+        MANIFEST,
+        TABLE,
+        choose,
+        chosen_record,
+        gather,
+        manifest,
+        table_bytes,
+    )
     from kvsim.search.sweep_page import PAGE, build_page
     from kvsim.writing import json_text, write_together
 
-    outcomes = sweeps.gather(Store(out), plan, out)
-    chosen = sweeps.choose(plan, outcomes)
-    table, page = sweeps.table_bytes(plan, outcomes), build_page(plan, chosen)
-    write_together(out, {sweeps.MANIFEST: sweeps.manifest(plan), sweeps.TABLE: table, PAGE: page})
+    outcomes = gather(Store(out), plan, out)
+    chosen = choose(plan, outcomes)
+    table, page = table_bytes(plan, outcomes), build_page(plan, chosen)
+    write_together(out, {MANIFEST: manifest(plan), TABLE: table, PAGE: page})
     if as_json:
-        print(json_text(sweeps.chosen_record(chosen)), end="")
+        print(json_text(chosen_record(chosen)), end="")
         return
     console = make_console()
     for text, _ in chosen.verdict:
@@ -384,10 +437,10 @@ def _best(chosen: Chosen) -> Table:
     return table
 
 
-@takes_bundles
-def size(
-    *,
-    slo: Objectives,
+class Question(Bundle, kw_only=True):
+    """What is looked for, and among which values."""
+
+    slo: Objectives
     find: Annotated[
         str,
         Option(
@@ -395,12 +448,12 @@ def size(
             help="num_gpu_blocks, gpu_memory_utilization, kv_offloading_size,"
             " replicas, request_rate, watermark, max_num_batched_tokens or max_num_seqs.",
         ),
-    ],
-    trace: TracePath = None,
-    config: ConfigFile = None,
-    low: Annotated[float | None, Option("--from", metavar="X", help="Try nothing below.")] = None,
-    high: Annotated[float | None, Option("--to", metavar="X", help="Try nothing above.")] = None,
-    seeds: Annotated[int, Option(min=1, metavar="N", help="Seeds, the same for every value.")] = 5,
+    ]
+    trace: TracePath = None
+    config: ConfigFile = None
+    low: Annotated[float | None, Option("--from", metavar="X", help="Try nothing below.")] = None
+    high: Annotated[float | None, Option("--to", metavar="X", help="Try nothing above.")] = None
+    seeds: Annotated[int, Option(min=1, metavar="N", help="Seeds, the same for every value.")] = 5
     hit_rate: Annotated[
         float | None,
         Option(
@@ -408,14 +461,20 @@ def size(
             help="Assume shared prefixes: this share of the prompt tokens hits an unlimited"
             " cache. For traces without content.",
         ),
-    ] = None,
+    ] = None
     prefixes: Annotated[
         int, Option(min=1, metavar="N", help="With --hit-rate: number of different prefixes.")
-    ] = 16,
+    ] = 16
     price_per_gpu_hour: Annotated[
         float | None,
         Option(min=0, metavar="X", help="Also say what a million tokens cost, in dollars."),
-    ] = None,
+    ] = None
+
+
+@takes_bundles
+def size(
+    *,
+    question: Question,
     out: OutDir = None,
     as_json: AsJson = False,
     workers: Workers,
@@ -427,21 +486,30 @@ def size(
 
     Every value meets the same seeds. With --out no run is ever repeated.
     """
-    from kvsim.search import size as sizes
+    from kvsim.search.size import (
+        LASTING,
+        Bounds,
+        Laboratory,
+        endless,
+        make_knob,
+        searched,
+        sharing,
+        what_varies,
+    )
     from kvsim.search.size_verdict import NAME, PAGE, build_page, size_record
     from kvsim.search.slo import parse_slo
     from kvsim.search.store import Store
     from kvsim.writing import json_text, write_together
 
-    objectives = parse_slo(slo)
-    loaded = fleet.settings.load(config)
+    objectives, find = parse_slo(question.slo), question.find
+    loaded = fleet.settings.load(question.config)
     runner = workers.chosen()
-    opened = form.requests(trace, loaded)
-    if hit_rate is not None:
-        opened, loaded, notes = sizes.sharing(opened, loaded, hit_rate, prefixes)
+    opened = form.requests(question.trace, loaded)
+    if question.hit_rate is not None:
+        opened, loaded, notes = sharing(opened, loaded, question.hit_rate, question.prefixes)
         note(*notes)
-    if find in sizes.LASTING:
-        opened, loaded, notes = sizes.endless(opened, loaded, find)
+    if find in LASTING:
+        opened, loaded, notes = endless(opened, loaded, find)
         note(*notes)
         objectives = objectives._replace(steady=True)
     searches = []
@@ -449,14 +517,14 @@ def size(
     with place as folder, progress_bar(f"looking for {find}") as done:
         store = Store(folder)
         for base in _bases(loaded, fleet, find):
-            knob = sizes.make_knob(find, opened, to_table(base), sizes.Bounds(low, high))
-            varies = sizes.what_varies(opened, base, find)
-            numbers = range(base.seed, base.seed + (seeds if varies else 1))
-            lab = sizes.Laboratory(
+            knob = make_knob(find, opened, to_table(base), Bounds(question.low, question.high))
+            varies = what_varies(opened, base, find)
+            numbers = range(base.seed, base.seed + (question.seeds if varies else 1))
+            lab = Laboratory(
                 opened, base, knob, objectives, numbers, store, runner, workers.jobs, done
             )
-            searches.append(sizes.searched(lab, varies))
-    price = price_per_gpu_hour
+            searches.append(searched(lab, varies))
+    price = question.price_per_gpu_hour
     record = json_text(size_record(searches, price))
     if as_json:
         print(record, end="")
@@ -513,6 +581,15 @@ def _neighbours(lab: Laboratory, found: Answer) -> Table:
     return table
 
 
+class Trials(Bundle):
+    """How many runs there are, and how many at a time."""
+
+    seeds: Annotated[
+        int, Option(min=2, metavar="N", help="Up to N seeds; stops when a verdict is settled.")
+    ] = 8
+    jobs: Jobs = None
+
+
 STYLES = {"better": "green", "worse": "red"}
 
 
@@ -524,10 +601,7 @@ def advise(
     ],
     slo: Objectives,
     config: ConfigFile = None,
-    seeds: Annotated[
-        int, Option(min=2, metavar="N", help="Up to N seeds; stops when a verdict is settled.")
-    ] = 8,
-    jobs: Jobs = None,
+    trials: Trials,
     out: OutDir = None,
     as_json: AsJson = False,
     form: TraceForm,
@@ -538,8 +612,18 @@ def advise(
     Every change meets the same seeds. Prints what limits the server now, three sentences, a table
     with intervals, and the command line of the server.
     """
-    from kvsim.search import advice as said
-    from kvsim.search import advise as search
+    from kvsim.search.advice import (
+        NAME,
+        PAGE,
+        build_page,
+        cache_sentences,
+        present,
+        record,
+        sentences,
+        serve_command,
+    )
+    from kvsim.search.advise import MOST_COMBINED, changes_of
+    from kvsim.search.advise import advise as search
     from kvsim.search.compare import How, load_of
     from kvsim.search.slo import parse_slo
     from kvsim.settings.server.command import arguments
@@ -550,25 +634,30 @@ def advise(
     opened = form.open(trace)
     note_arrivals(opened, [loaded])
     load = load_of(opened, [("", loaded)])
-    changes = tried, _ = search.changes_of(loaded)
-    most = (1 + len(tried) + search.MOST_COMBINED) * seeds
+    changes = tried, _ = changes_of(loaded)
+    most = (1 + len(tried) + MOST_COMBINED) * trials.seeds
     with progress_bar("trying settings", most) as progress:
-        how = How(jobs=jobs, progress=progress)
-        advice = search.advise(load, loaded, objectives, changes, seeds=seeds, how=how)
+        advice = search(
+            load,
+            loaded,
+            objectives,
+            changes,
+            seeds=trials.seeds,
+            how=How(jobs=trials.jobs, progress=progress),
+        )
     given = arguments(settings.vllm, settings.vllm_file)
-    line = said.serve_command(advice, settings.word, given)
-    cache = said.cache_sentences(opened, advice.best.config)
-    now = said.present(advice)
-    diagnosis = [remark.text for remark in now]
-    found = json_text({"diagnosis": diagnosis, **said.record(advice, line), "cache": cache})
+    line = serve_command(advice, settings.word, given)
+    cache = cache_sentences(opened, advice.best.config)
+    now = present(advice)
+    said = [remark.text for remark in now]
+    found = json_text({"diagnosis": said, **record(advice, line), "cache": cache})
     if as_json:
         print(found, end="")
     else:
-        _show_advice(advice, [*diagnosis, *said.sentences(advice), *cache], line)
+        _show_advice(advice, [*said, *sentences(advice), *cache], line)
     if out is not None:
-        page = said.build_page(advice, opened, now, cache, line)
-        write_together(out, {said.PAGE: page, said.NAME: found})
-        tell_written(out, said.PAGE)
+        write_together(out, {PAGE: build_page(advice, opened, now, cache, line), NAME: found})
+        tell_written(out, PAGE)
 
 
 def _show_advice(advice: Advice, said: list[str], line: str) -> None:

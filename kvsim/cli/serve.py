@@ -7,40 +7,58 @@ from typing import Annotated
 from typer import Option
 
 from kvsim.cli.commands import command_line, note, tell_written
-from kvsim.cli.options import ConfigFile, OutDir, takes_bundles
+from kvsim.cli.options import Bundle, ConfigFile, OutDir, takes_bundles
 from kvsim.cli.settings import Settings
 from kvsim.errors import ConfigError
 
 
-@takes_bundles
-def serve(
-    *,
-    config: ConfigFile = None,
+class Front(Bundle):
+    """Where the server is, and as what."""
+
     host: Annotated[
         str | None, Option(metavar="ADDRESS", help="Address to listen at. Default: 127.0.0.1.")
-    ] = None,
+    ] = None
     port: Annotated[
         int | None,
         Option(min=0, max=65535, metavar="N", help="Port. Default: 8000; 0: any free one."),
-    ] = None,
+    ] = None
     served_model_name: Annotated[
         str | None, Option(metavar="NAME", help="Name of the model, for clients.")
-    ] = None,
+    ] = None
+
+
+class Pace(Bundle):
+    """How simulated time passes."""
+
     speed: Annotated[
         float, Option(metavar="X", help="Simulated seconds in a second of the wall clock.")
-    ] = 1.0,
+    ] = 1.0
     as_fast_as_possible: Annotated[
         bool, Option("--as-fast-as-possible", help="Answer at once, with simulated times.")
-    ] = False,
-    hold: Annotated[int, Option(min=0, metavar="N", help="Begin when N requests have come.")] = 0,
+    ] = False
+    hold: Annotated[int, Option(min=0, metavar="N", help="Begin when N requests have come.")] = 0
+
+    def check(self) -> None:
+        """Raises `ConfigError` if no time could pass."""
+        if not self.speed > 0:
+            raise ConfigError(
+                f"--speed: {self.speed} is not above 0; or give --as-fast-as-possible"
+            )
+        if self.hold and not self.as_fast_as_possible:
+            raise ConfigError("--hold: the wall clock waits for nobody; give --as-fast-as-possible")
+
+
+class Answers(Bundle):
+    """What clients and routers are told."""
+
     stream_interval: Annotated[
         int | None,
         Option(min=1, metavar="N", help="Tokens from one event of a stream to the next."),
-    ] = None,
+    ] = None
     lora_modules: Annotated[
         list[str] | None,
         Option(metavar="NAME=PATH", help="An adapter that clients may ask for; may be repeated."),
-    ] = None,
+    ] = None
     mean_output_tokens: Annotated[
         float,
         Option(
@@ -48,10 +66,19 @@ def serve(
             metavar="N",
             help="Mean length of answers without ignore_eos; inf: all of max_tokens.",
         ),
-    ] = 256.0,
+    ] = 256.0
     kv_events_config: Annotated[
         str | None, Option(metavar="JSON", help="As of vllm serve: publish KV events.")
-    ] = None,
+    ] = None
+
+
+@takes_bundles
+def serve(
+    *,
+    config: ConfigFile = None,
+    front: Front,
+    pace: Pace,
+    answers: Answers,
     out: OutDir = None,
     settings: Settings,
 ) -> None:
@@ -70,27 +97,25 @@ def serve(
     from kvsim.run.blame import blaming
     from kvsim.settings.server.command import arguments
 
-    if not speed > 0:
-        raise ConfigError(f"--speed: {speed} is not above 0; or give --as-fast-as-possible")
-    if hold and not as_fast_as_possible:
-        raise ConfigError("--hold: the wall clock waits for nobody; give --as-fast-as-possible")
+    pace.check()
     said = said_in(arguments(settings.vllm, settings.vllm_file))
     loaded = settings.load(config)
-    events = kv_events_config or said.kv_events_config
+    events = answers.kv_events_config or said.kv_events_config
     options = Options(
-        speed=inf if as_fast_as_possible else speed,
-        hold=hold,
-        mean_output_tokens=mean_output_tokens,
-        stream_interval=stream_interval or said.stream_interval or 1,
-        adapters=adapters_of(lora_modules or said.lora_modules),
+        speed=inf if pace.as_fast_as_possible else pace.speed,
+        hold=pace.hold,
+        mean_output_tokens=answers.mean_output_tokens,
+        stream_interval=answers.stream_interval or said.stream_interval or 1,
+        adapters=adapters_of(answers.lora_modules or said.lora_modules),
         kv_events=None if events is None else events_config(events),
     )
     with blaming(loaded):
         session = Session(loaded, records=out is not None)
-        model = served_model_name or said.name or session.parts.model.name
+        model = front.served_model_name or said.name or session.parts.model.name
         note(*session.parts.notes)
-        address = host or said.host or "127.0.0.1"
-        with listen(address, (said.port or 8000) if port is None else port) as listening:
+        address = front.host or said.host or "127.0.0.1"
+        port = (said.port or 8000) if front.port is None else front.port
+        with listen(address, port) as listening:
             made = Server(session, model, options)
             where = f"http://{address}:{listening.getsockname()[1]}"
             told = f"serving {model} at {where}/v1"
