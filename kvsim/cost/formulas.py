@@ -142,6 +142,7 @@ class RooflineCost(Compiled):
         _check(self._settings)
         self._model, self._hardware = model, hardware
         self._sustained = check(sustained)
+        self._products = hardware.products_of(model, model.dtype(config.dtype))
         self._tensor_parallel_size = config.tensor_parallel_size
         self._bounds = Bounds(model, hardware, config, **self._settings, sustained=sustained)
         self._compiled = self._bounds
@@ -154,10 +155,13 @@ class RooflineCost(Compiled):
         bandwidth = self._settings["bandwidth_efficiency"]
         special = ", ".join(self._model.special)
         unlike = f" ({special}; no profile of it is shipped)" if special else ""
+        experts = ""
+        if self._products is not None:
+            experts = f", experts {self._products.tflop_s:g} TFLOP/s (public kernels)"
         return (
             f"roofline: {gpus}{self._hardware.name} data sheet x {self._model.name}{unlike},"
             f" efficiencies {compute:.2f}/{bandwidth:.2f} (estimated)"
-            f"{label(self._hardware.name, 'roofline', self._sustained)}"
+            f"{experts}{label(self._hardware.name, 'roofline', self._sustained)}"
         )
 
     def describe(self) -> dict[str, Any]:

@@ -149,8 +149,8 @@ class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.all_reduce.bandwidth_gb_s > PCIE_5_GB_S
 
     def products_of(self, model: Model, dtype: str) -> ExpertProducts | None:
-        """What products of the experts of a model reach; None: what other products do."""
-        weights = None if dtype == "float32" else model.expert_weights
+        """What products of the experts of a model reach; None: what others do, or it has none."""
+        weights = model.expert_weights if model.experts and dtype != "float32" else None
         return self.expert_products.get(weights) if weights else None
 
     @property

@@ -140,6 +140,9 @@ def test_products_of_experts_reach_what_the_hardware_states(model: Model) -> Non
     weights, tokens = model.expert_weights, 100_000
     assert weights is not None
     reached = H100.expert_products[weights]
+    source = RooflineCost(model, H100, make_config({})).source
+    assert f"experts {reached.tflop_s:g} TFLOP/s (public kernels)" in source
+    assert "TFLOP/s" not in roofline(TINY).source
     stated, plain = (
         RooflineCost(model, each, make_config({})).step_ns(plan(chunks=[(tokens, 0)]))
         for each in (H100, unknown)
