@@ -328,7 +328,9 @@ class Requests:
         self._kv_transfer = kv_transfer
         self.rows: Sequence[Row] = rows
         self._row = bare(rows)
-        self.output_lengths = array("q", column(rows, "output_length"))
+        lengths = column(rows, "output_length")
+        # A column of a long trace is not copied: each replica of a fleet has requests of its own.
+        self.output_lengths = lengths if isinstance(lengths, array) else array("q", lengths)
         """Tokens that each sample of a request generates."""
         if kv_transfer == PREFILL:
             self.output_lengths = array("q", [1]) * len(rows)

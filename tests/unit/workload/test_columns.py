@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kvsim.errors import TraceError
 from kvsim.workload import HashContent, Row, column, open_trace
+from kvsim.workload.clients import Requests
 from kvsim.workload.trace import Rows, collapse, hash_runs
 
 IDS = st.integers(0, 5) | st.integers(2**64 - 3, 2**64 - 1)
@@ -44,6 +45,13 @@ def test_rows_are_what_was_said_of_them(
         assert list(column(rows, name)) == column(plain, name)
     for found, twin in zip(hash_runs(rows), hash_runs(plain), strict=True):
         assert list(found) == list(twin)
+
+
+def test_requests_of_replicas_share_the_columns_of_a_long_trace() -> None:
+    rows, plain = kept([(1, 2, 3, 4, [5])], 0)
+    one, other = Requests(rows, None), Requests(rows, None)
+    assert one.output_lengths is other.output_lengths
+    assert one.output_lengths == Requests(plain, None).output_lengths
 
 
 def test_a_place_that_is_not_there() -> None:
