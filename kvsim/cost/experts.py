@@ -6,8 +6,9 @@ every token drew its experts by chance. Only these are read; t k rows are multip
 Replicas divide the experts among them and run in lock step: a layer begins when all of them have
 sent their tokens. Where only one replica is simulated, each is taken to have as many tokens as any
 other (`Plan.rank_tokens`). Each GPU's experts are always taken to have as many rows. Tokens are
-gathered before a layer and their sums scattered after it, which takes the steps and bytes of one
-ring all-reduce of the tokens of all replicas. Which experts a token has, sent with it, is not
+gathered before a layer and their sums scattered after it, which moves the bytes of one ring
+all-reduce of the tokens of all replicas, at the hardware's own figures for it
+(`kvsim.machine.hardware.Hardware.exchange`). Which experts a token has, sent with it, is not
 counted.
 
 Source: vLLM 0.33.0, distributed/device_communicators/all2all.py, `AgRsAll2AllManager`, and
