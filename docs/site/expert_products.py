@@ -4,7 +4,8 @@
 
 `FOLDER` is `aiconfigurator_core/systems/data` of the wheel aiconfigurator-core 0.12.0 (PyPI). A
 line for each GPU and way to store weights: the two figures, and by which factor the times of at
-least 256 tokens are missed in the median and at p90, with them and by the data sheet alone.
+least 256 tokens are missed in the median and at p90: with them, where each shape is left out of the
+fit in turn, and by the data sheet alone.
 """
 
 import sys
@@ -53,6 +54,8 @@ class Launches(NamedTuple):
     """Of a row."""
     traffic_us: np.ndarray
     us: np.ndarray
+    shape: np.ndarray
+    """Number of the layer's shape."""
 
     def missed(self, tflop_s: float, padding_rows: float) -> np.ndarray:
         """Logarithm of what the law says over what was measured."""
@@ -72,7 +75,8 @@ def launches(path: Path, weights: str, byte_us: float) -> Launches | None:
     active = experts * (1 - (1 - of_token / experts) ** tokens)
     values = 3 * table.hidden_size * table.inter_size / table.moe_tp_size
     traffic_us = active * values * BYTES[weights] * byte_us
-    found = (tokens, tokens * of_token, active, 2 * values, traffic_us, 1e3 * table.latency)
+    shape = table.groupby(["hidden_size", "inter_size", "num_experts"]).ngroup()
+    found = (tokens, tokens * of_token, active, 2 * values, traffic_us, 1e3 * table.latency, shape)
     return Launches(*(each.to_numpy(float) for each in found))
 
 
@@ -89,6 +93,18 @@ def fitted(found: Launches, peak: float) -> tuple[float, int]:
     return best[1], best[2]
 
 
+def left_out(found: Launches, peak: float) -> np.ndarray:
+    """What is missed of each shape by a fit to the others; empty where there is only one."""
+    errors = [np.zeros(0)]
+    for shape in np.unique(found.shape):
+        own = found.shape == shape
+        if not own.all():
+            law = fitted(Launches(*(each[~own] for each in found)), peak)
+            error = Launches(*(each[own] for each in found)).missed(*law)
+            errors.append(error[found.tokens[own] >= MANY])
+    return np.concatenate(errors)
+
+
 def main(folder: Path) -> None:
     """Print the table."""
     for name, tables in TABLES.items():
@@ -102,15 +118,19 @@ def main(folder: Path) -> None:
             tflop_s, padding_rows = fitted(found, peak)
             sheet = (peak * hardware.compute_efficiency, 0)
             words = []
-            for law in ((tflop_s, padding_rows), sheet):
-                error = found.missed(*law)[found.tokens >= MANY]
-                cuts = np.exp([np.median(np.abs(error)), np.quantile(np.abs(error), 0.9)])
-                words.append(
-                    f"x {cuts[0]:.2f}, {cuts[1]:.2f} (median {np.exp(np.median(error)):.2f})"
-                )
+            for error in (
+                found.missed(tflop_s, padding_rows)[found.tokens >= MANY],
+                left_out(found, peak),
+                found.missed(*sheet)[found.tokens >= MANY],
+            ):
+                if len(error):
+                    cuts = np.exp(np.quantile(np.abs(error), (0.5, 0.9)))
+                    words.append(f"x {cuts[0]:.2f}, {cuts[1]:.2f}")
+                else:
+                    words.append("none")
             sys.stdout.write(
                 f"{name} {weights}: {tflop_s:g} TFLOP/s, {padding_rows} rows; {len(found.us)} times"
-                f" of {release}: {', by the data sheet '.join(words)}\n"
+                f" of {release}: {words[0]}; shapes left out {words[1]}; data sheet {words[2]}\n"
             )
 
 
