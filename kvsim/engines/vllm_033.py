@@ -43,12 +43,33 @@ from kvsim.policies.victims import make_means, tail
 
 
 class TopPool(BlockPool):
-    """Blocks without content, reused as a stack from the highest id down."""
+    """A stack of blocks. With wrong counts, one may be on it twice, or be in a table at once."""
+
+    stack: list[int]
+
+    def __init__(self, size: int, unit: int, first: int) -> None:
+        super().__init__(size, unit, first, TopStack)
+        self.stack = self.order.blocks
 
     @property
     def free(self) -> int:
-        # With wrong counts, a block may be free and in a table at once.
-        return self.blank
+        """Blocks that can be taken."""
+        return len(self.stack)
+
+    def take(self) -> i64:
+        """Takes the block on top, whoever holds it."""
+        block: i64 = self.stack.pop()
+        self.share(block, 1 - self.refs(block))
+        return block
+
+    def share(self, block: i64, holders: i64 = 1) -> None:
+        """Adds references to a block, whether it is on the stack or not."""
+        if self.refs(block) == 0:
+            self.num_free -= 1
+        super().share(block, holders)
+        if self.refs(block) == 0:
+            self.num_free += 1
+            self.stack.append(block)
 
 
 class Prefix:
@@ -110,7 +131,7 @@ class Vllm033Tables(Naive):
         self.publish_at, self.full_hit = PUBLISH_AT["computed"], FULL_HITS["nothing"]
 
     def make_pool(self, size: int, first: int) -> BlockPool:
-        return TopPool(size, first, TopStack)
+        return TopPool(size, self.block_size, first)
 
     # -- questions ------------------------------------------------------------------------------
 
@@ -135,17 +156,17 @@ class Vllm033Tables(Naive):
     # -- moves ----------------------------------------------------------------------------------
 
     def allocate(self, sequence: Request) -> None:
-        window, references = self.window, self.gpu.references
+        window = self.window
         request = sequence.request
         holders = len(request.sequences)
         prefix: Prefix = self._prefix(request)
         table = list(prefix.table)
         for block in table:
-            self._share(self.gpu, block, holders)
+            self.gpu.share(block, holders)
         place: i64
         for place in range(self._blocks(sequence.length) - len(table)):
             block = table[place % window] if 0 < window <= place else self.gpu.take()
-            references[block] = holders
+            self.gpu.share(block, holders - self.gpu.refs(block))
             table.append(block)
         if prefix is not self._no_prefix:
             self._pin(request, prefix, table)
@@ -162,10 +183,10 @@ class Vllm033Tables(Naive):
             )
         self._fill(sequence, sequence.length)
         last: i64 = len(table.blocks) - 1
-        block: int = table.blocks[last]
-        if self.gpu.references.get(block) == 1:
+        block: i64 = table.blocks[last]
+        if self.gpu.refs(block) == 1:
             return []
-        copy = self.gpu.take()
+        copy: i64 = self.gpu.take()
         table.blocks[last] = copy
         self._drop(self.gpu, block, sequence)
         return [(block, copy)]
@@ -173,7 +194,7 @@ class Vllm033Tables(Naive):
     def fork(self, parent: Request, child: Request) -> Pairs:
         self._put(child, parent.table)
         for block in child.table:
-            self._share(self.gpu, block)
+            self.gpu.share(block)
         self._fill(child, parent.filled)
         return []
 
@@ -203,7 +224,7 @@ class Vllm033Tables(Naive):
         for sequence in sequences:
             table = list(self._prefix(sequence.request).table)
             for block in table:
-                self._share(self.gpu, block)
+                self.gpu.share(block)
             for block in sequence.table:
                 table.append(self._move(block, moved, self.gpu))
                 self._drop(self.cpu, block, sequence)
@@ -251,7 +272,7 @@ class Vllm033Tables(Naive):
         if not prefix.table:
             prefix.table = table[:number]
             for block in prefix.table:
-                self._share(self.gpu, block)
+                self.gpu.share(block)
 
     def _put(self, sequence: Request, blocks: list[int]) -> None:
         """Gives a sequence these blocks in place of those that it has."""
@@ -266,19 +287,15 @@ class Vllm033Tables(Naive):
     def _move(self, block: int, moved: dict[int, int], target: BlockPool) -> int:
         """The copy of a block in `target`, one for all tables that move together."""
         if block in moved:
-            self._share(target, moved[block], 1)
+            target.share(moved[block])
         else:
             moved[block] = target.take()
         return moved[block]
 
-    def _share(self, pool: BlockPool, block: int, holders: int = 1) -> None:
-        # With wrong counts even a free block may be shared: the engine looks at no list here.
-        pool.references[block] = pool.references.get(block, 0) + holders
-
     def _drop(self, pool: BlockPool, block: int, sequence: Request) -> None:
-        if block not in pool.references:
+        if pool.refs(block) == 0:
             raise died("double-free", sequence.request)
-        pool.drop(block)
+        pool.share(block, -1)
 
 
 _arrival = attrgetter("arrival_ns")

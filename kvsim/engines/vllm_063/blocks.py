@@ -17,10 +17,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from heapq import heapify, heappop, heappush
 from typing import Any
 
-from librt.vecs import extend, vec
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from kvsim.core import guard
@@ -28,12 +27,12 @@ from kvsim.core.blocks import BlockManager
 from kvsim.core.contents import Numbering
 from kvsim.core.plan import Plan
 from kvsim.core.request import WAITING, Request, Table
-from kvsim.core.vectors import numbers
+from kvsim.core.vectors import EMPTY
 from kvsim.engines.deaths import died
-from kvsim.engines.vllm_063.pool import BlockPool, PrefixPool
+from kvsim.engines.vllm_063.pool import BlockPool
 from kvsim.errors import ConfigError
-from kvsim.policies.eviction import Evictor, make_eviction
-from kvsim.policies.order import make_idle_order
+from kvsim.policies.eviction import make_eviction
+from kvsim.policies.order import LowestFirst, make_idle_order
 from kvsim.policies.tables import (
     FULL_HITS,
     HITS_SAVE,
@@ -54,6 +53,7 @@ class Naive(BlockManager):
     `enable_prefix_caching`)."""
 
     gpu: BlockPool
+    """Its blocks come before those of `cpu`."""
     idle_order: Any
     """Makes the order in which blocks without content are reused."""
     publish_at: Any
@@ -83,8 +83,8 @@ class Naive(BlockManager):
         given = {"block_size": block_size, "num_gpu_blocks": num_gpu_blocks}
         self._growth = make_growth(growth, **given)
         self.idle_order = make_idle_order(idle_order, **given)
-        self.gpu = self.make_pool(num_gpu_blocks, 0)
-        self.cpu = self.make_pool(num_cpu_blocks, num_gpu_blocks)
+        self.gpu = self.make_pool(num_gpu_blocks, 1)
+        self.cpu = self.make_pool(num_cpu_blocks, num_gpu_blocks + 1)
         self.empty_slots = 0
         self.tier = None
         self.needs_keys, self.grows = False, True
@@ -95,7 +95,7 @@ class Naive(BlockManager):
 
     def make_pool(self, size: int, first: int) -> BlockPool:
         """Returns a pool of the kind that this manager needs."""
-        return BlockPool(size, first, self.idle_order)
+        return BlockPool(size, self.block_size, first, self.idle_order)
 
     # -- for those who look on -------------------------------------------------------------------
 
@@ -119,8 +119,9 @@ class Naive(BlockManager):
         return [request.table]
 
     def own_blocks(self, request: Request) -> int:
-        references = self.gpu.references
-        return sum([references.get(block) == 1 for block in request.table])
+        if not request.tables or self.swapped(request):
+            return 0
+        return sum([self.gpu.refs(block) == 1 for block in request.table])
 
     # -- questions -------------------------------------------------------------------------------
 
@@ -145,7 +146,8 @@ class Naive(BlockManager):
 
     def growth_need(self, sequence: Request) -> int:
         """The free blocks that `append` requires."""
-        need: int = self._growth(sequence, self.block_size, self.gpu)
+        pool = self.cpu if self.swapped(sequence) else self.gpu
+        need: int = self._growth(sequence, self.block_size, pool)
         return need
 
     def swap_need(self, sequences: Iterable[Request], target: Any) -> int:
@@ -168,7 +170,7 @@ class Naive(BlockManager):
 
     def allocate(self, sequence: Request) -> None:
         """Gives a sequence without a table slots for all its known tokens."""
-        self.give(sequence, numbers(self.gpu.take_many(self._blocks(sequence.length))))
+        self.give(sequence, self.gpu.extended(EMPTY, self._blocks(sequence.length)))
 
     def give(self, sequence: Request, blocks: vec[i64]) -> None:
         """Gives a sequence without a table one of these blocks, for all its known tokens."""
@@ -188,7 +190,7 @@ class Naive(BlockManager):
         filled: i64 = sequence.filled
         more: i64 = (length + size - 1) // size - len(table.blocks)
         if more > 0:
-            table.blocks = extend(table.blocks, numbers(self.gpu.take_many(more)))
+            table.blocks = self.gpu.extended(table.blocks, more)
             self.empty_slots += more * size
         self.empty_slots -= length - filled
         copies: Pairs = []
@@ -196,9 +198,9 @@ class Naive(BlockManager):
             place: i64 = filled // size
             filled = min(length, (place + 1) * size)
             sequence.filled = filled
-            block: int = table.blocks[place]
-            if self.gpu.references[block] > 1:
-                self.gpu.drop(block)
+            block: i64 = table.blocks[place]
+            if self.gpu.refs(block) > 1:
+                self.gpu.give_back(vec[i64]([block]), -1)
                 table.blocks[place] = self.gpu.take()
                 copies.append((block, table.blocks[place]))
             if filled % size == 0:
@@ -249,6 +251,8 @@ class Naive(BlockManager):
 
     def composed(self) -> None:
         """Called when the step is composed."""
+        self.gpu.called()
+        self.cpu.called()
 
     # -- what a manager may do otherwise --------------------------------------------------------
 
@@ -257,10 +261,7 @@ class Naive(BlockManager):
 
     def release(self, sequence: Request, pool: BlockPool, access_ns: i64) -> None:
         """Drops every block of a table, first to last. `access_ns` -1 means never scheduled."""
-        k: i64
-        blocks: vec[i64] = sequence.tables[0].blocks
-        for k in range(len(blocks)):
-            pool.drop(blocks[k])
+        pool.give_back(sequence.tables[0].blocks, access_ns)
 
     def free_swapped(self, sequence: Request) -> None:
         """Frees a table that is on the CPU."""
@@ -268,7 +269,7 @@ class Naive(BlockManager):
 
     def retake(self, sequence: Request, pool: BlockPool) -> vec[i64]:
         """Returns blocks of `pool` for a table that moves there."""
-        return numbers(pool.take_many(len(sequence.tables[0].blocks)))
+        return pool.extended(EMPTY, len(sequence.tables[0].blocks))
 
     # -------------------------------------------------------------------------------------------
 
@@ -334,8 +335,6 @@ class PrefixCaching(Naive):
     eviction: Any
     """Makes the order in which idle blocks with content are reused."""
     numbering: Numbering
-    _pool: PrefixPool
-    """The GPU's."""
     _computed: bool
     """Whether blocks are shared only once they are computed."""
     _withheld: i64
@@ -359,8 +358,6 @@ class PrefixCaching(Naive):
         super().__init__(
             block_size, num_gpu_blocks, num_cpu_blocks, growth=growth, idle_order=idle_order
         )
-        assert isinstance(self.gpu, PrefixPool)
-        self._pool = self.gpu
         self.publish_at = make_publish_at(publish_at)
         self.hits_save = make_hits_save(hits_save)
         self.full_hit = make_full_hit(full_hit)
@@ -369,31 +366,29 @@ class PrefixCaching(Naive):
         self.needs_keys = True
 
     def make_pool(self, size: int, first: int) -> BlockPool:
-        # The engine's own order asks for no keys.
-        watched = self.eviction is not Evictor
-        return PrefixPool(size, first, self.idle_order, self.eviction, watched)
+        return BlockPool(size, self.block_size, first, self.idle_order, self.eviction)
 
     @property
     def lookups(self) -> tuple[int, int]:
-        return self._pool.lookups, self._pool.hits
+        return self.gpu.lookups, self.gpu.hits
 
     # -- questions -------------------------------------------------------------------------------
 
     def admission_need(self, request: Request) -> int:
         need = super().admission_need(request)
         if self.hits_save.blocks:
-            need -= self._held(waiting_sequence(request))
+            sequence = waiting_sequence(request)
+            units: i64 = sequence.length // self.block_size
+            self.numbering.extend(sequence, units)
+            need -= self.gpu.held(sequence.contents, units, self._computed)
         return need
 
     def swap_need(self, sequences: Iterable[Request], target: Any) -> int:
-        pool: PrefixPool = target
+        pool: BlockPool = target
         need = 0
-        place: i64
         sequence: Request
         for sequence in sequences:
-            need += self._move_need(sequence)
-            for place in range(sequence.published):
-                need -= pool.holds(sequence.contents[place])
+            need += self._move_need(sequence) - pool.held(sequence.contents, sequence.published)
         return need
 
     def match(self, sequence: Request) -> list[int]:
@@ -402,8 +397,8 @@ class PrefixCaching(Naive):
         hits: list[int] = []
         place: i64
         for place in range(units):
-            block: i64 = self._pool.find(sequence.contents[place])
-            if block < 0:
+            block: i64 = self.gpu.find(sequence.contents[place])
+            if block == 0 or (self.gpu.refs(block) and not self.gpu.computed(block)):
                 break
             hits.append(block)
         return hits
@@ -411,9 +406,8 @@ class PrefixCaching(Naive):
     # -- moves -----------------------------------------------------------------------------------
 
     def allocate(self, sequence: Request) -> None:
-        pool: PrefixPool = self._pool
+        pool: BlockPool = self.gpu
         full: i64 = sequence.length // self.block_size
-        more: i64 = self._blocks(sequence.length)
         self._know(sequence, 0, full, pool)
         blocks: vec[i64]
         if self._computed:
@@ -422,9 +416,7 @@ class PrefixCaching(Naive):
         else:
             blocks = pool.take_table(sequence.contents, full)
         sequence.published = full
-        if more > full:
-            blocks = extend(blocks, numbers(pool.take_many(more - full)))
-        self.give(sequence, blocks)
+        self.give(sequence, pool.extended(blocks, self._blocks(sequence.length) - full))
 
     def scheduled(self, sequence: Request, now_ns: i64) -> i64:
         sequence.access_ns = now_ns
@@ -433,15 +425,11 @@ class PrefixCaching(Naive):
             place: i64
             computed: i64 = 0
             for place in range(sequence.seen, last):
-                computed += sequence.tables[0].blocks[place] in self._pool.computed
+                computed += self.gpu.computed(sequence.tables[0].blocks[place])
             if sequence.seen < last:
                 sequence.seen += computed
                 sequence.gap = sequence.seen < last
         return sequence.seen * self.block_size
-
-    def composed(self) -> None:
-        self._pool.mark_computed()
-        self.cpu.mark_computed()
 
     def fill(self, sequence: Request, place: i64) -> None:
         if not self._computed:
@@ -451,12 +439,7 @@ class PrefixCaching(Naive):
         units: i64 = upto // self.block_size
         if units > sequence.published:
             self._publish(sequence, sequence.published, units)
-            self._pool.mark_computed()
-
-    def release(self, sequence: Request, pool: BlockPool, access_ns: i64) -> None:
-        assert isinstance(pool, PrefixPool)
-        blocks: vec[i64] = sequence.tables[0].blocks
-        pool.drop_table(blocks, sequence.published, self.block_size, access_ns)
+            self.gpu.called()
 
     def free_swapped(self, sequence: Request) -> None:
         if sequence.access_ns < 0:
@@ -465,12 +448,10 @@ class PrefixCaching(Naive):
         raise died("freed-while-swapped", sequence)
 
     def retake(self, sequence: Request, pool: BlockPool) -> vec[i64]:
-        assert isinstance(pool, PrefixPool)
         full: i64 = sequence.published
         self._know(sequence, 0, full, pool)
         blocks: vec[i64] = pool.take_table(sequence.contents, full)
-        more: i64 = len(sequence.tables[0].blocks) - full
-        return extend(blocks, numbers(pool.take_many(more))) if more else blocks
+        return pool.extended(blocks, len(sequence.tables[0].blocks) - full)
 
     # -------------------------------------------------------------------------------------------
 
@@ -478,13 +459,13 @@ class PrefixCaching(Naive):
         """Gives blocks of a table that are full their content; one that others have takes their
         place."""
         blocks: vec[i64] = sequence.tables[0].blocks
-        self._know(sequence, first, last, self._pool)
+        self._know(sequence, first, last, self.gpu)
         place: i64
         for place in range(first, last):
-            blocks[place] = self._pool.fill(blocks[place], sequence.contents[place])
+            blocks[place] = self.gpu.fill(blocks[place], sequence.contents[place], place)
         sequence.published = last
 
-    def _know(self, sequence: Request, first: i64, last: i64, pool: PrefixPool) -> None:
+    def _know(self, sequence: Request, first: i64, last: i64, pool: BlockPool) -> None:
         """Numbers the contents of the full blocks `first .. last - 1` of a sequence."""
         self.numbering.extend(sequence, last)
         if pool.watched and last > first:
@@ -492,20 +473,6 @@ class PrefixCaching(Naive):
             place: i64
             for place in range(first, last):
                 pool.keys[sequence.contents[place]] = keys[place - first]
-
-    def _held(self, sequence: Request) -> int:
-        """The number of blocks in use that an admission would share."""
-        pool: PrefixPool = self._pool
-        units: i64 = sequence.length // self.block_size
-        self.numbering.extend(sequence, units)
-        held = 0
-        place: i64
-        for place in range(units):
-            block: int = pool.block_with(sequence.contents[place])
-            if self._computed and block < 0:
-                break
-            held += block in pool.references
-        return held
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -522,9 +489,7 @@ class Contiguous(Naive):
 
     reserved_blocks: i64
     """Number of blocks of one reservation."""
-    _places: list[int]
-    _total: i64
-    _spare: dict[Request, list[list[int]]]
+    _spare: dict[Request, list[vec[i64]]]
     """Reservations for samples that have not been forked yet."""
 
     def __init__(
@@ -533,19 +498,16 @@ class Contiguous(Naive):
         super().__init__(block_size, num_gpu_blocks, num_cpu_blocks)
         self.grows = False
         self.reserved_blocks = -(-max_model_len // block_size)
-        self._places = list(range(num_gpu_blocks // int(self.reserved_blocks)))
-        heapify(self._places)
-        if not self._places:
+        if not self.admission_total:
             raise ConfigError(
                 f"block_manager: contiguous: {num_gpu_blocks} GPU blocks cannot hold one"
                 f" reservation of {max_model_len} tokens ({self.reserved_blocks} blocks); lower"
                 " --max-model-len"
             )
-        self._total = len(self._places) * self.reserved_blocks
         self._spare = {}
 
     def make_pool(self, size: int, first: int) -> BlockPool:
-        return _Places(size, first)
+        return BlockPool(size, self.block_size, first, LowestFirst)
 
     @property
     def swaps(self) -> bool:
@@ -558,28 +520,28 @@ class Contiguous(Naive):
 
     @property
     def admission_free(self) -> int:
-        return len(self._places) * self.reserved_blocks
+        return self.gpu.num_free - self.stranded
 
     @property
     def admission_total(self) -> int:
-        return self._total
+        return self.gpu.size - self.stranded
 
     @property
     def stranded(self) -> int:
-        return self.gpu.size - self._total
+        return self.gpu.size % self.reserved_blocks
 
     def growth_need(self, sequence: Request) -> int:
         return 0
 
     def allocate(self, sequence: Request) -> None:
         request = sequence.request
-        self.give(sequence, numbers(self._reserve()))
+        self.give(sequence, self._reserve())
         if request.n > 1:
             self._spare[request] = [self._reserve() for _ in range(request.n - 1)]
 
     def fork(self, parent: Request, child: Request) -> Pairs:
         table: Table = Table()
-        table.blocks = numbers(self._spare[parent.request].pop())
+        table.blocks = self._spare[parent.request].pop()
         child.tables = [table]
         child.filled = parent.filled
         self.empty_slots += self._empty(child)
@@ -587,31 +549,19 @@ class Contiguous(Naive):
         return list(zip(parent.table[:used], child.table[:used], strict=True))
 
     def release(self, sequence: Request, pool: BlockPool, access_ns: i64) -> None:
-        blocks: vec[i64] = sequence.tables[0].blocks
-        for table in [list(blocks), *self._spare.pop(sequence.request, [])]:
-            for block in table:
-                del pool.references[block]
-            heappush(self._places, table[0] // int(self.reserved_blocks))
+        for blocks in [sequence.tables[0].blocks, *self._spare.pop(sequence.request, [])]:
+            pool.give_back(blocks, access_ns)
 
     def audit_references(self, counted: dict[int, int], held: dict[int, int]) -> None:
         for spare in self._spare.values():
-            for table in spare:
-                counted.update(dict.fromkeys(table, 1))
+            for blocks in spare:
+                counted.update(dict.fromkeys(blocks, 1))
         super().audit_references(counted, held)
 
-    def _reserve(self) -> list[int]:
-        start = heappop(self._places) * self.reserved_blocks
-        table = list(range(start, start + self.reserved_blocks))
-        for block in table:
-            self.gpu.references[block] = 1
-        return table
-
-
-class _Places(BlockPool):
-    """A pool whose blocks are given out in reservations."""
-
-    def audit(self) -> None:
-        assert all(0 <= block - self.first < self.size for block in self.references)
+    def _reserve(self) -> vec[i64]:
+        """Takes the lowest free reservation: the lowest free blocks, as all come and go as whole
+        reservations."""
+        return self.gpu.extended(EMPTY, self.reserved_blocks)
 
 
 def waiting_sequence(request: Request) -> Request:
