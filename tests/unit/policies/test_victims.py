@@ -35,7 +35,7 @@ Made = tuple[Any, Any]
 
 def old(scheduler: Any, tables: Any, **knobs: Any) -> Callable[[Victim | None, int], Made]:
     """An engine of the 0.x line with ample CPU blocks and no watermark."""
-    if issubclass(scheduler, Vllm063):
+    if scheduler is not Vllm033:
         knobs["block_size"] = SIZE
 
     def make(victim: Victim | None, blocks: int) -> Made:
