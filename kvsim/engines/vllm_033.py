@@ -67,12 +67,13 @@ class TopPool(BlockPool):
 class Prefix:
     """The leading prompt blocks that requests declare to share."""
 
+    blocks: i64
     table: list[int]
-    """Its blocks; empty until it is allocated."""
+    """Its blocks; empty until they are allocated."""
     computed: bool
 
-    def __init__(self) -> None:
-        self.table, self.computed = [], False
+    def __init__(self, blocks: i64) -> None:
+        self.blocks, self.table, self.computed = blocks, [], False
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -97,8 +98,6 @@ class Vllm033Tables(Naive):
     _no_prefix: Prefix
     _prefixes: dict[tuple[int, int], Prefix]
     """(Blocks, content of the last) → prefix."""
-    _lookups: i64
-    _hits: i64
 
     def __init__(
         self,
@@ -116,8 +115,7 @@ class Vllm033Tables(Naive):
             )
         self.window = window
         self.numbering = Numbering(block_size)
-        self._no_prefix, self._prefixes = Prefix(), {}
-        self._lookups = self._hits = 0
+        self._no_prefix, self._prefixes = Prefix(0), {}
         self.swap_space_rule = "RuntimeError @ core/scheduler.py:492"
         # The rules for computing a declared prefix. Its blocks are shared at once.
         self.publish_at, self.full_hit = PUBLISH_AT["computed"], FULL_HITS["nothing"]
@@ -141,10 +139,6 @@ class Vllm033Tables(Naive):
         distinct = len({block for sequence in moving for block in sequence.table})
         return distinct + len(moving) if target is self.gpu else distinct
 
-    @property
-    def lookups(self) -> tuple[int, int]:
-        return self._lookups, self._hits
-
     # -- moves ----------------------------------------------------------------------------------
 
     def allocate(self, sequence: Request) -> None:
@@ -160,9 +154,14 @@ class Vllm033Tables(Naive):
             block = table[place % window] if 0 < window <= place else self.gpu.take()
             self.gpu.share(block, holders - self.gpu.refs(block))
             table.append(block)
-        if prefix is not self._no_prefix:
-            self._pin(request, prefix, table)
-        self.give(sequence, numbers(table))
+        self.gpu.lookups += prefix.blocks
+        self.gpu.hits += len(prefix.table)
+        if not prefix.table:
+            # This request is the first to bring it.
+            prefix.table = table[: prefix.blocks]
+            for block in prefix.table:
+                self.gpu.share(block)
+        self.give(sequence, numbers(table), sequence.length)
 
     def append(self, sequence: Request) -> Pairs:
         table: Table = sequence.tables[0]
@@ -183,13 +182,6 @@ class Vllm033Tables(Naive):
         self._drop(self.gpu, block, sequence)
         return [(block, copy)]
 
-    def fork(self, parent: Request, child: Request) -> Pairs:
-        self._put(child, parent.table)
-        for block in child.table:
-            self.gpu.share(block)
-        self._fill(child, parent.filled)
-        return []
-
     def release(self, sequence: Request, pool: BlockPool, access_ns: i64) -> None:
         """Drops every distinct block of a table once, first to last."""
         for block in dict.fromkeys(sequence.table):
@@ -206,7 +198,7 @@ class Vllm033Tables(Naive):
                 if block not in pinned:
                     table.append(self._move(block, moved, self.cpu))
                 self._drop(self.gpu, block, sequence)
-            self._put(sequence, table)
+            sequence.tables[0].blocks = numbers(table)
             sequence.filled = min(sequence.filled, len(table) * self.block_size)
         return list(moved.items())
 
@@ -220,7 +212,7 @@ class Vllm033Tables(Naive):
             for block in sequence.table:
                 table.append(self._move(block, moved, self.gpu))
                 self._drop(self.cpu, block, sequence)
-            self._put(sequence, table)
+            sequence.tables[0].blocks = numbers(table)
             # The newest token has no slot yet: the lack of one was why it was swapped out.
             self._fill(sequence, sequence.length - 1)
         return list(moved.items())
@@ -247,30 +239,11 @@ class Vllm033Tables(Naive):
 
     def _prefix(self, request: Request) -> Prefix:
         """The prefix that a request declares, in whole blocks of its prompt."""
-        number: i64 = self._prefix_blocks(request)
+        number: i64 = min(request.prefix_pos, request.input_length) // self.block_size
         if not number:
             return self._no_prefix
         self.numbering.extend(request, number)
-        return self._prefixes.setdefault((number, request.contents[number - 1]), Prefix())
-
-    def _prefix_blocks(self, request: Request) -> i64:
-        return min(request.prefix_pos, request.input_length) // self.block_size
-
-    def _pin(self, request: Request, prefix: Prefix, table: list[int]) -> None:
-        """Pins the blocks of a prefix if this request is the first to bring it."""
-        number: i64 = self._prefix_blocks(request)
-        self._lookups += number
-        self._hits += len(prefix.table)
-        if not prefix.table:
-            prefix.table = table[:number]
-            for block in prefix.table:
-                self.gpu.share(block)
-
-    def _put(self, sequence: Request, blocks: list[int]) -> None:
-        """Gives a sequence these blocks in place of those that it has."""
-        table: Table = Table()
-        table.blocks = numbers(blocks)
-        sequence.tables = [table]
+        return self._prefixes.setdefault((number, request.contents[number - 1]), Prefix(number))
 
     def _fill(self, sequence: Request, tokens: i64) -> None:
         sequence.filled = min(tokens, len(sequence.tables[0].blocks) * self.block_size)
@@ -332,19 +305,9 @@ class Vllm033(Vllm063):
         )
         self.max_paddings, self._line = max_paddings, 458
 
-    def _check(self) -> None:
-        """Refuses at start-up what the engine refuses (`config.py`, `SchedulerConfig`)."""
-        tokens = self.max_num_batched_tokens
-        if tokens < self.max_model_len:
-            raise ValueError(
-                f"max_num_batched_tokens ({tokens}) is below max_model_len ({self.max_model_len}):"
-                " raise it, or lower --max-model-len"
-            )
-        if tokens < self.max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens ({tokens}) is below max_num_seqs ({self.max_num_seqs}):"
-                " raise it, or lower --max-num-seqs"
-            )
+    @property
+    def remedies(self) -> str:
+        return "raise it, or lower --max-model-len"
 
     def _excess(self, request: Request, asked: int) -> int:
         lengths = [*[tokens for _, tokens, _ in self._admitted], asked]
@@ -390,7 +353,7 @@ class Vllm033(Vllm063):
         batch.now_ns = now_ns
         blocks: Naive = tables_of(batch)
         taken = taken_on(plan)
-        publish(blocks, plan, taken)
+        publish(blocks, plan)
         before = len(batch.ended)
         k: i64
         for k, request in enumerate(plan.requests):

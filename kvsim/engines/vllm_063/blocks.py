@@ -104,6 +104,10 @@ class Naive(BlockManager):
         return True
 
     @property
+    def lookups(self) -> tuple[int, int]:
+        return self.gpu.lookups, self.gpu.hits
+
+    @property
     def stranded(self) -> int:
         """Free GPU blocks that no admission can use: none, because any block serves any token."""
         return 0
@@ -158,27 +162,25 @@ class Naive(BlockManager):
         """The leading blocks of a sequence that an admission would find computed."""
         return []
 
-    def hit_tokens(self, sequence: Request, hits: list[int]) -> int:
-        """The tokens whose computation `hits` would save, the blocks that `match` returned."""
-        return min(len(hits) * self.block_size, sequence.length - int(self.full_hit.least))
-
     def cached_tokens(self, request: Request) -> int:
         hits = self.match(request)
-        return self.hit_tokens(request, hits) if hits else 0
+        least = int(self.full_hit.least)
+        return min(len(hits) * self.block_size, request.length - least) if hits else 0
 
     # -- moves -----------------------------------------------------------------------------------
 
     def allocate(self, sequence: Request) -> None:
         """Gives a sequence without a table slots for all its known tokens."""
-        self.give(sequence, self.gpu.extended(EMPTY, self._blocks(sequence.length)))
+        blocks: vec[i64] = self.gpu.extended(EMPTY, self._blocks(sequence.length))
+        self.give(sequence, blocks, sequence.length)
 
-    def give(self, sequence: Request, blocks: vec[i64]) -> None:
-        """Gives a sequence without a table one of these blocks, for all its known tokens."""
+    def give(self, sequence: Request, blocks: vec[i64], filled: i64) -> None:
+        """Gives a sequence without a table one of these blocks, for its first `filled` tokens."""
         assert not sequence.tables
         table: Table = Table()
         table.blocks = blocks
         sequence.tables = [table]
-        sequence.filled, sequence.access_ns = sequence.length, -1
+        sequence.filled, sequence.access_ns = filled, -1
         sequence.seen, sequence.gap = 0, False
         self.empty_slots += self._empty(sequence)
 
@@ -221,15 +223,12 @@ class Naive(BlockManager):
 
     def fork(self, parent: Request, child: Request) -> Pairs:
         """Lets `child` share all blocks of `parent`. Returns the blocks that are copied at once."""
-        table: Table = Table()
         blocks: vec[i64] = parent.tables[0].blocks
-        table.blocks = blocks[0 : len(blocks)]
-        child.tables = [table]
         k: i64
         for k in range(len(blocks)):
             self.gpu.share(blocks[k])
-        child.filled, child.published = parent.filled, parent.published
-        self.empty_slots += self._empty(child)
+        self.give(child, blocks[0 : len(blocks)], parent.filled)
+        child.published = parent.published
         return []
 
     def swap_out(self, sequences: Iterable[Request]) -> Pairs:
@@ -368,10 +367,6 @@ class PrefixCaching(Naive):
     def make_pool(self, size: int, first: int) -> BlockPool:
         return BlockPool(size, self.block_size, first, self.idle_order, self.eviction)
 
-    @property
-    def lookups(self) -> tuple[int, int]:
-        return self.gpu.lookups, self.gpu.hits
-
     # -- questions -------------------------------------------------------------------------------
 
     def admission_need(self, request: Request) -> int:
@@ -416,7 +411,8 @@ class PrefixCaching(Naive):
         else:
             blocks = pool.take_table(sequence.contents, full)
         sequence.published = full
-        self.give(sequence, pool.extended(blocks, self._blocks(sequence.length) - full))
+        blocks = pool.extended(blocks, self._blocks(sequence.length) - full)
+        self.give(sequence, blocks, sequence.length)
 
     def scheduled(self, sequence: Request, now_ns: i64) -> i64:
         sequence.access_ns = now_ns
@@ -535,16 +531,12 @@ class Contiguous(Naive):
 
     def allocate(self, sequence: Request) -> None:
         request = sequence.request
-        self.give(sequence, self._reserve())
+        self.give(sequence, self._reserve(), sequence.length)
         if request.n > 1:
             self._spare[request] = [self._reserve() for _ in range(request.n - 1)]
 
     def fork(self, parent: Request, child: Request) -> Pairs:
-        table: Table = Table()
-        table.blocks = self._spare[parent.request].pop()
-        child.tables = [table]
-        child.filled = parent.filled
-        self.empty_slots += self._empty(child)
+        self.give(child, self._spare[parent.request].pop(), parent.filled)
         used = self._blocks(parent.filled)
         return list(zip(parent.table[:used], child.table[:used], strict=True))
 

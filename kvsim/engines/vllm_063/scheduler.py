@@ -116,13 +116,18 @@ class Vllm063(Scheduler):
     def whole_blocks(self) -> bool:
         return self._whole
 
+    @property
+    def remedies(self) -> str:
+        """What helps where `max_num_batched_tokens` is below `max_model_len`."""
+        return "raise it, lower --max-model-len, or use --enable-chunked-prefill"
+
     def _check(self) -> None:
         """Refuses at start-up what the engine refuses (`config.py`, `SchedulerConfig`)."""
         tokens = self.max_num_batched_tokens
         if tokens < self.max_model_len and not self.chunked:
             raise ValueError(
                 f"max_num_batched_tokens ({tokens}) is below max_model_len ({self.max_model_len}):"
-                " raise it, lower --max-model-len, or use --enable-chunked-prefill"
+                f" {self.remedies}"
             )
         if tokens < self.max_num_seqs:
             raise ValueError(
@@ -374,8 +379,7 @@ class Vllm063(Scheduler):
         left = self.max_num_batched_tokens - self._tokens
         if self.chunked and left < (self.block_size if self._whole else 1):
             return 0
-        sequence = waiting_sequence(request)
-        return blocks.hit_tokens(sequence, blocks.match(sequence))
+        return blocks.cached_tokens(waiting_sequence(request))
 
     def _fits(self, tokens: i64, seqs: i64) -> bool:
         return (
@@ -438,7 +442,7 @@ class Vllm063(Scheduler):
         batch.now_ns = now_ns
         blocks: Naive = tables_of(batch)
         taken = taken_on(plan)
-        publish(blocks, plan, taken)
+        publish(blocks, plan)
         before = len(batch.ended)
         k: i64
         for k, request in enumerate(plan.requests):
@@ -476,7 +480,7 @@ class Vllm063Async(Vllm063):
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
         batch.now_ns = now_ns
         taken = taken_on(plan)
-        publish(tables_of(batch), plan, taken)
+        publish(tables_of(batch), plan)
         k: i64
         for k, request in enumerate(plan.requests):
             if request.finish_ns < 0:
