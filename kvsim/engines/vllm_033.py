@@ -133,7 +133,7 @@ class Vllm033Tables(Naive):
         """Always one block, even if the last block has room."""
         return 1
 
-    def swap_need(self, sequences: Iterable[Request], target: Any) -> int:
+    def swap_need(self, sequences: Iterable[Request], target: BlockPool) -> int:
         """The distinct blocks and, on the way back, one more per sequence to grow into."""
         moving = list(sequences)
         distinct = len({block for sequence in moving for block in sequence.table})

@@ -136,12 +136,12 @@ class Naive(BlockManager):
     @property
     def admission_free(self) -> int:
         """The free GPU blocks that an admission can use."""
-        return self.gpu.free
+        return self.gpu.free - self.stranded
 
     @property
     def admission_total(self) -> int:
         """The value of `admission_free` when nothing runs."""
-        return self.gpu.size
+        return self.gpu.size - self.stranded
 
     def swapped(self, sequence: Request) -> bool:
         """Whether the table of a sequence that has one is on the CPU."""
@@ -154,7 +154,7 @@ class Naive(BlockManager):
         need: int = self._growth(sequence, self.block_size, pool)
         return need
 
-    def swap_need(self, sequences: Iterable[Request], target: Any) -> int:
+    def swap_need(self, sequences: Iterable[Request], target: BlockPool) -> int:
         """The blocks of the pool `target` that moving these sequences there requires."""
         return sum([self._move_need(sequence) for sequence in sequences])
 
@@ -171,8 +171,9 @@ class Naive(BlockManager):
 
     def allocate(self, sequence: Request) -> None:
         """Gives a sequence without a table slots for all its known tokens."""
-        blocks: vec[i64] = self.gpu.extended(EMPTY, self._blocks(sequence.length))
-        self.give(sequence, blocks, sequence.length)
+        length: i64 = sequence.length
+        full: i64 = length // self.block_size
+        self.give(sequence, self.take(sequence, self.gpu, full, self._blocks(length)), length)
 
     def give(self, sequence: Request, blocks: vec[i64], filled: i64) -> None:
         """Gives a sequence without a table one of these blocks, for its first `filled` tokens."""
@@ -214,7 +215,7 @@ class Naive(BlockManager):
         if not sequence.tables:
             return
         if self.swapped(sequence):
-            self.free_swapped(sequence)
+            self.release(sequence, self.cpu, -1)
         else:
             self.empty_slots -= self._empty(sequence)
             self.release(sequence, self.gpu, sequence.access_ns)
@@ -255,20 +256,16 @@ class Naive(BlockManager):
 
     # -- what a manager may do otherwise --------------------------------------------------------
 
+    def take(self, sequence: Request, pool: BlockPool, full: i64, number: i64) -> vec[i64]:
+        """Returns `number` blocks of `pool` for a sequence, whose tokens fill the first `full`."""
+        return pool.extended(EMPTY, number)
+
     def fill(self, sequence: Request, place: i64) -> None:
         """Called when block `place` of the table became full."""
 
     def release(self, sequence: Request, pool: BlockPool, access_ns: i64) -> None:
         """Drops every block of a table, first to last. `access_ns` -1 means never scheduled."""
         pool.give_back(sequence.tables[0].blocks, access_ns)
-
-    def free_swapped(self, sequence: Request) -> None:
-        """Frees a table that is on the CPU."""
-        self.release(sequence, self.cpu, -1)
-
-    def retake(self, sequence: Request, pool: BlockPool) -> vec[i64]:
-        """Returns blocks of `pool` for a table that moves there."""
-        return pool.extended(EMPTY, len(sequence.tables[0].blocks))
 
     # -------------------------------------------------------------------------------------------
 
@@ -313,10 +310,11 @@ class Naive(BlockManager):
         pairs: Pairs = []
         sequence: Request
         for sequence in sequences:
-            before = sequence.table
+            before: vec[i64] = sequence.tables[0].blocks
             self.release(sequence, source, -1)
-            sequence.tables[0].blocks = self.retake(sequence, target)
-            pairs.extend(zip(before, sequence.table, strict=True))
+            after: vec[i64] = self.take(sequence, target, sequence.published, len(before))
+            sequence.tables[0].blocks = after
+            pairs.extend(zip(before, after, strict=True))
             self.empty_slots += sign * self._empty(sequence)
         return pairs
 
@@ -378,12 +376,11 @@ class PrefixCaching(Naive):
             need -= self.gpu.held(sequence.contents, units, self._computed)
         return need
 
-    def swap_need(self, sequences: Iterable[Request], target: Any) -> int:
-        pool: BlockPool = target
+    def swap_need(self, sequences: Iterable[Request], target: BlockPool) -> int:
         need = 0
         sequence: Request
         for sequence in sequences:
-            need += self._move_need(sequence) - pool.held(sequence.contents, sequence.published)
+            need += self._move_need(sequence) - target.held(sequence.contents, sequence.published)
         return need
 
     def match(self, sequence: Request) -> list[int]:
@@ -400,19 +397,20 @@ class PrefixCaching(Naive):
 
     # -- moves -----------------------------------------------------------------------------------
 
-    def allocate(self, sequence: Request) -> None:
-        pool: BlockPool = self.gpu
-        full: i64 = sequence.length // self.block_size
+    def take(self, sequence: Request, pool: BlockPool, full: i64, number: i64) -> vec[i64]:
         self._know(sequence, 0, full, pool)
         blocks: vec[i64]
-        if self._computed:
+        if self._computed and not sequence.tables:
             blocks = pool.take_leading(sequence.contents, full)
-            full = len(blocks)
         else:
             blocks = pool.take_table(sequence.contents, full)
-        sequence.published = full
-        blocks = pool.extended(blocks, self._blocks(sequence.length) - full)
-        self.give(sequence, blocks, sequence.length)
+        sequence.published = len(blocks)
+        return pool.extended(blocks, number - len(blocks))
+
+    def free(self, sequence: Request) -> None:
+        if sequence.tables and self.swapped(sequence) and sequence.access_ns >= 0:
+            raise died("freed-while-swapped", sequence)
+        super().free(sequence)
 
     def scheduled(self, sequence: Request, now_ns: i64) -> i64:
         sequence.access_ns = now_ns
@@ -436,18 +434,6 @@ class PrefixCaching(Naive):
         if units > sequence.published:
             self._publish(sequence, sequence.published, units)
             self.gpu.called()
-
-    def free_swapped(self, sequence: Request) -> None:
-        if sequence.access_ns < 0:
-            self.release(sequence, self.cpu, -1)
-            return
-        raise died("freed-while-swapped", sequence)
-
-    def retake(self, sequence: Request, pool: BlockPool) -> vec[i64]:
-        full: i64 = sequence.published
-        self._know(sequence, 0, full, pool)
-        blocks: vec[i64] = pool.take_table(sequence.contents, full)
-        return pool.extended(blocks, len(sequence.tables[0].blocks) - full)
 
     # -------------------------------------------------------------------------------------------
 
@@ -513,14 +499,6 @@ class Contiguous(Naive):
         if waiting_sequence(request).length > self.reserved_blocks * self.block_size:
             return self.gpu.size + 1  # No reservation holds it.
         return request.n * self.reserved_blocks
-
-    @property
-    def admission_free(self) -> int:
-        return self.gpu.num_free - self.stranded
-
-    @property
-    def admission_total(self) -> int:
-        return self.gpu.size - self.stranded
 
     @property
     def stranded(self) -> int:

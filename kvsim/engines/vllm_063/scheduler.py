@@ -322,7 +322,7 @@ class Vllm063(Scheduler):
             if blocks.gpu.free - need < self.watermark_blocks:
                 break
             tokens = self._new_tokens(request, SWAPPED, False)
-            if tokens == 0 or not self._fits(tokens, request.width()):
+            if tokens == 0 or self._excess(request, tokens):
                 break
             swap_in(batch, request)
             grow(blocks, plan, request)
@@ -381,12 +381,6 @@ class Vllm063(Scheduler):
             return 0
         return blocks.cached_tokens(waiting_sequence(request))
 
-    def _fits(self, tokens: i64, seqs: i64) -> bool:
-        return (
-            self._tokens + tokens <= self.max_num_batched_tokens
-            and self._seqs + seqs <= self.max_num_seqs
-        )
-
     def turns_away(self, blocks: Naive, tokens: int, need: int) -> str:
         """Returns why a waiting request that needs these tokens and blocks is given up;
         empty if it is not (`core/block_manager.py:108`)."""
@@ -414,7 +408,7 @@ class Vllm063(Scheduler):
         return self._excess(request, asked)
 
     def _excess(self, request: Request, asked: int) -> int:
-        """Returns which limit of a step a prompt exceeds that has blocks; 0: none."""
+        """Returns which limit of a step a request exceeds by `asked` more tokens; 0: none."""
         if self._tokens + asked > self.max_num_batched_tokens:
             return TOKENS
         return SLOTS if self._seqs + request.width() > self.max_num_seqs else 0
