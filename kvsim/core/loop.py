@@ -103,6 +103,8 @@ class Loop:
             plan: Plan | None = None
             if not flying or host.composes(batch):
                 plan = self._composed(now_ns, came)
+                # A generator costs more than all else of a step, so each is made only where time
+                # may pass.
                 rank_wait_ns = (yield from host.meet(plan)) if host.meets else 0
                 step_ns: i64 = self._priced(plan, now_ns)
                 ended = self._drain()
@@ -114,6 +116,8 @@ class Loop:
                         continue
                     return
             if self._settles(plan):
+                # Most steps end before anything else happens: no event of the environment is
+                # needed.
                 if not host.passes(flying[0].end_ns):
                     yield from host.wait(flying[0].end_ns)
                 ended = self._settle(ended)

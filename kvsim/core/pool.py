@@ -205,11 +205,13 @@ class Pool:
             block: i64 = self._blank
             if block:
                 self._blank = cells[block * FIELDS + NEXT]
+            # Books are kept of blocks that were used once, so a huge pool costs nothing before.
             elif self.fresh <= self.size:
                 block = self.fresh
                 self._open()
                 cells = self._cells
             else:
+                # Places of blocks that were hit meanwhile hold 0.
                 while block == 0 and self._head < self._tail:
                     block = self._queue[self._head]
                     self._head += 1
@@ -233,6 +235,7 @@ class Pool:
             content: i64 = self.content(block)
             if content:
                 self.num_cached -= 1
+            # It leaves the queue where it stands; an order takes it out itself.
             if self.order is None or content == 0:
                 self._queue[self._cells[block * FIELDS + NEXT]] = 0
             self.num_free -= 1
@@ -272,6 +275,7 @@ class Pool:
                 else:
                     blank = True
         self._tail = tail
+        # Seldom: only a block that is not full has no content.
         if blank:
             self._stack_blank(blocks, start, end)
 
@@ -312,6 +316,7 @@ class Pool:
         first: i64 = heads[home]
         while first and cells[first * FIELDS + CONTENT] != content:
             first = cells[first * FIELDS + BEHIND]
+        # Twins hang behind the first block with their content, which alone is in the chain.
         if first == 0:
             cells[at + LAST], cells[at + BEHIND] = block, heads[home]
             heads[home] = block
@@ -335,6 +340,8 @@ class Pool:
             before, first = first, cells[first * FIELDS + BEHIND]
         heir: i64 = cells[at + BEHIND]
         twin: i64 = 0 if last == block else cells[at + TWIN]
+        # A twin leaves the list of its first block; a first block hands its place in the chain on
+        # to its oldest twin, or to the next content.
         if first != block:
             cells[last * FIELDS + TWIN] = twin
             cells[(twin if twin else first) * FIELDS + LAST] = last
@@ -379,6 +386,7 @@ class Pool:
         known: i64 = len(self._cells) // FIELDS
         if known < self.fresh:
             self._cells = longer(self._cells, min(known, self.size + 1 - known) * FIELDS)
+        # At most a quarter full, so that chains are short.
         if 4 * self.fresh > self._mask:
             self._grow()
 

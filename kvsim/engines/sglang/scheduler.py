@@ -247,6 +247,8 @@ class Sglang(Scheduler):
         if request.max_new_tokens is not None:
             announced = min(request.max_new_tokens, UNLIMITED)
         paged: i64 = (prompt + size - 1) // size * size
+        # A page more than the prompt needs: SGLang counts so, and may refuse for ever what would
+        # fit.
         room: i64 = min(longest - prompt, self._pool_tokens - paged - size)
         limit: i64 = max(0, min(announced, room - 1))
         served: bool = prompt < longest - STOP_TOKENS
@@ -306,6 +308,7 @@ class Sglang(Scheduler):
                 self._abort(batch, request, "queue-full")
             self.turned_away = []
         group: Group | None = _schedule(self, batch, plan)
+        # The real loop spins here without the GPU; no time passes.
         while group is None and self._spins(batch):
             group = _schedule(self, batch, plan)
         self._idle = group is None and len(batch) == 0 and self._pending == 0
@@ -352,6 +355,7 @@ class Sglang(Scheduler):
         blocks.gpu.collect()
         ended: i64 = len(batch.ended)
         step: i64 = self._sent - self._pending
+        # Nobody can end in this step, and nobody's result is dropped: only decodes to book.
         if plan.num_chunks == 0 and self._gone < step < self._soonest:
             for request in plan.places:
                 if batch.token(request):
@@ -442,8 +446,11 @@ def _prefill(scheduler: Sglang, batch: Batch, plan: Plan) -> Group | None:
     blocks: SglangTables = scheduler.blocks
     running: Group = scheduler.running
     unfinished: Request | None = scheduler.unfinished
+    # `batch_is_full` is a memory of the last refusal. It is forgotten where a better request could
+    # preempt, or nobody runs whose end would clear it.
     if scheduler.preempts or not running.members:
         scheduler.full = False
+    # A prompt under way goes on even where nobody may be admitted.
     if unfinished is None and not _may_admit(scheduler, batch):
         return None
     batch.waiting = scheduler.order.sort(batch.waiting, blocks, running, scheduler._computed_tokens)
@@ -471,6 +478,7 @@ def _may_admit(scheduler: Sglang, batch: Batch) -> bool:
         return False
     running: i64 = len(scheduler.running.members)
     slots: i64 = min(scheduler._slots - running, scheduler.free_slots(batch))
+    # Prefills wait until several slots are free, so that there are fewer, larger ones.
     if scheduler._delay > 1 and slots < scheduler._delay and running:
         scheduler._refusal = SLOTS
         return False
@@ -501,6 +509,7 @@ def _choose(scheduler: Sglang, batch: Batch, preempted: list[Request]) -> i64:
     while batch.waiting and adder.state() != OTHER:
         request: Request = batch.waiting[0]
         taken: i64 = len(adder.chosen) + len(running.members)
+        # Two tests of the engine's: places in its table of requests, and in the batch.
         if scheduler.free_slots(batch) <= 0 or taken >= scheduler._slots:
             scheduler.full, refusal = True, SLOTS
         if scheduler.full and not (

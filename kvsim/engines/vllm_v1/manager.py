@@ -137,6 +137,7 @@ class KVCacheManager(BlockManager):
             each.with_prefix_cache() if enable_prefix_caching else each for each in groups
         ]
         retention = prefix_cache_retention_interval
+        # Where content is looked up, the blocks of every group are made of whole units.
         self.layout = Layout(
             gcd(*sizes) if self.needs_keys else lcm(*sizes),
             lcm(*sizes),
@@ -287,6 +288,7 @@ class KVCacheManager(BlockManager):
         contents: vec[i64] = self.number(request)
         known: i64 = self._known(request)
         units: i64 = known // self.layout.key_tokens
+        # The token in flight at a preemption has no key yet, though it may fill a block.
         if self.release.extends_keys_late:
             if request.keyed == 0:
                 request.keyed = units
@@ -319,6 +321,7 @@ class KVCacheManager(BlockManager):
             if lacking > 0:
                 group.hits = longer(group.hits, lacking)
         if len(self.groups) == 1:
+            # One group agrees with itself; this is what nearly every model comes to.
             alike = self.kinds[0]
             rules = alike[0]
             return rules.find(alike, contents, longest, rules.drop, layout.align, pool) * (
@@ -327,6 +330,7 @@ class KVCacheManager(BlockManager):
         tokens: i64 = self._agree(contents, units * layout.key_tokens, longest, pool)
         for alike in self.kinds:
             rules = alike[0]
+            # A prefix of a hit of full attention is a hit, so it is cut to what the others found.
             if rules.full:
                 rules.num_hits = min(
                     rules.num_hits, (tokens + rules.block_size - 1) // rules.block_size
@@ -344,6 +348,7 @@ class KVCacheManager(BlockManager):
         dropped: list[Group] = []
         for alike in self.kinds:
             alike[0].num_hits = -1
+        # Full attention and one other kind: what the other one finds is final.
         simple: bool = len(self.kinds) == 2 and self.kinds[0][0].full
         searches: bool = True
         while searches:
@@ -355,6 +360,8 @@ class KVCacheManager(BlockManager):
                     continue
                 drops: bool = rules.drop and rules not in dropped
                 hit: i64 = self._hit(alike, contents, known, common, drops, pool)
+                # A kind drops its last block once; if another kind then finds less, its last block
+                # is another one, and it drops again.
                 if drops:
                     dropped.append(rules)
                 elif hit < common:
@@ -513,6 +520,7 @@ class KVCacheManager(BlockManager):
         start: i64 = request.computed + max(found, 0) + external
         total: i64 = min(start, layout.max_model_len)
         ask: Ask
+        # Two tests: whether the whole sequence would fit, if asked, and whether this chunk does.
         free: i64 = self.gpu.num_free - watermark
         prefill_end: i64 = self._prefill_end(request)
         if admission.whole:
@@ -525,6 +533,8 @@ class KVCacheManager(BlockManager):
         slots: i64 = min(upto + lookahead, layout.max_model_len)
         ask = Ask(slots, upto, start, prefill_end)
         if held:
+            # Before the second test, as what leaves a window is free then. Tokens in flight do not
+            # count as computed.
             self.trim(request, max(0, total - request.in_flight))
         self.short_blocks = self._missing(request, ask, hit) + watermark + admission.reserved
         self.short_blocks -= self.gpu.num_free
@@ -534,6 +544,8 @@ class KVCacheManager(BlockManager):
             self.empty_slots -= self._empty(request)
         else:
             request.tables = [Table() for _ in self.groups]
+            # Counted where a table begins: a request that is refused again and again looks up each
+            # time, and counts once.
             if hit and self.caching:
                 self.num_lookups += (request.length - 1) // self.block_size
                 self.num_hits += found // self.block_size
@@ -629,6 +641,7 @@ class KVCacheManager(BlockManager):
         self.empty_slots -= self._empty(request)
         self._tell(request)
         table: Table
+        # The tail of a sequence is the least likely to be hit, so it is reused first.
         forwards: bool = not (self.caching or self.release.frees_last_block_first)
         for table in request.tables:
             if forwards:

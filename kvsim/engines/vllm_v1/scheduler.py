@@ -211,6 +211,7 @@ class VllmV1(Scheduler):
         """Composes the next step."""
         plan: Plan = batch.begin(now_ns, self.max_num_seqs)
         self.blocks.begin()
+        # No step is in flight whose end would report transfers.
         if self.worker is not None and self._sent == self._known:
             self._hear(batch, self.worker.pause(now_ns))
         self._call += 1
@@ -218,7 +219,9 @@ class VllmV1(Scheduler):
         most: i64 = self._longest_chunk(batch)
         self.cadence.begin(batch, self._sent + 1)
         self._schedule_running(batch, plan, most)
+        # From here on, whoever joins the batch was waiting.
         plan.num_continued = plan.num_requests
+        # Blocks that a victim gave back are for those who run: nobody is admitted in the same step.
         if plan.preempted:
             plan.blocked = PREEMPTED if batch.waiting else 0
         else:
@@ -282,6 +285,7 @@ class VllmV1(Scheduler):
         inputs: i64 = self._inputs
         k: i64 = 0
         while k < len(running):
+            # A drafter takes positions of the input that the budget does not count.
             left: i64 = min(budget, inputs - slots)
             if left <= 0:
                 break
@@ -292,6 +296,7 @@ class VllmV1(Scheduler):
             computed: i64 = request.computed
             known: i64 = request.length + request.placeholders
             tokens: i64 = min(min(known + request.drafts - computed, most), left)
+            # The token at `max_model_len` is never computed: the sequence ends with it.
             tokens = max(min(tokens, longest - computed), 0)
             if cuts:
                 tokens = blocks.cut(request, computed, tokens)
@@ -305,6 +310,7 @@ class VllmV1(Scheduler):
                 if not has_blocks:
                     continue
             drafts: i64 = 0
+            # What is cut off a request that decodes are its drafts; its own token comes first.
             if request.drafts:
                 drafts = max(0, min(request.drafts, tokens + computed - known))
                 request.drafts = 0
@@ -338,6 +344,8 @@ class VllmV1(Scheduler):
             return False
         at: i64 = running.index(victim)
         del running[at]
+        # The victim had its tokens in this step already. They can be spent again, unless the
+        # release forgets to take it out of the batch.
         if at < self._place:
             returned: i64 = plan.remove(victim)
             if returned and self.release.keeps_victims_in_the_batch:
@@ -376,6 +384,8 @@ class VllmV1(Scheduler):
         batch.preempt(victim)
         self.requeue(batch.waiting, victim)
         delivers = self.connector is not None and self.connector.delivers
+        # The step in flight still yields a token. Where another engine goes on with the KV, it is
+        # worthless without.
         victim.drops_stale = delivers or (victim.drops_stale and victim.stale > 0)
         victim.stale, victim.placeholders, victim.drafts = victim.in_flight, 0, 0
         victim.passed_over = False
@@ -413,6 +423,7 @@ class VllmV1(Scheduler):
         if self.priority:
             for request in passed:
                 self.requeue(queue, request)
+        # `extendleft` reverses them; releases that set long prompts aside let it.
         elif passed:
             queue.extendleft(passed if self.release.sets_long_prompts_aside else passed[::-1])
 
@@ -423,8 +434,11 @@ class VllmV1(Scheduler):
         if request.load == LOADED:
             request.load = UNLOADED
             self.blocks.publish(request, request.computed)
+            # Everything was loaded, but the model must run for a token: the last one is computed
+            # again.
             if request.computed == request.length:
                 request.computed -= 1
+        # Its token of a step in flight is still to come.
         if request.stale and not request.drops_stale:
             return False
         return self.adapters.admits(request)
@@ -481,11 +495,13 @@ class VllmV1(Scheduler):
         """The same for a request of which `computed` tokens are computed, or found."""
         tokens: i64 = 0
         drafts: i64 = 0
+        # Tokens that are loaded while others compute are no work for this step.
         if not match.asynchronous:
             tokens, drafts = self._num_new_tokens(plan, request, computed, most)
             if tokens <= 0:
                 return tokens
         loads: bool = match.asynchronous
+        # With nobody running, nobody would ever free the blocks of the watermark.
         watermark: i64 = self.watermark_blocks if batch.running else 0
         admission: Admission = Admission(found, match.tokens, self.reserve_full_isl)
         admission.watermark = watermark
@@ -540,6 +556,7 @@ class VllmV1(Scheduler):
             tokens = self.blocks.cut(request, computed, tokens)
         if tokens == 0:
             return -TOKENS, 0
+        # Some of the padding was cut off. Groups of states do that, others must not.
         if drafts and tokens != 1 + drafts:
             if not self.blocks.keeps_states:
                 raise died("padding-cut", request, padded=1 + drafts, most=most)
@@ -612,6 +629,8 @@ class VllmV1(Scheduler):
             request.in_flight += tokens
             request.batch = sent
             request.mid_prompt = after < known
+            # The step samples a token for it. Scheduled ahead, it counts as a placeholder until the
+            # step is settled, so that the next step can go on behind it.
             if after >= known:
                 if connected and self._prefills:
                     self._prefills.pop(request, None)
@@ -642,6 +661,7 @@ class VllmV1(Scheduler):
                 continue
             tokens: i64 = scheduled[k]
             request.in_flight -= tokens
+            # Tokens from before a preemption come home first.
             stale: bool = request.stale > 0
             request.stale = max(0, request.stale - tokens)
             if yields[k] == 0 or (stale and request.drops_stale):
@@ -678,6 +698,7 @@ class VllmV1(Scheduler):
             self._verified += drafts
             self._met += accepted
         if not stale:
+            # Rejected drafts were counted as computed when the step was composed.
             if request.computed > 0:
                 request.computed -= drafts - accepted
             if request.placeholders > 0:
@@ -703,6 +724,7 @@ class VllmV1(Scheduler):
             self._prefills.pop(request, None)
             if keeps:
                 self._kept[request] = blocks.detach(request)
+            # A step in flight may write to its blocks; a load into them must not begin before.
             elif self._is_late(request):
                 self._late.append((self._sent, blocks.detach(request)))
         self.finished.append(request)
