@@ -18,6 +18,7 @@ from librt.vecs import append, vec
 from mypy_extensions import i64
 
 from kvsim.core import guard
+from kvsim.core.request import Request, Table
 from kvsim.core.vectors import EMPTY, longer, zeros
 
 FIELDS: Final = 8
@@ -152,6 +153,17 @@ class Pool:
         """Ids of the free blocks whose content can still be hit."""
         blocks = range(self.first, self.fresh)
         return [block for block in blocks if self.content(block) and not self.refs(block)]
+
+    def own(self, request: Request) -> i64:
+        """The number of its blocks here that no other table holds."""
+        own: i64 = 0
+        k: i64
+        table: Table
+        for table in request.tables:
+            for k in range(len(table.blocks)):
+                block: i64 = table.blocks[k]
+                own += self.first <= block < self.fresh and self.refs(block) == 1
+        return own
 
     def refs(self, block: i64) -> i64:
         """The number of tables that hold a block."""

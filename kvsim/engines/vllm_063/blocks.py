@@ -123,9 +123,7 @@ class Naive(BlockManager):
         return [request.table]
 
     def own_blocks(self, request: Request) -> int:
-        if not request.tables or self.swapped(request):
-            return 0
-        return sum([self.gpu.refs(block) == 1 for block in request.table])
+        return self.gpu.own(request)
 
     # -- questions -------------------------------------------------------------------------------
 
