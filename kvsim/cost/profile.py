@@ -379,7 +379,7 @@ def _problem_of_errors(error: Mapping[str, Any], where: str) -> str:
     for key, value in error.items():
         place = f"{where}.{key}"
         is_figure = key == "points" or key.endswith("_percent")
-        if is_figure and (isinstance(value, bool) or not isinstance(value, int | float)):
+        if is_figure and type(value) not in (int, float):
             return f"{place}: {shortened(repr(value))} is not a number; give one"
         if where == "error" and key == "others":
             tables = value.values() if isinstance(value, Mapping) else [None]
