@@ -385,19 +385,12 @@ def read_record(text: str, where: str) -> Said | None:
     if not isinstance(table, dict) or not isinstance(table.get("engine_kwargs"), dict):
         return None
     given: dict[str, Any] = {"model": table.get("model"), **table["engine_kwargs"]}
-    for key, name in _CACHE.items():
-        if (value := _inner(table, "kv_cache", key)) is not None:
-            given[name] = value
+    cache = _inner(table, "kv_cache")
+    given |= {name: cache[key] for key, name in _CACHE.items() if cache.get(key) is not None}
     if "num_gpu_blocks_override" in given:
-        blocks, ranks = given["num_gpu_blocks_override"], given.get("data_parallel_size") or 1
-        if type(blocks) is not int or type(ranks) is not int or blocks < ranks or ranks < 1:
-            raise ConfigError(
-                f"{where}: kv_cache.num_gpu_blocks {blocks!r} for data_parallel_size {ranks!r}:"
-                " expected at least a block for each rank; correct it, or remove kv_cache"
-            )
-        given["num_gpu_blocks_override"] = blocks // ranks
+        given["num_gpu_blocks_override"] = _blocks_of_rank(given, where)
     release = re.match(r"\d{1,4}\.\d{1,4}\.\d{1,4}", str(table.get("vllm_version")))
-    device = _inner(table, "hardware", "device_name")
+    device = _inner(table, "hardware").get("device_name")
     return Said(
         [Argument(name, value, f"{where}: {name}") for name, value in given.items()],
         release and release[0],
@@ -406,9 +399,18 @@ def read_record(text: str, where: str) -> Said | None:
     )
 
 
-def _inner(table: dict[str, Any], *keys: str) -> Any:
-    """A value of nested tables; None if there is none."""
-    value: Any = table
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
+def _blocks_of_rank(given: dict[str, Any], where: str) -> int:
+    """The blocks of one of the ranks that a record counts together."""
+    blocks, ranks = given["num_gpu_blocks_override"], given.get("data_parallel_size") or 1
+    if type(blocks) is not int or type(ranks) is not int or blocks < ranks or ranks < 1:
+        raise ConfigError(
+            f"{where}: kv_cache.num_gpu_blocks {blocks!r} for data_parallel_size {ranks!r}:"
+            " expected at least a block for each rank; correct it, or remove kv_cache"
+        )
+    return blocks // ranks
+
+
+def _inner(table: dict[str, Any], key: str) -> dict[str, Any]:
+    """A table in a table; empty if there is none."""
+    inner = table.get(key)
+    return inner if isinstance(inner, dict) else {}

@@ -16,7 +16,7 @@ Sources: `srt/managers/scheduler.py`, `srt/mem_cache/memory_pool.py` and
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from kvsim.errors import ConfigError
 from kvsim.settings.server import values
@@ -87,6 +87,12 @@ def complete(meaning: Meaning, variables: Mapping[str, str], where: str) -> None
             f"{where}: SGLANG_{_MEASURED}: only the server can measure the memory that its graphs"
             " leave; add --max-total-tokens N as its log has it, or give the log (--startup-log)"
         )
+    if environment := _environment(variables, where):
+        meaning.set("scheduler_args.environment", environment, where)
+
+
+def _environment(variables: Mapping[str, str], where: str) -> dict[str, float]:
+    """What variables say to the scheduler."""
     found = {}
     for name, key in _SPELLED.items():
         text = variables.get(f"SGLANG_{name}")
@@ -95,8 +101,7 @@ def complete(meaning: Meaning, variables: Mapping[str, str], where: str) -> None
                 found[key] = values.number(text)
             except ValueError as error:
                 raise ConfigError(f"{where}: SGLANG_{name}: takes {error}, got {text!r}") from None
-    if found:
-        meaning.set("scheduler_args.environment", found, where)
+    return found
 
 
 _CHANGES = {
@@ -121,10 +126,11 @@ def sglang_differs(version: str | None, where: str) -> list[str]:
 _ARGUMENTS = re.compile(r"server_args=(ServerArgs\(.*)")
 _CAME_TO = re.compile(r"(max_total_num_tokens=\d.*)")
 _ALLOCATED = re.compile(r"KV Cache is allocated\..*#tokens: (\d{1,18})")
-_FREE = re.compile(r"Load weight begin\..*avail mem=(\d{1,6}\.\d{1,6}) GB")
+_FREE = re.compile(
+    r"^(?:\[[^\]]* TP(\d{1,4})\])?.*?Load weight begin\..*avail mem=(\d{1,6}\.\d{1,6}) GB"
+)
 _OF_SGLANG = (b"server_args=ServerArgs(", b"max_total_num_tokens=", b"KV Cache is allocated.")
 _MODEL = re.compile(r"HF snapshot for (\S+/\S+) at|models--([^/\s]+--[^/\s]+)/")
-_RANK = re.compile(r"^\[[^\]]* TP(\d{1,4})\]")
 _WORTH = (*_OF_SGLANG, b"Load weight begin.", b"HF snapshot for", b"models--")
 
 _NAMES = {"max_total_num_tokens": "max_total_tokens", "context_len": "context_length"}
@@ -159,27 +165,7 @@ def settings_of_sglang(path: str) -> tuple[Meaning, list[str], Start]:
 
     Raises `ConfigError` for a log without such a start, and for a server that cannot be simulated.
     """
-    arguments: list[Argument] = []
-    """Those of the start that is being read."""
-    sized: list[Argument] = []
-    start, ranks = Start(path, 1), 1
-    for number, raw in lines_with(_WORTH, path):
-        text, where = raw.decode("utf-8", errors="replace").rstrip(), f"{path}:{number}"
-        if match := _ARGUMENTS.search(text):
-            arguments = [Argument(*pair, where) for pair in whole_pairs(match[1], where)]
-        elif match := _CAME_TO.search(text):
-            found = [pair for pair in pairs(match[1]) if pair[0] in _LIMITS]
-            arguments += [Argument(_NAMES.get(name, name), it, where) for name, it in found]
-            sized = arguments
-        elif (match := _ALLOCATED.search(text)) and sized is not arguments:
-            # A draft model's pool comes after that of the model.
-            sized = arguments = [*arguments, Argument("max_total_tokens", int(match[1]), where)]
-        elif match := _FREE.search(text):
-            start.free = Fact(float(match[1]), number)
-            rank = _RANK.search(text)
-            ranks = max(ranks, int(rank[1]) + 1 if rank else 1)
-        elif match := _MODEL.search(text):
-            start.model = Fact(match[1] or match[2].replace("--", "/"), number)
+    sized, start = _last_sized(path)
     if not sized:
         raise ConfigError(
             f"{path}: SGLang starts, but no line says how large its pool is; give the log up to the"
@@ -189,17 +175,46 @@ def settings_of_sglang(path: str) -> tuple[Meaning, list[str], Start]:
     line = meaning.sources["num_gpu_blocks_override"]
     complete(meaning, {}, line)
     meaning.set("engine", "sglang", line)
-    if start.model is not None and "model" not in meaning.settings:
-        meaning.set("model", start.model.value, f"{path}:{start.model.line}")
-    if ranks > 1 and "tensor_parallel_size" not in meaning.settings:
-        assert start.free is not None
-        meaning.set("tensor_parallel_size", ranks, f"{path}:{start.free.line}")
+    for key, fact in (("model", start.model), ("tensor_parallel_size", start.tensor_parallel_size)):
+        if key not in meaning.settings:
+            start.tell(meaning, key, fact)
     blocks, size = meaning.settings["num_gpu_blocks_override"], meaning.settings.get("block_size")
     if blocks < 1:
         raise ConfigError(f"{line}: the server has no KV pages; nothing can be simulated")
     if size is None:
         meaning.set("block_size", 1, "SGLang's default")
     return meaning, notes(meaning, path, f"{blocks:,} pages of {size or 1}"), start
+
+
+def _last_sized(path: str) -> tuple[list[Argument], Start]:
+    """The arguments of the last start that came as far as its pool, and what else lines say."""
+    arguments: list[Argument] = []
+    """Those of the start that is being read."""
+    sized: list[Argument] = []
+    start, ranks = Start(path, 1), 1
+    for number, raw in lines_with(_WORTH, path):
+        text, where = raw.decode("utf-8", errors="replace").rstrip(), f"{path}:{number}"
+        if match := _ARGUMENTS.search(text):
+            arguments = [Argument(*pair, where) for pair in whole_pairs(match[1], where)]
+        elif match := _CAME_TO.search(text):
+            sized = arguments = [*arguments, *_limits(match[1], where)]
+        elif (match := _ALLOCATED.search(text)) and sized is not arguments:
+            # A draft model's pool comes after that of the model.
+            sized = arguments = [*arguments, Argument("max_total_tokens", int(match[1]), where)]
+        elif match := _FREE.search(text):
+            start.free = Fact(float(match[2]), number)
+            ranks = max(ranks, int(match[1] or 0) + 1)
+            start.tensor_parallel_size = Fact(ranks, number) if ranks > 1 else None
+        elif match := _MODEL.search(text):
+            start.model = Fact(match[1] or match[2].replace("--", "/"), number)
+    return sized, start
+
+
+def _limits(text: str, where: str) -> Iterator[Argument]:
+    """What a line says that pool and limits came to, under the names of arguments."""
+    for name, value in pairs(text):
+        if name in _LIMITS:
+            yield Argument(_NAMES.get(name, name), value, where)
 
 
 def _meaning(arguments: Iterable[Argument]) -> Meaning:
