@@ -315,6 +315,11 @@ class Gathered:
             row.id = str(number)
 
 
+def next_turn(before: Row | None) -> int:
+    """The number of the turn after that of a row; None: of the first one."""
+    return 0 if before is None else (before.turn or 0) + 1
+
+
 def sort_rows(rows: Sequence[Row]) -> tuple[Sequence[Row], dict[str, int]]:
     """Rows by time, those of one time as they are; and what was changed, how often.
 

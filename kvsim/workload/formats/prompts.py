@@ -65,7 +65,15 @@ from typing import Any
 from xxhash import xxh3_128_digest
 
 from kvsim.workload.chain import settle_blocks
-from kvsim.workload.gather import Gathered, identifier, instant, integers, string, tokens
+from kvsim.workload.gather import (
+    Gathered,
+    identifier,
+    instant,
+    integers,
+    next_turn,
+    string,
+    tokens,
+)
 from kvsim.workload.source import NS_PER_S, Source, read_elements, shown, tables
 from kvsim.workload.trace import (
     MAX_ID,
@@ -113,7 +121,7 @@ def read_qwen(source: Source) -> Trace:
             content=content,
             after=-1 if parent is None else parent.index,
             session=chat if parent is None else parent.session,
-            turn=0 if parent is None else (parent.turn or 0) + 1,
+            turn=next_turn(parent),
         )
     trace = gathered.trace()
     settle_blocks(source, trace, BLOCK_SIZE, "make sure that this is a Qwen-Bailian file")
