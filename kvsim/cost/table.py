@@ -35,11 +35,8 @@ from kvsim.cost.experts import AllReduces, ExpertLayers
 from kvsim.cost.explain import Compiled
 from kvsim.cost.kernels import ByTokens, Kernels
 from kvsim.cost.profile import (
-    Curve,
     DecodeGrid,
     Fit,
-    Grid,
-    MixedGrid,
     Profile,
     device_of,
     distrust,
@@ -294,7 +291,7 @@ class UncertainCost(TableCost):
 
     def describe(self) -> dict[str, Any]:
         """The description of the profile, the factor of each table, and the tables without one."""
-        tables = [key for key in ERRORS if _is_table(getattr(self._profile.fit, key))]
+        tables = [key for key in ERRORS if getattr(self._profile.fit, key)]
         return {
             **super().describe(),
             "error_factors": self._factors,
@@ -328,7 +325,7 @@ def draw_factors(profile: Profile, seed: int) -> dict[str, float]:
     factors = {}
     for key, regions in ERRORS.items():
         error = next((e for r in regions if _judged(e := profile.error.get(r))), None)
-        if error is not None and _is_table(getattr(profile.fit, key)):
+        if error is not None and getattr(profile.fit, key):
             factors[key] = _factor(error, random_stream(seed, f"cost error of {key}"))
     return factors
 
@@ -345,10 +342,6 @@ def multiplied(fit: Fit, factors: dict[str, float]) -> Fit:
 
 def _judged(error: Any) -> bool:
     return isinstance(error, dict) and isinstance(error.get("p95_percent"), int | float)
-
-
-def _is_table(part: object) -> bool:
-    return isinstance(part, Curve | Grid | MixedGrid)
 
 
 def _factor(error: dict[str, Any], random: np.random.Generator) -> float:

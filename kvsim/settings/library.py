@@ -21,7 +21,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from kvsim.errors import ConfigError, KvsimError, PolicyError, nearest
 from kvsim.settings.parsing import parse_json, typed
@@ -182,9 +182,9 @@ def build(label: str, constructor: Callable[..., B], args: Mapping[str, Any], /,
 
     `label` opens every message. Errors as in `construct`.
     """
-    parameters = _parameters(label, constructor)
-    hints, anything = parameters.hints, parameters.anything
-    parameters.check(label, args, [key for key in hints if key not in given])
+    hints, required, anything = _parameters(label, constructor)
+    settable = [key for key in hints if key not in given]
+    _check_names(label, args, settable, required, anything)
     named = {k: v for k, v in given.items() if k in hints or (anything and k != "future")}
     if "future" in named:
         named["future"].given_to(label)
@@ -201,28 +201,21 @@ def build(label: str, constructor: Callable[..., B], args: Mapping[str, Any], /,
 
 def takes(label: str, constructor: Callable[..., Any], key: str) -> bool:
     """Whether `build` would pass an argument of this name on. Errors as in `build`."""
-    parameters = _parameters(label, constructor)
-    return key in parameters.hints or parameters.anything
+    hints, _, anything = _parameters(label, constructor)
+    return key in hints or anything
 
 
-class _Parameters(NamedTuple):
-    """What can be passed to a constructor by keyword."""
-
-    hints: dict[str, Any]
-    """Parameter → type."""
-    required: set[str]
-    anything: bool
-    """Whether it takes other keywords, too."""
-
-    def check(self, label: str, args: Mapping[str, Any], settable: list[str]) -> None:
-        """Refuse arguments that nothing takes, and the absence of those that something needs."""
-        for key in args:
-            if key not in settable and not self.anything:
-                takes = f"it takes {', '.join(settable)}" if settable else "it takes no arguments"
-                raise ConfigError(f"{label} takes no {key!r};{nearest(key, settable)} {takes}")
-        for key in settable:
-            if key in self.required and key not in args:
-                raise ConfigError(f"{label} needs {key!r}")
+def _check_names(
+    label: str, args: Mapping[str, Any], settable: list[str], required: set[str], anything: bool
+) -> None:
+    """Refuse arguments that nothing takes, and the absence of those that something needs."""
+    for key in args:
+        if key not in settable and not anything:
+            takes = f"it takes {', '.join(settable)}" if settable else "it takes no arguments"
+            raise ConfigError(f"{label} takes no {key!r};{nearest(key, settable)} {takes}")
+    for key in settable:
+        if key in required and key not in args:
+            raise ConfigError(f"{label} needs {key!r}")
 
 
 def _shipped(folder: str) -> Path:
@@ -232,7 +225,10 @@ def _shipped(folder: str) -> Path:
     return installed if installed.is_dir() else package.parent / folder
 
 
-def _parameters(label: str, constructor: Callable[..., Any]) -> _Parameters:
+def _parameters(
+    label: str, constructor: Callable[..., Any]
+) -> tuple[dict[str, Any], set[str], bool]:
+    """What can be passed by keyword, with its type; what must be; and whether anything can."""
     try:
         return _declared(constructor)
     except (TypeError, ValueError):
@@ -240,7 +236,7 @@ def _parameters(label: str, constructor: Callable[..., Any]) -> _Parameters:
 
 
 @cache
-def _declared(constructor: Callable[..., Any]) -> _Parameters:
+def _declared(constructor: Callable[..., Any]) -> tuple[dict[str, Any], set[str], bool]:
     hints: dict[str, Any] = {}
     required: set[str] = set()
     # A constructor, and those that it hands its `**settings` on to.
@@ -256,8 +252,8 @@ def _declared(constructor: Callable[..., Any]) -> _Parameters:
                 if parameter.default is parameter.empty:
                     required.add(key)
         if not forwards:
-            return _Parameters(hints, required, anything=False)
-    return _Parameters(hints, required, anything=True)
+            return hints, required, False
+    return hints, required, True
 
 
 def _hint(constructor: Any, parameter: inspect.Parameter) -> Any:

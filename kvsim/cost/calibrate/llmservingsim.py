@@ -228,14 +228,17 @@ def read_bundle(
         tail=UNSET if uneven is None else uneven[0],
         experts=_experts(folder) if model.experts is not None else UNSET,
     )
-    software, dtype = meta.software, meta.dtype
     profile = Profile(
         version="kvsim.profile/1",
         source="measured" if tp == 1 else "estimated",
         created=meta.said("profiled_at")[:10],
         device={"name": gpu},
-        software=software,
-        model=ProfiledModel.of(model, dtype, dtype, tp),
+        software={
+            "vllm": meta.text("vllm_version"),
+            "cuda": meta.said("cuda_version"),
+            "profiler": f"LLMServingSim {meta.said('profiler_version')}".strip(),
+        },
+        model=ProfiledModel.of(model, meta.dtype, meta.dtype, tp),
         engine=ProfiledEngine(block_size=meta.block_size(tp)),
         fit=fit,
         error={
@@ -306,15 +309,6 @@ class _Meta:
         if not isinstance(self._table.get(key), str | float | int):
             raise ConfigError(f"{self.path}: {key}: missing")
         return self.said(key)
-
-    @property
-    def software(self) -> dict[str, str]:
-        """Versions of what measured."""
-        return {
-            "vllm": self.text("vllm_version"),
-            "cuda": self.said("cuda_version"),
-            "profiler": f"LLMServingSim {self.said('profiler_version')}".strip(),
-        }
 
     @property
     def dtype(self) -> str:

@@ -32,7 +32,6 @@ from kvsim.machine.models.layouts import LAYER_TYPES, NONE, layouts
 from kvsim.machine.models.parts import (
     ALL,
     METHODS,
-    NF4,
     Compressed,
     Heads,
     Indexer,
@@ -99,7 +98,7 @@ class _SideCar(Struct, frozen=True, kw_only=True):
     quant_algo: str | None = None
     kv_cache_quant_algo: str | None = None
     quantized_layers: dict[str, _Layer] | None = None
-    exclude_modules: list[str] | None = None
+    ignore: list[str] | None = field(default=None, name="exclude_modules")
 
 
 class QuantizationConfig(Struct, frozen=True, kw_only=True):
@@ -239,6 +238,7 @@ def from_hugging_face(
     if "sliding_window" in (config if inner is None else inner):  # null says that there is none
         missing.pop("sliding_window", None)
     decoder = _decoder({**missing, **text}, where)
+    tied = (decoder.tie_word_embeddings, document.tie_word_embeddings, family.tied)
     remarks: list[str] = []
     table = {
         **_sizes(decoder, family),
@@ -246,7 +246,7 @@ def from_hugging_face(
         **_experts(decoder, where),
         **_stored(document, side_car, decoder, text.get("torch_dtype"), remarks),
         **_towers(document, family, decoder.hidden_size, remarks),
-        "tie_word_embeddings": _tied(document, decoder, family),
+        "tie_word_embeddings": next(each for each in tied if each is not None),
         "name": Path(document.name or str(Path(where).parent)).name or where,
         "source": f"{where} (text_config)" if inner is not None else where,
     }
@@ -396,8 +396,7 @@ def _experts(decoder: _Decoder, where: str) -> dict[str, Any]:
         shared = (decoder.n_shared_experts or 0) * columns
     return {
         "experts": {
-            "num_experts": decoder.num_experts,
-            **_present(asdict(decoder), ["num_experts_per_tok"], where),
+            **_present(asdict(decoder), ["num_experts", "num_experts_per_tok"], where),
             "moe_intermediate_size": columns,
             "shared_expert_intermediate_size": shared,
             "shared_expert_gate": bool(shared) and (decoder.model_type or "").startswith("qwen"),
@@ -430,12 +429,6 @@ def _stored(
         )
     # Quantised checkpoints without a type were made from 16-bit ones.
     return {"quantization": stored, "torch_dtype": dtype or "bfloat16"}
-
-
-def _tied(document: _Document, decoder: _Decoder, family: Family) -> bool:
-    """Whether the output projection is the embedding table."""
-    said = (decoder.tie_word_embeddings, document.tie_word_embeddings)
-    return next((tied for tied in said if tied is not None), family.tied)
 
 
 def _towers(
@@ -489,13 +482,7 @@ def _present(values: Mapping[str, Any], keys: Iterable[str], where: str) -> dict
 def of_side_car(table: Mapping[str, Any], where: str) -> QuantizationConfig:
     """What `hf_quant_config.json` says, as a `quantization_config` would."""
     said = converted(table.get("quantization", {}), _SideCar, where)
-    return QuantizationConfig(
-        quant_method="modelopt",
-        quant_algo=said.quant_algo,
-        kv_cache_quant_algo=said.kv_cache_quant_algo,
-        quantized_layers=said.quantized_layers,
-        ignore=said.exclude_modules,
-    )
+    return QuantizationConfig(quant_method="modelopt", **asdict(said))
 
 
 def stored_as(
@@ -607,7 +594,7 @@ def _of_method(config: QuantizationConfig) -> Quantization | None:
                     return replace(quantization("mxfp4"), method="quark", parts=ALL, fp4=True)
         case "bitsandbytes" | "":
             if config.load_in_4bit:
-                return Quantization(method="bitsandbytes", bits=NF4)
+                return METHODS["bitsandbytes"]
             return Quantization(method="bitsandbytes", bits=8) if config.load_in_8bit else None
     return METHODS.get(config.quant_method.lower()) or METHODS.get(config.method)
 

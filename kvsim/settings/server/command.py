@@ -103,7 +103,7 @@ class _Words:
                 if positional:
                     raise self._stray(word)
                 positional = True
-                yield self._argument(self._table.positional, word)
+                yield self._argument(self._table["positional"], word)
                 continue
             name, equals, value = word.partition("=")
             head, _, keys = name.partition(".")
@@ -134,10 +134,10 @@ class _Words:
         """The flag of a word, and whether the word turns it on."""
         if not head.startswith("--"):
             short = "-O" if head.startswith("-O") else head
-            if short in self._table.short:
-                return self._table.flags[self._table.short[short]], True
+            if short in self._table["short"]:
+                return self._table.flags[self._table["short"][short]], True
             raise ConfigError(
-                f"{self._where}: {self._table.program} has no flag {head[:60]}; correct it, or"
+                f"{self._where}: {self._table['program']} has no flag {head[:60]}; correct it, or"
                 " leave it out"
             )
         name = head[2:].replace("-", "_")
@@ -228,7 +228,7 @@ def serve_line(arguments: Iterable[Argument], changes: Mapping[str, Any]) -> str
     kept = {each.name: each.value for each in arguments if _key(each.name) not in changes}
     kept |= {_names()[key]: value for key, value in changes.items()}
     model = kept.pop("model", None) or kept.pop("model_tag", None)
-    return shlex.join([*VLLM.program.split(), *([str(model)] if model else []), *flags(kept)])
+    return shlex.join([*VLLM["program"].split(), *([str(model)] if model else []), *flags(kept)])
 
 
 def flags(values: Mapping[str, Any]) -> list[str]:

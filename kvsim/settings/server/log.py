@@ -117,6 +117,12 @@ class Start:
         if fact is not None:
             meaning.set(key, fact.value, f"{self.path}:{fact.line}")
 
+    def tell_loaded(self, meaning: Meaning) -> None:
+        """Set the model that is loaded, and the GPUs that share it, where no argument says them."""
+        for key in ("model", "tensor_parallel_size"):
+            if key not in meaning.settings:
+                self.tell(meaning, key, getattr(self, key))
+
 
 CHUNK_BYTES = 1 << 20
 """If a line of a log is longer than two chunks of this size, only its beginning is read."""
@@ -194,7 +200,7 @@ def read_starts(path: str) -> list[Start]:
     starts: list[Start] = []
     for number, raw in lines_with(_WORTH, path):
         text = _COLOUR.sub("", raw.decode("utf-8", errors="replace")).rstrip()
-        for pattern in _LINES:
+        for pattern in _LINES.values():
             if match := re.search(pattern, text):
                 if not starts or _begins_anew(starts[-1], match):
                     starts.append(Start(path, number))
@@ -207,60 +213,43 @@ def read_starts(path: str) -> list[Start]:
     return starts
 
 
-_WORTH = (
-    b"KV cache size",
-    b"KV cache memory",
-    b" blocks: ",
-    b"num_gpu_blocks is",
-    b"LLM engine",
-    b"non-default args",
-    b"args: Namespace",
-    b"max_num_batched_tokens=",
-    b"max model len",
-    b"ynchronous scheduling",
-    b"version",
-    b"Maximum concurrency",
-    b"Model loading took",
-    b"before SM90",
-    b"Device capability",
-    b"device_name=",
-    b"block size to",
-    b"to load model ",
-    b" in world size ",
-)
-"""A line with none of these fits no pattern below; a server's log has millions of such lines."""
-
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _RANK = re.compile(r"\(EngineCore(\w*)")
 _GIB = r"\d{1,9}(?:\.\d{1,9})?"
 _COUNT = r"\d{1,3}(?:,\d{3}){1,5}|\d{1,18}"
-_LINES = (
-    r"vLLM (?:API )?server version (?P<version>\d[^\s,]*)",
-    r"█.* version +(?P<version>\d\S*)",
-    r"non-default args: (?P<arguments>\{.*)",
-    r" args: (?P<arguments>Namespace\(.*)",
-    r"Initializing an? (?:V(?P<engine>[01]) )?LLM engine \(v(?P<version>[^)\s]*)\) with config:"
-    r" (?P<config>.*)",
-    rf"Using max model len (?P<max_model_len>{_COUNT})",
-    rf"Maximum concurrency for (?P<max_model_len>{_COUNT}) tokens per request"
-    r"(?:: (?P<max_concurrency>\d{1,9}\.\d{1,9})x)?",
-    rf"Chunked prefill is enabled with max_num_batched_tokens=(?P<max_num_batched_tokens>{_COUNT})",
-    r"Asynchronous scheduling is (?P<async_scheduling>enabled|disabled)",
-    rf"ing (?:attention|kv cache) block size to (?P<block_size>{_COUNT})",
-    rf"Model loading took (?P<weights>{_GIB}) GiB",
-    rf"Available KV cache memory: (?P<available>{_GIB}) GiB",
-    r"[Ss]tarting to load model (?P<model>\S+?)\.\.\.",
+_LINES = {
+    "server version": r"vLLM (?:API )?server version (?P<version>\d[^\s,]*)",
+    "version": r"█.* version +(?P<version>\d\S*)",
+    "non-default args": r"non-default args: (?P<arguments>\{.*)",
+    "args: Namespace": r" args: (?P<arguments>Namespace\(.*)",
+    "LLM engine": r"Initializing an? (?:V(?P<engine>[01]) )?LLM engine \(v(?P<version>[^)\s]*)\)"
+    r" with config: (?P<config>.*)",
+    "max model len": rf"Using max model len (?P<max_model_len>{_COUNT})",
+    "Maximum concurrency": rf"Maximum concurrency for (?P<max_model_len>{_COUNT}) tokens per"
+    r" request(?:: (?P<max_concurrency>\d{1,9}\.\d{1,9})x)?",
+    "max_num_batched_tokens=": r"Chunked prefill is enabled with max_num_batched_tokens="
+    rf"(?P<max_num_batched_tokens>{_COUNT})",
+    "ynchronous scheduling": r"Asynchronous scheduling is (?P<async_scheduling>enabled|disabled)",
+    "block size to": rf"ing (?:attention|kv cache) block size to (?P<block_size>{_COUNT})",
+    "Model loading took": rf"Model loading took (?P<weights>{_GIB}) GiB",
+    "KV cache memory": rf"Available KV cache memory: (?P<available>{_GIB}) GiB",
+    "to load model ": r"[Ss]tarting to load model (?P<model>\S+?)\.\.\.",
     # All GPUs share a layer where there are no pipeline stages and no replicas, as the last
     # rank shows; of less than all ranks, the world says it.
-    rf"rank \d+ in world size (?P<tensor_parallel_size>{_COUNT}) is assigned as DP rank 0, PP rank"
-    r" 0(?!\d)",
-    r"(?P<not_hopper>GPUs before SM90|Device capability \d{1,3}\.\d not supported)",
-    r"device_name=(?P<device>[\w-]{1,80}?)(?:,|\.json)",
-    rf"\b(?!CPU )\w+ KV cache size: (?P<cache_tokens>{_COUNT}) tokens",
-    rf"# (?!CPU)\w+ blocks: (?P<blocks>{_COUNT})(?:, # CPU blocks: (?P<cpu_blocks>{_COUNT}))?",
-    rf"after num_gpu_blocks is: (?P<blocks_of_all>{_COUNT})",
-)
-"""A group is an attribute of `Start`; it sets the fact, or adds to those of each rank."""
+    " in world size ": rf"rank \d+ in world size (?P<tensor_parallel_size>{_COUNT}) is assigned as"
+    r" DP rank 0, PP rank 0(?!\d)",
+    "before SM90": r"(?P<not_hopper>GPUs before SM90)",
+    "Device capability": r"(?P<not_hopper>Device capability \d{1,3}\.\d not supported)",
+    "device_name=": r"device_name=(?P<device>[\w-]{1,80}?)(?:,|\.json)",
+    "KV cache size": rf"\b(?!CPU )\w+ KV cache size: (?P<cache_tokens>{_COUNT}) tokens",
+    " blocks: ": rf"# (?!CPU)\w+ blocks: (?P<blocks>{_COUNT})"
+    rf"(?:, # CPU blocks: (?P<cpu_blocks>{_COUNT}))?",
+    "num_gpu_blocks is": rf"after num_gpu_blocks is: (?P<blocks_of_all>{_COUNT})",
+}
+"""What a line holds that a pattern fits → the pattern: a server's log has millions of lines that
+hold none of them. A group is an attribute of `Start`; it sets the fact, or adds to those of each
+rank."""
+_WORTH = [word.encode() for word in _LINES]
 _READ: dict[str, Callable[[str], Any]] = {
     "version": str,
     "model": values.model,
@@ -473,12 +462,7 @@ def _without_blocks(start: Start) -> Meaning:
     """What a start says of all but its pool; what it says later counts."""
     meaning = _made_of_arguments(start)
     if not start.config:
-        for key, fact in (
-            ("model", start.model),
-            ("tensor_parallel_size", start.tensor_parallel_size),
-        ):
-            if key not in meaning.settings:
-                start.tell(meaning, key, fact)
+        start.tell_loaded(meaning)
     start.tell(meaning, "max_model_len", start.max_model_len)
     start.tell(meaning, "max_num_batched_tokens", start.max_num_batched_tokens)
     start.tell(meaning, "async_scheduling", start.async_scheduling)

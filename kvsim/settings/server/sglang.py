@@ -35,28 +35,6 @@ from kvsim.settings.server.values import pairs, whole_pairs
 BACKENDS = ("attention_backend", "decode_attention_backend")
 """Arguments that are no settings, but may decide the page size."""
 
-_PAGES = {
-    "cutedsl_mla": (32, 64),
-    "cutlass_mla": (128,),
-    "flashmla": (64,),
-    "tokenspeed_mla": (32, 64),
-    "trtllm_mha": (16, 32, 64),
-    "trtllm_mla": (32, 64),
-}
-"""Attention backend → the page sizes that it can have; in place of another it takes the last one
-(`srt/arg_groups/overrides.py`, `_mla_backend_page_constraints`)."""
-
-_SPELLED = {
-    "CLIP_MAX_NEW_TOKENS_ESTIMATION": "clip_max_new_tokens",
-    "IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD": "in_batch_check_threshold",
-    "IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD": "in_batch_deprioritize_threshold",
-    "INIT_NEW_TOKEN_RATIO": "init_new_token_ratio",
-    "MIN_NEW_TOKEN_RATIO_FACTOR": "min_new_token_ratio_factor",
-    "NEW_TOKEN_RATIO_DECAY_STEPS": "new_token_ratio_decay_steps",
-    "RETRACT_DECODE_STEPS": "retract_decode_steps",
-}
-"""Environment variable without `SGLANG_` → field of `kvsim.engines.sglang.server.Environment`."""
-
 _MEASURED = "ENABLE_POST_CAPTURE_KV_SIZING"
 """The variable with which the pool is sized after CUDA graphs are captured."""
 
@@ -70,7 +48,7 @@ def complete(meaning: Meaning, variables: Mapping[str, str], where: str) -> None
     said = meaning.settings
     for name in BACKENDS:
         if name in said:
-            sizes, at = _PAGES.get(said.pop(name), ()), meaning.sources.pop(name)
+            sizes, at = SGLANG["pages"].get(said.pop(name), ()), meaning.sources.pop(name)
             if sizes and said.get("block_size", 1) not in sizes:
                 meaning.set("block_size", sizes[-1], at)
             elif not sizes:
@@ -94,7 +72,7 @@ def complete(meaning: Meaning, variables: Mapping[str, str], where: str) -> None
 def _environment(variables: Mapping[str, str], where: str) -> dict[str, float]:
     """What variables say to the scheduler."""
     found = {}
-    for name, key in _SPELLED.items():
+    for name, key in SGLANG["environment"].items():
         text = variables.get(f"SGLANG_{name}")
         if text is not None:
             try:
@@ -137,23 +115,6 @@ _NAMES = {"max_total_num_tokens": "max_total_tokens", "context_len": "context_le
 """Name in the last line → name of the argument."""
 _LIMITS = ("chunked_prefill_size", "max_prefill_tokens", "max_running_requests", *_NAMES)
 
-_FEATURES = {
-    "speculative_": ("speculative_algorithm",),
-    "hicache_": ("enable_hierarchical_cache",),
-    "max_lora": ("enable_lora", "lora_paths"),
-}
-"""Beginning of arguments that have a value by default, too → those that use the feature."""
-
-DEFAULTS = {
-    "max_prefill_tokens": 16384,
-    "priority_scheduling_preemption_threshold": 10,
-    "radix_eviction_policy": "lru",
-    "retraction_policy": "length",
-    "schedule_conservativeness": 1.0,
-    "schedule_policy": "fcfs",
-}
-"""Arguments of the scheduler and of the radix cache whose default is not off."""
-
 
 def is_sglang(path: str) -> bool:
     """Whether a log is that of an SGLang server. Raises `ConfigError` if it cannot be read."""
@@ -175,9 +136,7 @@ def settings_of_sglang(path: str) -> tuple[Meaning, list[str], Start]:
     line = meaning.sources["num_gpu_blocks_override"]
     complete(meaning, {}, line)
     meaning.set("engine", "sglang", line)
-    for key, fact in (("model", start.model), ("tensor_parallel_size", start.tensor_parallel_size)):
-        if key not in meaning.settings:
-            start.tell(meaning, key, fact)
+    start.tell_loaded(meaning)
     blocks, size = meaning.settings["num_gpu_blocks_override"], meaning.settings.get("block_size")
     if blocks < 1:
         raise ConfigError(f"{line}: the server has no KV pages; nothing can be simulated")
@@ -221,7 +180,7 @@ def _meaning(arguments: Iterable[Argument]) -> Meaning:
     """What arguments mean, without those that nobody wants to read because nobody gave them."""
     given = {argument.name for argument in arguments if argument.value}
     unused = tuple(
-        beginning for beginning, uses in _FEATURES.items() if not given.intersection(uses)
+        beginning for beginning, uses in SGLANG["uses"].items() if not given.intersection(uses)
     )
     meaning = interpret((each for each in arguments if not each.name.startswith(unused)), SGLANG)
     meaning.ignored.clear()
@@ -231,7 +190,7 @@ def _meaning(arguments: Iterable[Argument]) -> Meaning:
         kept = {
             name: value
             for name, value in said.items()
-            if value not in (DEFAULTS.get(name), False, 0)
+            if value not in (SGLANG["defaults"].get(name), False, 0)
         }
         if kept:
             meaning.settings[table] = kept

@@ -18,8 +18,9 @@ import csv
 import hashlib
 import os
 import re
+import tomllib
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -297,42 +298,14 @@ def _digested(trace: Trace) -> Trace:
     return replace(trace, sha256=digest, source={**trace.source, "sha256": digest})
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-INPUTS = _names(
-    "input input_tokens input_length input_len prompt_tokens prompt_length prompt_len prompt"
-    " num_prompt_tokens n_input_tokens context_tokens"
-)
-OUTPUTS = _names(
-    "output output_tokens output_length output_len completion_tokens generated_tokens completion"
-    " num_output_tokens response_tokens"
-)
-ARRIVALS = _names(
-    "arrival arrival_time timestamp time ts arrived_at start_time request_time created_at date"
-    " datetime start"
-)
-"""Column names, in small letters and without a unit at their end, that say what they hold."""
-TIMES = {
-    "ttft": "ttft",
-    "time_to_first_token": "ttft",
-    "tpot": "tpot",
-    "time_per_output_token": "tpot",
-    "e2e": "e2e",
-    "e2el": "e2e",
-    "e2e_latency": "e2e",
-    "request_latency": "e2e",
-    "queue": "queue",
-    "queue_time": "queue",
+_NAMES = {
+    role: names.split()
+    for role, names in tomllib.loads(
+        Path(__file__).with_name("columns.toml").read_text("utf-8")
+    ).items()
 }
-"""Names of columns with measured times → role. Such columns always need a unit."""
-NO_TIMES = {"", "id", "index", "request_id", "session", "session_id", "conversation_id", "user"}
-NO_TIMES |= {"user_id", "model", "model_name", "total_tokens", *TIMES}
-"""Names of columns that do not say when a request came. Any other may, in words unknown here."""
+_TIMES = {name: role for role in MEASURED for name in _NAMES[role]}
 _MOST_SHOWN = 12
-_OF_A_RUN = {"input_length", "output_length", "output_tokens", "arrival_ns", "first_scheduled_ns"}
-"""Columns that tell the `requests.parquet` or `requests.csv` of a run."""
 
 
 def read(source: Source) -> Trace:
@@ -345,24 +318,24 @@ def measured_columns(names: Sequence[str]) -> tuple[tuple[str, str, int], ...]:
     found: dict[str, tuple[str, str, int]] = {}
     for name in names:
         plain, unit = _without_unit(name)
-        if plain in TIMES and unit:
-            key = MEASURED[TIMES[plain]]
+        if plain in _TIMES and unit:
+            key = MEASURED[_TIMES[plain]]
             found.setdefault(key, (name, key, UNITS_NS[unit]))
     return tuple(found.values())
 
 
 def _guess(source: Source, names: Sequence[str]) -> Columns:
     measured = measured_columns(names)
-    if _OF_A_RUN.issubset(names):
+    if set(_NAMES["of_a_run"]) <= set(names):
         lengths = "input_length", "output_length"
         return Columns(*lengths, "arrival_ns", 1, "id", measured=measured)
-    inputs, outputs = _among(names, INPUTS), _among(names, OUTPUTS)
-    arrivals = _among(names, ARRIVALS)
+    inputs, outputs = _among(names, "input"), _among(names, "output")
+    arrivals = _among(names, "arrival")
     if len(inputs) != 1 or len(outputs) != 1 or len(arrivals) > 1:
         found = ", ".join(shown(name) for name in names[:_MOST_SHOWN])
         raise _ask(source, f"a table with columns {found}", arrivals, inputs, outputs)
     if not arrivals:
-        known = {*inputs, *outputs, *_among(names, NO_TIMES)}
+        known = {*inputs, *outputs, *_among(names, "no_time", *MEASURED)}
         if unknown := [name for name in names if name not in known]:
             found = ", ".join(map(shown, unknown[:_MOST_SHOWN]))
             what = f"when requests came may be in {found}"
@@ -375,9 +348,9 @@ def _guess(source: Source, names: Sequence[str]) -> Columns:
     return Columns(inputs[0], outputs[0], arrival, unit_ns, measured=measured)
 
 
-def _among(names: Sequence[str], known: Collection[str]) -> list[str]:
-    """Those of the names that say something known."""
-    return [name for name in names if _without_unit(name)[0] in known]
+def _among(names: Sequence[str], *roles: str) -> list[str]:
+    """Those of the names that say one of these roles."""
+    return [name for name in names if any(_without_unit(name)[0] in _NAMES[role] for role in roles)]
 
 
 def _without_unit(name: str) -> tuple[str, str]:
