@@ -144,11 +144,11 @@ class _RowReader:
         decoder, present, first = _decoder(), self.rules.present, len(self.rows)
         if decoder is None or not present.items() <= _USUAL_PRESENT.items():
             return None
-        text = block.replace(b"\r\n", b"\n")
+        text = block.replace(b"\r\n", b"\n") if b"\r" in block else block
         rows, read = Rows(first), self._source.lines_read
         try:
             tables = decoder.decode_lines(text)
-            columns = ([*map(attrgetter(key), tables)] for key in _USUAL)
+            columns = zip(*map(attrgetter(*_USUAL), tables), strict=True)
             times, inputs, outputs, hash_ids = columns
             lines = range(read + 1, read + 1 + len(tables))
             times_ns = [round(time * _NS_PER_MS) for time in times]
