@@ -420,7 +420,7 @@ def _stored(
     dtype = dtype or document.torch_dtype or document.dtype
     said = document.quantization_config or decoder.quantization_config or side_car
     if said is None:
-        return {"torch_dtype": dtype or "float32"}
+        return {"torch_dtype": "float32" if dtype is None else dtype}
     stored = stored_as(said, decoder.num_hidden_layers, decoder.expert_dtype)
     if stored is None:
         remarks.append(
@@ -428,7 +428,7 @@ def _stored(
             " counted as unquantised, an upper bound"
         )
     # Quantised checkpoints without a type were made from 16-bit ones.
-    return {"quantization": stored, "torch_dtype": dtype or "bfloat16"}
+    return {"quantization": stored, "torch_dtype": "bfloat16" if dtype is None else dtype}
 
 
 def _towers(

@@ -315,8 +315,6 @@ def compressed_groups(
             yield group._replace(pair_elements=group.pair_elements // ratio, every=ratio)
 
 
-NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text("utf-8"))
-
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1}
 
 Part = Literal["attention", "mlp", "experts"]
@@ -367,6 +365,8 @@ def grouped(bits: int, group_size: int, scale_bits: int, zero_bits: int = 0) -> 
     return bits + (scale_bits + zero_bits) / group_size
 
 
+NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text("utf-8"))
+"""What words of names mean, and how methods of quantisation store weights."""
 METHODS = {
     name: Quantization(
         method=name,
