@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from operator import add, attrgetter
-from pathlib import Path
 from typing import Any
 
 from kvsim.errors import ConfigError
@@ -25,6 +24,7 @@ from kvsim.workload.chain import settle_blocks
 from kvsim.workload.gather import (
     RowRules,
     check_total,
+    foreign_trace,
     identifier,
     integer,
     integers,
@@ -70,14 +70,7 @@ def read(source: Source) -> Trace:
         what = f"no timestamp; when requests came may be in {found}: name it timestamp, in ms, or"
         raise source.error(f"{what} leave it out", line=0)
     rows, sorting = sort_rows(reader.rows)
-    trace = Trace(
-        path=source.path,
-        format="mooncake",
-        sha256=source.sha256,
-        rows=rows,
-        source={"format": "mooncake", "file": Path(source.path).name, "sha256": source.sha256},
-        notes=reader.notes(sorting),
-    )
+    trace = foreign_trace(source, "mooncake", rows, reader.notes(sorting))
     remedy = "put the right block_size on every row and make sure that timestamp is in ms"
     settle_blocks(source, trace, reader.block_size or DEFAULT_BLOCK_SIZE, remedy)
     return trace
