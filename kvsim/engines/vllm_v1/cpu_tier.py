@@ -7,7 +7,6 @@ Loads that read it keep it. vLLM 0.33.0 `v1/kv_offload/cpu/manager.py`, `policie
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
@@ -46,38 +45,24 @@ class Access:
 
 
 class _Run:
-    """Chunks of one rank, and the order in which they make room: the tail of a sequence first."""
+    """The chunks of one rank, in the order of their sequence: its tail makes room first."""
 
-    def __init__(self, rank: int, access: Access, sign: int) -> None:
-        """Of chunks at one place, that of the first group makes room first where `sign` is 1, that
-        of the last group where it is -1."""
+    def __init__(self, rank: int, access: Access) -> None:
         self.rank = rank
-        self.sign = sign
-        self.held = 0
-        """Number of its chunks."""
-        self._added: list[Key] = []
-        """Chunks that came; some have left, or came again."""
+        self.chunks: dict[Key, None] = {}
+        self.ended = False
+        """Whether the request is over. Of chunks at one place, that of the first group makes room
+        first until then, and that of the last group from then on."""
+        self.sorted = True
         self._position = access.position
-        self._order: list[Key] | None = None
 
-    def add(self, key: Key) -> None:
-        """A chunk comes."""
-        self.held += 1
-        self._added.append(key)
-        self._order = None
-
-    def renew(self, rank: int, sign: int) -> None:
-        """Gives all chunks another rank, and their order in it."""
-        self.rank, self.sign, self._order = rank, sign, None
-
-    def sorted(self) -> list[Key]:
-        """The chunks in order, the first one to go at the end, and some that left."""
-        if self._order is None:
-            stayed = len(self._added) == self.held
-            added = self._added if stayed else set(self._added)
-            self._order = sorted(added, reverse=self.sign > 0)
-            self._order.sort(key=self._position.__getitem__)
-        return self._order
+    def in_order(self) -> dict[Key, None]:
+        """Returns the chunks, those that go first at the end."""
+        if not self.sorted:
+            chunks = sorted(self.chunks, reverse=not self.ended)
+            chunks.sort(key=self._position.__getitem__)
+            self.chunks, self.sorted = dict.fromkeys(chunks), True
+        return self.chunks
 
 
 class Lru:
@@ -89,10 +74,8 @@ class Lru:
 
     def __init__(self, capacity: int) -> None:
         self._run_of: dict[Key, _Run] = {}
-        self._runs: dict[int, _Run] = {}
-        """Rank → its chunks."""
-        self._ranks: list[int] = []
-        """Ranks in order, and some that have no chunks any more."""
+        self._runs: OrderedDict[int, _Run] = OrderedDict()
+        """Rank → its chunks, in order."""
         self._last = 0
 
     def missed(self, keys: list[Key]) -> None:
@@ -100,95 +83,70 @@ class Lru:
 
     def accessed(self, keys: list[Key], access: Access) -> None:
         """A request uses chunks for the first time. They may be absent."""
-        rank, run_of = self._rank(access), self._run_of
+        run, run_of = self._own(access), self._run_of
         older = []
         for key in keys:
-            run = run_of.get(key)
-            if run is not None and run.rank < rank:
+            before = run_of.get(key)
+            if before is not None and before.rank < run.rank:
                 older.append(key)
-        self._move(older, rank, access, 1)
+        self._move(older, run)
 
     def inserted(self, keys: list[Key], access: Access) -> None:
         """Chunks will be written for a request."""
         if keys:  # An offer of nothing is no first access.
-            self._move(keys, self._rank(access), access, 1)
+            self._move(keys, self._own(access))
 
     def ended(self, access: Access) -> None:
         """A request is over."""
+        run = self._own(access)
+        del self._runs[run.rank]
         self._last += 1
-        own = self._runs.pop(access.rank, None)
-        if own is not None:
-            own.renew(self._last, -1)
-            self._put(own)
-            if own.held == len(access.seen):
-                return
-        run_of = self._run_of
-        self._move([key for key in access.seen if key in run_of], self._last, access, -1)
+        run.rank, run.ended, run.sorted = self._last, True, False
+        if len(run.chunks) < len(access.seen):
+            self._move([key for key in access.seen if key in self._run_of], run)
+        if run.chunks:
+            self._runs[run.rank] = run
 
     def evict(self, number: int, evictable: Callable[[Key], bool]) -> list[Key] | None:
         """Removes and returns `number` chunks; None, and nothing changes, if there are too few."""
-        run_of = self._run_of
         chosen: list[Key] = []
-        passed: list[tuple[list[Key], int, list[Key]]] = []
-        for rank in self._ranks:
-            run = self._runs.get(rank)
-            if run is None:
-                continue
-            order, stay = run.sorted(), list[Key]()
-            place = len(order)
-            while place and len(chosen) < number:
-                place -= 1
-                key = order[place]
-                if run_of.get(key) is run:
-                    (chosen if evictable(key) else stay).append(key)
-            passed.append((order, place, stay))
+        for run in self._runs.values():
+            for key in reversed(run.in_order()):
+                if len(chosen) == number:
+                    break
+                if evictable(key):
+                    chosen.append(key)
             if len(chosen) == number:
                 break
-        if len(chosen) < number:
+        else:
             return None
-        for order, place, stay in passed:
-            stay.reverse()
-            order[place:] = stay
         for key in chosen:
-            self._leave(run_of.pop(key))
-        while self._ranks and self._ranks[0] not in self._runs:
-            del self._ranks[0]
+            self._leave(key, self._run_of.pop(key))
         return chosen
 
-    def _rank(self, access: Access) -> int:
-        if not access.rank:
+    def _own(self, access: Access) -> _Run:
+        """The run of a request, which begins with its first access."""
+        run = self._runs.get(access.rank)
+        if run is None:
             self._last += 1
             access.rank = self._last
-        return access.rank
+            run = self._runs[self._last] = _Run(self._last, access)
+        return run
 
-    def _move(self, keys: list[Key], rank: int, access: Access, sign: int) -> None:
-        """Gives chunks a rank, and their order in it (`_Run`)."""
-        if not keys:
-            return
+    def _move(self, keys: list[Key], run: _Run) -> None:
         run_of = self._run_of
-        run = self._runs.get(rank)
-        if run is None:
-            run = _Run(rank, access, sign)
-            self._put(run)
         for key in keys:
             before = run_of.get(key)
             if before is not run:
                 if before is not None:
-                    self._leave(before)
+                    self._leave(key, before)
                 run_of[key] = run
-                run.add(key)
+                run.chunks[key] = None
+                run.sorted = False
 
-    def _put(self, run: _Run) -> None:
-        """A run begins, or goes on at another rank."""
-        self._runs[run.rank] = run
-        place = bisect_left(self._ranks, run.rank)
-        if self._ranks[place : place + 1] != [run.rank]:
-            self._ranks.insert(place, run.rank)
-
-    def _leave(self, run: _Run) -> None:
-        """A chunk leaves its run."""
-        run.held -= 1
-        if not run.held:
+    def _leave(self, key: Key, run: _Run) -> None:
+        del run.chunks[key]
+        if run.ended and not run.chunks:
             del self._runs[run.rank]
 
 
