@@ -17,7 +17,7 @@ from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.engines.vllm_v1.nixl import Nixl
 from kvsim.engines.vllm_v1.offloading import Offloading
 from kvsim.engines.vllm_v1.simple import SimpleOffload
-from kvsim.engines.vllm_v1.storage import Storage, TieredCpu
+from kvsim.engines.vllm_v1.storage import Storage
 from kvsim.engines.vllm_v1.timed import TimedWorker
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import GIB, Hardware, TransferTimes, make_link, make_transfer_times
@@ -147,17 +147,16 @@ def _native(
         raise ValueError(
             f"a chunk takes {chunk_bytes:,} bytes, more than --kv-offloading-size; raise it"
         )
-    rules: dict[str, Any] = {
-        "policy": look_up("eviction_policy", POLICIES, eviction_policy),
-        "store_threshold": store_threshold,
-        "max_tracker_size": max_tracker_size,
-    }
-    if secondary_tiers:
-        if spec_name != TIERED:
-            raise ValueError(f'secondary_tiers have no effect without "spec_name": "{TIERED}"')
-        tier: CpuTier = TieredCpu(chunks, _storage(secondary_tiers, chunk_bytes), **rules)
-    else:
-        tier = CpuTier(chunks, **rules)
+    policy = look_up("eviction_policy", POLICIES, eviction_policy)
+    if secondary_tiers and spec_name != TIERED:
+        raise ValueError(f'secondary_tiers have no effect without "spec_name": "{TIERED}"')
+    tier = CpuTier(
+        chunks,
+        policy=policy,
+        store_threshold=store_threshold,
+        max_tracker_size=max_tracker_size,
+        storage=_storage(secondary_tiers, chunk_bytes) if secondary_tiers else None,
+    )
     return Offloading(
         blocks,
         tier,

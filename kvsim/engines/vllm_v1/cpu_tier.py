@@ -1,22 +1,33 @@
 """Chunks of KV in CPU memory, and which of them make room for others.
 
+```
+ GPU ──store──► CPU ──write──► storage        as soon as the CPU has it
+ GPU ◄──load─── CPU ◄──read─── storage        when a request looks for it; it waits meanwhile
+```
+
 A chunk is a few consecutive blocks of one group. It is *pending* while it is written, then ready.
-Loads that read it keep it. vLLM 0.33.0 `v1/kv_offload/cpu/manager.py`, `policies/lru.py`,
-`policies/arc.py`.
+Loads that read it keep it. Only the CPU copies to and from the GPU. vLLM 0.33.0
+`v1/kv_offload/cpu/manager.py`, `policies/lru.py`, `policies/arc.py`, and, for a storage below, of
+which no log of a real engine was compared, `v1/kv_offload/tiering/manager.py`
+(`TieringOffloadingSpec`).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from mypy_extensions import i64, mypyc_attr
+
+from kvsim.engines.vllm_v1.storage import Below, Storage
 
 Key = Any
 """Identity of a chunk's tokens, of all before them and of its group: `KVCacheManager.content_key`.
 Of chunks of the same tokens, that of the first group is smallest. It is an integer of Python, which
 compiled code passes on as it is."""
+
+NONE_BELOW: list[Below] = []
 
 PENDING: Final = -1
 READY: Final = 0
@@ -280,7 +291,7 @@ class _Held:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class CpuTier:
-    """The chunks in CPU memory."""
+    """The chunks in CPU memory, perhaps above a storage."""
 
     def __init__(
         self,
@@ -289,11 +300,13 @@ class CpuTier:
         policy: Callable[[int], Any] = Lru,
         store_threshold: int = 0,
         max_tracker_size: int = 64_000,
+        storage: Storage | None = None,
     ) -> None:
         """`capacity`: number of chunks. `policy` makes of it what decides who makes room.
         `store_threshold`: number of offers from which on a chunk is stored, counted for
         `max_tracker_size` chunks."""
         self.capacity = capacity
+        self.storage = storage
         self._policy = policy(capacity)
         self._counter = Counter(store_threshold, max_tracker_size) if store_threshold > 1 else None
         self._held: dict[Key, _Held] = {}
@@ -304,11 +317,33 @@ class CpuTier:
         self._evictable = 0
         self.pending = 0
         """Number of chunks that are being written."""
+        self._wanted: list[Key] = []
+        """Chunks of the storage that a request looks for, to be read with this step."""
+        self._reading: dict[Key, Access] = {}
+        self._risen: set[Key] = set()
+        """Chunks that were read from the storage and not loaded since."""
+        self._stored: list[Key] = []
+        """Chunks to be written to the storage with this step."""
+        self._writing = 0
+        """Number of chunks that are being written there."""
+        self._moved = {"written_chunks": 0, "read_chunks": 0}
 
     def look_up(self, key: Key) -> int | None:
-        """Returns the state of a chunk that a request looks for; None if it is absent."""
+        """Returns the state of a chunk that a request looks for; None if it is absent. What the
+        storage has is read first."""
         held = self._held.get(key)
-        return None if held is None else held.state
+        if held is not None:
+            return held.state
+        if self.storage is None or not self.storage.holds(key):
+            return None
+        access = Access()
+        access.position[key], access.seen[key] = 0, None
+        # It takes no room from chunks that come or came the same way and were not loaded yet.
+        if self._inserted([key], access, self._risen) is None:
+            return None
+        self._wanted.append(key)
+        self._reading[key] = access
+        return PENDING
 
     @property
     def free(self) -> int:
@@ -343,54 +378,28 @@ class CpuTier:
             self._policy.missed(new)
             access.missed.update(new)
         self._accessed(used, access, ready)
-        return self._inserted(wanted, access, keys)
+        return self._inserted(wanted, access, set(ready))
 
     def stored(self, keys: list[Key]) -> None:
         """Chunks were written."""
-        for key in keys:
-            self._held[key].state = READY
-        self.pending -= len(keys)
-        self._evictable += len(keys)
+        self._become_ready(keys)
+        storage = self.storage
+        if storage is not None:
+            self._risen.difference_update(keys)
+            new = [key for key in keys if not storage.holds(key)]
+            # They stay until they are written there, too.
+            self._pin(new)
+            self._stored += new
 
     def load(self, keys: list[Key], access: Access) -> list[int]:
         """A request begins to read chunks. Returns their places."""
+        self._risen.difference_update(keys)
         self._pin(keys)
         self._accessed(keys, access, keys)
         return [self._held[key].place for key in keys]
 
-    def contents(self) -> tuple[Iterable[int], Iterable[int]]:
-        """Returns the places of its chunks, and their states
-        (`kvsim.results.blockmap.Tier`)."""
-        chunks = self._held.values()
-        return [held.place for held in chunks], [held.state for held in chunks]
-
-    def copies(self) -> Sequence[Any]:
-        """Returns the copies to and from a tier below that begin with this step."""
-        return ()
-
-    def copied(self, copy: Any) -> None:
-        """A copy to or from a tier below is over."""
-
-    @property
-    def cascades(self) -> bool:
-        """Whether what is stored goes on to a tier below."""
-        return False
-
-    @property
-    def copying(self) -> bool:
-        """Whether chunks are copied to or from a tier below."""
-        return False
-
-    def describe(self) -> dict[str, Any]:
-        """Returns its figures in plain values."""
-        return {"capacity_chunks": self.capacity}
-
-    def risen(self, keys: list[Key]) -> int:
-        """Returns how many of these chunks come from a tier below: none, as there is none."""
-        return 0
-
     def loaded(self, keys: list[Key]) -> None:
-        """A request has read chunks."""
+        """Chunks have been read."""
         for key in keys:
             held = self._held[key]
             held.state -= 1
@@ -399,6 +408,63 @@ class CpuTier:
     def ended(self, access: Access) -> None:
         """A request is over."""
         self._policy.ended(access)
+
+    def risen(self, keys: list[Key]) -> int:
+        """Returns how many of these chunks come from the storage."""
+        return len(self._risen.intersection(keys)) if self._risen else 0
+
+    # -- copies to and from the storage ----------------------------------------------------------
+
+    def copies(self) -> list[Below]:
+        """Returns the copies that begin with this step."""
+        storage = self.storage
+        if storage is None:
+            return NONE_BELOW
+        found = []
+        wanted, self._wanted = self._wanted, []
+        if wanted:
+            found.append(Below(wanted, True, storage.read_ns(len(wanted))))
+            self._moved["read_chunks"] += len(wanted)
+        stored, self._stored = self._stored, []
+        if stored:
+            found.append(Below(stored, False, storage.write_ns(len(stored))))
+            self._moved["written_chunks"] += len(stored)
+            self._writing += len(stored)
+        return found
+
+    def copied(self, copy: Below) -> None:
+        """A copy is over."""
+        if copy.upward:
+            self._become_ready(copy.keys)
+            self._risen.update(copy.keys)
+            for key in copy.keys:
+                self.ended(self._reading.pop(key))
+        elif self.storage is not None:
+            self._writing -= len(copy.keys)
+            self.storage.keep(copy.keys)
+            self.loaded(copy.keys)
+
+    @property
+    def copying(self) -> bool:
+        """Whether chunks are copied."""
+        return bool(self._reading or self._writing)
+
+    # -- for those who look on -------------------------------------------------------------------
+
+    def contents(self) -> tuple[Iterable[int], Iterable[int]]:
+        """Returns the places of its chunks, and their states
+        (`kvsim.results.blockmap.Tier`)."""
+        chunks = self._held.values()
+        return [held.place for held in chunks], [held.state for held in chunks]
+
+    def describe(self) -> dict[str, Any]:
+        """Returns its figures in plain values."""
+        figures: dict[str, Any] = {"capacity_chunks": self.capacity}
+        if self.storage is None:
+            return figures
+        return {**figures, "storage": type(self.storage).__name__, **self._moved}
+
+    # --------------------------------------------------------------------------------------------
 
     def _accessed(self, keys: list[Key], access: Access, reused: Iterable[Key]) -> None:
         new = [key for key in keys if key not in access.seen]
@@ -409,7 +475,7 @@ class CpuTier:
         access.reused.update(key for key in reused if key not in access.inserted)
 
     def _inserted(
-        self, wanted: list[Key], access: Access, spared: Iterable[Key]
+        self, wanted: list[Key], access: Access, spared: set[Key]
     ) -> dict[Key, int] | None:
         """Makes room for chunks, without eviction of those that are spared. Returns their places;
         None if there is too little room."""
@@ -417,9 +483,8 @@ class CpuTier:
         if lacking > 0:
             evicted = None
             if lacking <= self._evictable:
-                stay = set(spared)
                 evicted = self._policy.evict(
-                    lacking, lambda key: chunks[key].state == READY and key not in stay
+                    lacking, lambda key: chunks[key].state == READY and key not in spared
                 )
             if evicted is None:
                 return None
@@ -428,12 +493,23 @@ class CpuTier:
                 self._returned.append(chunks.pop(key).place)
         places: dict[Key, int] = {}
         for key in wanted:
-            places[key] = place = self._take()
+            if self._fresh < self.capacity:
+                place = self._fresh
+                self._fresh += 1
+            else:
+                place = self._returned.pop()
+            places[key] = place
             chunks[key] = _Held(place)
         self._policy.inserted(wanted, access)
         self.pending += len(wanted)
         access.inserted.update(wanted)
         return places
+
+    def _become_ready(self, keys: list[Key]) -> None:
+        for key in keys:
+            self._held[key].state = READY
+        self.pending -= len(keys)
+        self._evictable += len(keys)
 
     def _pin(self, keys: list[Key]) -> None:
         """Chunks are read, and stay meanwhile."""
@@ -441,9 +517,3 @@ class CpuTier:
             held = self._held[key]
             self._evictable -= held.state == READY
             held.state += 1
-
-    def _take(self) -> int:
-        if self._fresh < self.capacity:
-            self._fresh += 1
-            return self._fresh - 1
-        return self._returned.pop()

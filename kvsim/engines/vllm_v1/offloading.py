@@ -615,7 +615,7 @@ class Offloading(Connector):
 
     @property
     def restless(self) -> bool:
-        return self.tier.cascades and self.busy
+        return self.tier.storage is not None and self.busy
 
     def remarks(self) -> list[str]:
         return _remarks(self.happened)
