@@ -118,8 +118,9 @@ class Loop:
                 ended = self._drain()
                 if timed or plan.waits:
                     swaps: bool = len(plan.swaps_out) > 0 or len(plan.swaps_in) > 0
-                    copied = (yield from host.copy(plan)) if swaps else None
-                    self._dispatch(plan, now_ns, self._moved(plan, copied, rank_wait_ns), step_ns)
+                    copied_ns = (yield from host.copy(plan)) if swaps else None
+                    moved = self._moved(plan, copied_ns, rank_wait_ns)
+                    self._dispatch(plan, now_ns, moved, step_ns)
                 elif ended or not plan.empty:
                     # Nothing runs, but something happened: a step without duration.
                     plan.start_ns = plan.end_ns = now_ns
@@ -197,12 +198,12 @@ class Loop:
         if self._gauged:
             plan.gauges = self._scheduler.gauges(batch)
 
-    def _moved(self, plan: Plan, copied: tuple[int, int] | None, rank_wait_ns: int) -> Moved:
+    def _moved(self, plan: Plan, copied_ns: int | None, rank_wait_ns: int) -> Moved:
         """What a step spends besides computing. Where it waits for transfers, those in flight are
         over."""
         moved: Moved = NOTHING_MOVED
-        if copied is not None:
-            moved = Moved(*copied)
+        if copied_ns is not None:
+            moved = Moved(copied_ns)
         elif plan.waits:
             host, flying = self._host, self._flying
             start_ns: i64 = flying[-1].end_ns if flying else host.now_ns

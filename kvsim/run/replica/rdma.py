@@ -13,7 +13,7 @@ in which they are asked for. A transfer needs the sender and the receiver. vLLM 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import simpy
 
@@ -22,18 +22,8 @@ from kvsim.core.request import Request
 from kvsim.engines.vllm_v1.connector import NOTHING, Done, Job, Transfers, Worker
 from kvsim.machine.hardware import TransferTimes
 from kvsim.run.connectors import Lease
+from kvsim.run.replica.inbox import Mailbox
 from kvsim.run.replica.time import Process
-
-
-class Sleeper(Protocol):
-    """An engine that sleeps while it has nothing to do."""
-
-    @property
-    def asleep(self) -> bool:
-        """Whether it waits."""
-
-    def wake(self) -> None:
-        """Ends the wait."""
 
 
 class Handover:
@@ -62,7 +52,7 @@ class Handover:
 class Keeper(Worker):
     """The worker of a prefill engine: keeps blocks until they are read, or the lease runs out."""
 
-    def __init__(self, env: simpy.Environment, lease: Lease, engine: Sleeper) -> None:
+    def __init__(self, env: simpy.Environment, lease: Lease, engine: Mailbox) -> None:
         self.lease = lease
         self.outward = simpy.Resource(env, capacity=1)
         """The sending half of its network."""
@@ -111,7 +101,7 @@ class Puller(Worker):
         lease: Lease,
         block_bytes: int,
         handovers: Mapping[int, Handover],
-        engine: Sleeper,
+        engine: Mailbox,
     ) -> None:
         """`handovers`: those of all prompts, by the index of the request."""
         self._env, self._times, self._handovers = env, times, handovers
