@@ -246,7 +246,7 @@ class VllmV1(Scheduler):
         if self.connector is not None and self.worker is not None:
             plan.transfers = self.connector.build_connector_meta(plan)
             self.worker.start(plan.transfers)
-            plan.waits = (self.connector.busy or self.worker.busy) and self._steps_on(batch, plan)
+            plan.waits = plan.transfers.begin or self._steps_on(batch)
         if plan.num_requests:
             self._sent += 1
         self.cadence.end(batch, plan, self._sent)
@@ -256,12 +256,13 @@ class VllmV1(Scheduler):
             plan.drafter_ns = self.speculation.drafter_ns(plan)
         return plan
 
-    def _steps_on(self, batch: Batch, plan: Plan) -> bool:
-        """Whether a step takes place for the sake of transfers: to begin them, or because requests
-        wait."""
+    def _steps_on(self, batch: Batch) -> bool:
+        """Whether a step takes place for the sake of transfers under way: requests wait, or others
+        follow from them."""
         assert self.connector is not None and self.worker is not None
-        goes_on = self.worker.unsent or self.connector.restless
-        return bool(len(batch) or goes_on or plan.transfers.begin)
+        if not (self.connector.busy or self.worker.busy):
+            return False
+        return bool(len(batch) or self.worker.unsent or self.connector.restless)
 
     def waits(self, batch: Batch, plan: Plan, start_ns: int, next_ns: int) -> Moved:
         """How long a step that begins at `start_ns` waits for transfers before it computes. The

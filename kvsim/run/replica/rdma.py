@@ -114,7 +114,6 @@ class Puller(Worker):
         """What it has not read yet."""
         self._beat_ns = -lease.interval_ns
         self._under_way = 0
-        self._begins = False
         self._received: list[Any] = []
 
     def expect(self, handover: Handover) -> None:
@@ -140,17 +139,10 @@ class Puller(Worker):
                 extended_ns = now_ns + handover.keeper.lease.extension_ns
                 handover.lease_ns = max(handover.lease_ns, extended_ns)
 
-    def start(self, transfers: Transfers | None) -> None:
-        assert transfers is not None
-        self._begins = bool(transfers.loads)
+    def start(self, transfers: Transfers) -> None:
         self._beat(int(self._env.now))
 
-    @property
-    def busy(self) -> bool:
-        return self._begins
-
-    def launch(self, transfers: Transfers | None, start_ns: int, idle: bool, next_ns: int) -> Moved:
-        assert transfers is not None
+    def launch(self, transfers: Transfers, start_ns: int, idle: bool, next_ns: int) -> Moved:
         for job in transfers.loads:
             self._env.process(self._pull(job, start_ns))
         return NOTHING_MOVED
