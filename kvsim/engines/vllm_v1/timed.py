@@ -102,8 +102,14 @@ class Lanes(Generic[T]):
 
     def _speeds(self) -> list[tuple[Lane[T], int]]:
         """Returns the lanes that copy, and how fast."""
-        busy = [[lane for lane in lanes if lane.copies] for lanes in self._directions]
-        copying = [lanes for lanes in busy if lanes]
+        copying: list[list[Lane[T]]] = []
+        for lanes in self._directions:
+            for lane in lanes:
+                if lane.copies:
+                    copying.append([each for each in lanes if each.copies])
+                    break
+        if not copying:
+            return []
         whole = _FULL if len(copying) == 1 else self._both
         return [(lane, whole // len(lanes)) for lanes in copying for lane in lanes]
 
