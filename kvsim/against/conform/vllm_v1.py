@@ -256,10 +256,12 @@ def _offloading(config: Config, blocks: KVCacheManager) -> Built:
 def _simple(config: Config, blocks: KVCacheManager) -> Built:
     settings = config["simple"]
     connector = SimpleOffload(
-        blocks,
-        settings["cpu_blocks"],
-        config["max_num_batched_tokens"],
-        settings.get("lazy_offload", False),
+        blocks=blocks,
+        block_bytes=1,
+        world_size=1,
+        max_num_batched_tokens=config["max_num_batched_tokens"],
+        cpu_bytes_to_use=settings["cpu_blocks"],
+        lazy_offload=settings.get("lazy_offload", False),
     )
     return connector, SimpleWorker(settings, connector)
 

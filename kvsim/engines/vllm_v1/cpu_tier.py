@@ -27,8 +27,6 @@ Key = Any
 Of chunks of the same tokens, that of the first group is smallest. It is an integer of Python, which
 compiled code passes on as it is."""
 
-NONE_BELOW: list[Below] = []
-
 PENDING: Final = -1
 READY: Final = 0
 """State of a chunk. It is above `READY` while loads read it."""
@@ -314,9 +312,10 @@ class CpuTier:
         """Places that were ever used; those above are free."""
         self._returned: list[int] = []
         """Free places that were used before; the last one is used first."""
-        self._evictable = 0
-        self.pending = 0
-        """Number of chunks that are being written."""
+        self.pending = self.evictable = 0
+        """Number of chunks that are being written, and that can be evicted."""
+        self.copying = 0
+        """Number of chunks on their way to or from the storage."""
         self._wanted: list[Key] = []
         """Chunks of the storage that a request looks for, to be read with this step."""
         self._reading: dict[Key, Access] = {}
@@ -324,8 +323,6 @@ class CpuTier:
         """Chunks that were read from the storage and not loaded since."""
         self._stored: list[Key] = []
         """Chunks to be written to the storage with this step."""
-        self._writing = 0
-        """Number of chunks that are being written there."""
         self._moved = {"written_chunks": 0, "read_chunks": 0}
 
     def look_up(self, key: Key) -> int | None:
@@ -343,17 +340,13 @@ class CpuTier:
             return None
         self._wanted.append(key)
         self._reading[key] = access
+        self.copying += 1
         return PENDING
 
     @property
     def free(self) -> int:
         """Number of chunks that fit without an eviction."""
         return self.capacity - self._fresh + len(self._returned)
-
-    @property
-    def evictable(self) -> int:
-        """Number of chunks that can be evicted."""
-        return self._evictable
 
     def offer(self, keys: list[Key], access: Access) -> dict[Key, int] | None:
         """A request offers chunks. Returns the places to which those must be written that are
@@ -403,7 +396,7 @@ class CpuTier:
         for key in keys:
             held = self._held[key]
             held.state -= 1
-            self._evictable += held.state == READY
+            self.evictable += held.state == READY
 
     def ended(self, access: Access) -> None:
         """A request is over."""
@@ -419,7 +412,7 @@ class CpuTier:
         """Returns the copies that begin with this step."""
         storage = self.storage
         if storage is None:
-            return NONE_BELOW
+            return []
         found = []
         wanted, self._wanted = self._wanted, []
         if wanted:
@@ -429,25 +422,20 @@ class CpuTier:
         if stored:
             found.append(Below(stored, False, storage.write_ns(len(stored))))
             self._moved["written_chunks"] += len(stored)
-            self._writing += len(stored)
+            self.copying += len(stored)
         return found
 
     def copied(self, copy: Below) -> None:
         """A copy is over."""
+        self.copying -= len(copy.keys)
         if copy.upward:
             self._become_ready(copy.keys)
             self._risen.update(copy.keys)
             for key in copy.keys:
                 self.ended(self._reading.pop(key))
         elif self.storage is not None:
-            self._writing -= len(copy.keys)
             self.storage.keep(copy.keys)
             self.loaded(copy.keys)
-
-    @property
-    def copying(self) -> bool:
-        """Whether chunks are copied."""
-        return bool(self._reading or self._writing)
 
     # -- for those who look on -------------------------------------------------------------------
 
@@ -482,13 +470,13 @@ class CpuTier:
         chunks, lacking = self._held, len(wanted) - self.free
         if lacking > 0:
             evicted = None
-            if lacking <= self._evictable:
+            if lacking <= self.evictable:
                 evicted = self._policy.evict(
                     lacking, lambda key: chunks[key].state == READY and key not in spared
                 )
             if evicted is None:
                 return None
-            self._evictable -= len(evicted)
+            self.evictable -= len(evicted)
             for key in evicted:
                 self._returned.append(chunks.pop(key).place)
         places: dict[Key, int] = {}
@@ -509,11 +497,11 @@ class CpuTier:
         for key in keys:
             self._held[key].state = READY
         self.pending -= len(keys)
-        self._evictable += len(keys)
+        self.evictable += len(keys)
 
     def _pin(self, keys: list[Key]) -> None:
         """Chunks are read, and stay meanwhile."""
         for key in keys:
             held = self._held[key]
-            self._evictable -= held.state == READY
+            self.evictable -= held.state == READY
             held.state += 1

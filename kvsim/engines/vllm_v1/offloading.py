@@ -318,31 +318,25 @@ class Offloading(Connector):
         if not match.tokens:
             return
         known: _Known = request.standing
-        end = local + match.tokens
+        end, within, has_key = local + match.tokens, not match.asynchronous, self._blocks.has_key
         keys: list[Key] = []
         targets: list[list[int]] = []
         for chunks, table in zip(known.groups, tables, strict=True):
             group, size = chunks.group, chunks.group.rules.block_size
             first, last = -(-local // size), -(-end // size)
-            while first < last and not self._to_load(table[first], match):
-                first += 1
+            while first < last and not (table[first] and (within or not has_key(table[first]))):
+                first += 1  # It holds what others know, or nothing.
             chunks.next = -(-end // group.tokens)
             if first < last:
                 keys += chunks.keys[first // self.blocks_per_chunk : chunks.next]
             targets.append(table[first:last])
         places = self.tier.load(keys, known.access)
-        within = not match.asynchronous
         job = Job(self._number(), request, targets, [places], True, within)
         self._new_loads.append(job)
         known.jobs.add(job.number)
         self._copies[job.number] = _Copy(keys)
         if match.asynchronous:
             self._being_loaded.update(keys)
-
-    def _to_load(self, block: int, match: Match) -> bool:
-        """Whether a block is the first one to load into: it holds nothing that others know, unless
-        the step itself waits for the load."""
-        return block != 0 and (not match.asynchronous or self._blocks.key_of(block) is None)
 
     # -- a step is composed ----------------------------------------------------------------------
 
@@ -597,7 +591,7 @@ class Offloading(Connector):
 
     @property
     def busy(self) -> bool:
-        return bool(self._copies) or self.tier.copying
+        return len(self._copies) > 0 or self.tier.copying > 0
 
     @property
     def restless(self) -> bool:
@@ -623,17 +617,13 @@ class Offloading(Connector):
         known: _Known | None = request.standing
         if known is not None:
             known.over = True
-            self._note_unstored(request, known)
+            if self.prompts_only:
+                for chunks in known.groups:
+                    first = request.input_length // chunks.group.tokens
+                    self._unstored.update(chunks.keys[first : first + 1])
             self.tier.ended(known.access)
             if not known.jobs:
                 request.standing = None
-
-    def _note_unstored(self, request: Request, known: _Known) -> None:
-        """Notes where the answer of a request begins, if it is not stored."""
-        if self.prompts_only:
-            for chunks in known.groups:
-                first = request.input_length // chunks.group.tokens
-                self._unstored.update(chunks.keys[first : first + 1])
 
     def _happens(self, event: str, known: _Known) -> None:
         """Counts what happens to a request, once."""

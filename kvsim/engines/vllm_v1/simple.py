@@ -19,6 +19,7 @@ from kvsim.engines.vllm_v1.connector import Connector, Done, Job, Match, Reporte
 from kvsim.engines.vllm_v1.cpu_tier import PENDING, READY
 from kvsim.engines.vllm_v1.groups import Chunked, Full, Sliding
 from kvsim.engines.vllm_v1.manager import Hits, KVCacheManager
+from kvsim.machine.hardware import GIB
 
 Copy = tuple[list[int], list[int]]
 """GPU blocks, and the CPU blocks that belong to them."""
@@ -47,23 +48,37 @@ class SimpleOffload(Connector):
 
     def __init__(
         self,
+        *,
         blocks: KVCacheManager,
-        cpu_blocks: int,
+        block_bytes: int,
+        world_size: int,
         max_num_batched_tokens: int,
-        lazy: bool = False,
+        cpu_bytes_to_use: int = 8 * GIB,
+        cpu_bytes_to_use_per_rank: int | None = None,
+        num_cpu_blocks: int | None = None,
+        lazy_offload: bool = False,
     ) -> None:
-        """`cpu_blocks`: size of the tier; one of them is never used. Raises `ValueError` where no
-        group has full attention."""
+        """Raises `ValueError` for a tier without room, and where no group has full attention."""
+        room = cpu_bytes_to_use
+        if cpu_bytes_to_use_per_rank is not None:
+            room = cpu_bytes_to_use_per_rank * world_size
+        most = room // block_bytes
+        number = most if num_cpu_blocks is None else num_cpu_blocks
+        if not 1 < number <= most:
+            raise ValueError(
+                f"num_cpu_blocks: {number} blocks, of which one is never used; the memory has room"
+                f" for {most}"
+            )
         if not any(isinstance(group, Full) for group in blocks.groups):
             raise ValueError("SimpleCPUOffloadConnector needs a group of full attention")
         self._blocks = blocks
-        size = cpu_blocks - 1 if blocks.caching else 0
+        size = number - 1 if blocks.caching else 0
         self.cpu = Pool(size, None, len(blocks.groups), blocks.layout.key_tokens)
         self.capacity = self.capacity_blocks = size
         blocks.tier = self
         self._preemptions = 0
         """Number of steps that waited for all transfers because of a preemption."""
-        self._lazy = lazy
+        self._lazy = lazy_offload
         self._ahead = 2 * sum(
             -(-group.window // group.block_size) + 1
             if isinstance(group, Sliding)
