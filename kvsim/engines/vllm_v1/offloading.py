@@ -76,8 +76,6 @@ class _Chunks:
         """The table as the tier knows it; 0 where a block is not there, or was reused."""
         self.next = 0
         """First chunk that was not considered for a store yet."""
-        self.grown, self.old = -1, 0
-        """The last step that went on with `blocks`, and how many there were before it."""
 
 
 class Search:
@@ -169,10 +167,6 @@ class Search:
         return None if pending else run
 
 
-_Holder = tuple[int, _Chunks, int]
-"""A block, the chunks of a request that it belongs to, and its place among their blocks."""
-
-
 class _Known:
     """What the tier knows of a request."""
 
@@ -246,7 +240,6 @@ class Offloading(Connector):
         self._sparse = any(group.window for group in self._groups)
         self._holders: dict[int, list[tuple[_Chunks, int]]] = {}
         """Block of a group with a window → the tables that it was last put into, and its places."""
-        self._step = 0
 
     # -- a request waits -------------------------------------------------------------------------
 
@@ -313,8 +306,7 @@ class Offloading(Connector):
     def update_state_after_alloc(self, request: Request, local: int, match: Match) -> None:
         tables = self._blocks.tables(request.sequences[0])
         for table in tables:
-            self._touched.update(table)
-        self._touched.discard(0)
+            self._touch(table)
         if not match.tokens:
             return
         known: _Known = request.standing
@@ -331,10 +323,8 @@ class Offloading(Connector):
                 keys += chunks.keys[first // self.blocks_per_chunk : chunks.next]
             targets.append(table[first:last])
         places = self.tier.load(keys, known.access)
-        job = Job(self._number(), request, targets, [places], True, within)
+        job = Job(self._begin(known, _Copy(keys)), request, targets, [places], True, within)
         self._new_loads.append(job)
-        known.jobs.add(job.number)
-        self._copies[job.number] = _Copy(keys)
         if match.asynchronous:
             self._being_loaded.update(keys)
 
@@ -383,15 +373,11 @@ class Offloading(Connector):
 
     def _note_tables(self, plan: Plan) -> None:
         """Notes the tables of the batch, and forgets blocks that were reused."""
-        self._step += 1
-        touched, put = self._touched, list[_Holder]()
-        watches: bool = self._sparse or len(self._copies) > 0 or len(plan.finished) > 0
         requests: list[Request] = plan.places
         chunks: _Chunks
         table: Table
         k: i64
         number: i64
-        place: i64
         for k in range(plan.num_requests):
             request: Request = requests[k]
             known: _Known = self._known_of(request)
@@ -405,31 +391,27 @@ class Offloading(Connector):
                 if k >= plan.num_continued:
                     chunks.blocks.clear()
                 table = request.tables[number]
-                known_blocks: i64 = len(chunks.blocks)
-                if known_blocks == len(table.blocks):
-                    continue
-                chunks.grown, chunks.old = self._step, known_blocks
-                for place in range(known_blocks, len(table.blocks)):
-                    block = int(table.blocks[place])
-                    chunks.blocks.append(block)
-                    if block and watches:
-                        touched.add(block)
-                        if self._sparse and chunks.group.window:
-                            put.append((block, chunks, place))
-        touched.discard(0)
-        if self._sparse:
-            self._forget_reused(put)
+                first: i64 = len(chunks.blocks)
+                if first < len(table.blocks):
+                    new = list(table.blocks[first:])
+                    self._touch(new)
+                    chunks.blocks += new
+                    if chunks.group.window:
+                        for place, block in enumerate(new, first):
+                            self._holders.setdefault(block, []).append((chunks, place))
 
-    def _forget_reused(self, put: list[_Holder]) -> None:
-        """Forgets who held the blocks that are used again, and notes who was `put` in their
-        place."""
-        for block in self._touched:
-            for chunks, at in self._holders.pop(block, ()):
-                end = chunks.old if chunks.grown == self._step else len(chunks.blocks)
-                if chunks.next * self.blocks_per_chunk <= at < end and chunks.blocks[at] == block:
-                    chunks.blocks[at] = 0
-        for block, chunks, at in put:
-            self._holders.setdefault(block, []).append((chunks, at))
+    def _touch(self, blocks: list[int]) -> None:
+        """The step gives blocks to somebody: who held them behind a window has lost them."""
+        touched = self._touched
+        if self._sparse:
+            for block in blocks:
+                if block in touched:
+                    continue
+                for chunks, at in self._holders.pop(block, ()):
+                    noted = chunks.next * self.blocks_per_chunk <= at < len(chunks.blocks)
+                    if noted and chunks.blocks[at] == block:
+                        chunks.blocks[at] = 0
+        touched.update(blocks)
 
     def _stored(self, request: Request, computed: int, flush: set[int]) -> list[Job]:
         """Offers the chunks of a request whose first `computed` tokens are computed. Returns the
@@ -483,15 +465,14 @@ class Offloading(Connector):
                         blocks.append(block)
             sources.append(blocks)
             (windowed if chunks.group.window else others).extend(blocks)
-        job = Job(self._number(), request, sources, [[*places.values()]], False)
-        known.jobs.add(job.number)
-        copy = self._copies[job.number] = _Copy([*places], others)
+        copy = _Copy([*places], others)
+        number = self._begin(known, copy)
         copy.fenced.update(windowed)
         if request.finish_ns >= 0:
             copy.fenced.update(others)
             if not self._touched.isdisjoint(others):
-                flush.add(job.number)
-        return job
+                flush.add(number)
+        return Job(number, request, sources, [[*places.values()]], False)
 
     def _all_offered(self, request: Request, known: _Known) -> bool:
         """Whether nothing of a request will be offered before it ends."""
@@ -652,9 +633,13 @@ class Offloading(Connector):
                 position[key] = end * unit
                 end += each
 
-    def _number(self) -> int:
+    def _begin(self, known: _Known, copy: _Copy) -> int:
+        """A transfer of a request begins. Returns its number."""
+        number = self._jobs
         self._jobs += 1
-        return self._jobs - 1
+        self._copies[number] = copy
+        known.jobs.add(number)
+        return number
 
 
 def _alignment(groups: list[ChunkedGroup]) -> int:

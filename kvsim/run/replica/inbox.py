@@ -13,7 +13,7 @@ only what depends on a completion is timed by the event loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol, cast
+from typing import Protocol
 
 import simpy
 
@@ -88,10 +88,6 @@ class Inbox(Waking):
         self._next: Request | None
         self.next_ns, self._next = next(self._upcoming, _NOBODY)
 
-    @property
-    def _now_ns(self) -> int:
-        return cast(int, self._env.now)
-
     def upcoming(self) -> tuple[int, int]:
         return self.next_ns, int(self._env.peek())
 
@@ -110,7 +106,7 @@ class Inbox(Waking):
         """Tells the clients of completions; they send more now or after their think time."""
         if not self.listens:
             return
-        now_ns = self._now_ns
+        now_ns = int(self._env.now)
         for request in ended:
             sent, later = self._clients.ended(request, now_ns)
             self.pending += sent
@@ -125,19 +121,19 @@ class Inbox(Waking):
 
     def _offer(self, request: Request) -> None:
         """Offers a request to its client's concurrency limit, which may hold it back."""
-        self.collect(self._now_ns)
-        if self._clients.offer(request, self._now_ns):
+        self.collect(int(self._env.now))
+        if self._clients.offer(request, int(self._env.now)):
             self.pending.append(request)
             self.wake()
 
     def _set_alarm(self) -> None:
         # The concurrency limit may hold the request back.
         if self._wake is not None and self._next is not None:
-            timer = self._env.timeout(self.next_ns - self._now_ns)
+            timer = self._env.timeout(self.next_ns - int(self._env.now))
             timer.callbacks.append(self._ring)
 
     def _ring(self, event: simpy.Event) -> None:
-        self.collect(self._now_ns)
+        self.collect(int(self._env.now))
         self._set_alarm()
 
 
