@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any, Final
 
 from mypy_extensions import i64, mypyc_attr
@@ -204,16 +205,12 @@ class Arc:
         """A request is over."""
         once, again = self._once, self._again
         for key in reversed(access.in_order()):
-            if key in access.reused:
-                if key in once:
-                    del once[key]
+            for present in (once, again):
+                if key in present and key in access.reused:
+                    del present[key]
                     again[key] = None
-                elif key in again:
-                    again.move_to_end(key)
-            elif key in access.inserted:
-                for present in (once, again):
-                    if key in present:
-                        present.move_to_end(key)
+                elif key in present and key in access.inserted:
+                    present.move_to_end(key)
 
     def evict(self, number: int, evictable: Callable[[Key], bool]) -> list[Key] | None:
         """Removes and returns `number` chunks; None, and nothing changes, if there are too few."""
@@ -221,15 +218,11 @@ class Arc:
         size = len(self._once)
         chosen: list[Key] = []
         for _ in range(number):
-            key = next(once, None) if size >= int(self._target) else None
-            size -= key is not None
-            if key is None:
-                key = next(again, None)
-            if key is None:
-                key = next(once, None)
-                size -= 1
+            turns = (once, again) if size >= int(self._target) else (again, once)
+            key = next(chain(*turns), None)
             if key is None:
                 return None
+            size -= key in self._once
             chosen.append(key)
         for key in chosen:
             first = key in self._once
