@@ -153,7 +153,7 @@ class SimpleOffload(Connector):
     # -- a step is composed ----------------------------------------------------------------------
 
     def build_connector_meta(self, plan: Plan) -> Transfers:
-        copies = [self._reserved(self._evicted_next())] if self._lazy else self._confirmed(plan)
+        copies = self._reserved(self._evicted_next()) if self._lazy else self._confirmed(plan)
         stores = _begun(copies + self._waiting, self._storing, self._store_numbers)
         loads = _begun(self._new_loads, self._loading, self._load_numbers)
         self._waiting, self._new_loads = [], []
@@ -167,7 +167,7 @@ class SimpleOffload(Connector):
         for request, _ in plan.preempted:
             if request in self._stored:
                 self._stored[request] = _Stored(groups)
-        copies = []
+        copies: list[Copy] = []
         for move in sorted(plan.moves, key=_told_first):
             stored = self._stored.get(move.request)
             if stored is None:
@@ -177,7 +177,7 @@ class SimpleOffload(Connector):
                 stored.blocks = [[] for _ in range(groups)]
             for known, table in zip(stored.blocks, self._blocks.tables(sequence), strict=True):
                 known += table[len(known) :]
-            copies.append(self._reserved(self._selected(sequence, stored, stored.blocks)))
+            copies += self._reserved(self._selected(sequence, stored, stored.blocks))
         return copies
 
     def _selected(self, sequence: Request, stored: _Stored, tables: list[list[int]]) -> list[int]:
@@ -227,12 +227,14 @@ class SimpleOffload(Connector):
                 chosen.append(block)
         return chosen
 
-    def _reserved(self, chosen: list[int]) -> Copy:
-        """Holds GPU blocks for a store, and takes CPU blocks for them."""
+    def _reserved(self, chosen: list[int]) -> list[Copy]:
+        """Holds GPU blocks for a store, if there are any, and takes CPU blocks for them."""
+        if not chosen:
+            return []
         self._blocks.pin(chosen)
         if not self._lazy:
             self._copied.update(chosen)
-        return Copy(chosen, self.cpu.take_many(len(chosen)))
+        return [Copy(chosen, self.cpu.take_many(len(chosen)))]
 
     # -- a request is over, or a transfer --------------------------------------------------------
 
@@ -246,7 +248,7 @@ class SimpleOffload(Connector):
                     self._blocks.groups, self._blocks.tables(sequence), strict=True
                 )
             ]
-            self._waiting.append(self._reserved(self._selected(sequence, stored, tables)))
+            self._waiting += self._reserved(self._selected(sequence, stored, tables))
         return False
 
     def update_connector_output(self, done: Done) -> Reported:
@@ -264,7 +266,7 @@ class SimpleOffload(Connector):
 
     @property
     def busy(self) -> bool:
-        return bool(self._storing) or any(copy.gpu for copy in self._waiting)
+        return bool(self._storing or self._waiting)
 
     def contents(self) -> tuple[Iterable[int], Iterable[int]]:
         """Returns the places of its blocks, and their states
@@ -298,12 +300,13 @@ def _begun(
     copies: list[Copy], under_way: dict[int, list[Copy]], numbers: Iterator[int]
 ) -> list[Job]:
     """Begins copies, as one job if there is anything to copy."""
-    gpu = [block for copy in copies for block in copy.gpu]
-    if not gpu:
+    if not copies:
         return []
     number = next(numbers)
     under_way[number] = copies
-    return [Job(number, None, [gpu], [[block for copy in copies for block in copy.cpu]])]
+    gpu = [block for copy in copies for block in copy.gpu]
+    cpu = [block for copy in copies for block in copy.cpu]
+    return [Job(number, None, [gpu], [cpu])]
 
 
 def _there(hits: Hits) -> list[int]:
