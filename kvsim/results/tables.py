@@ -77,7 +77,11 @@ def arrow_table(
 
     written = table.expected(columns)
     arrays = [_array(column, column_of or columns.__getitem__) for column in written]
-    return pa.Table.from_arrays(arrays, [column.name for column in written])
+    fields = [
+        pa.field(column.name, array.type, nullable=column.null)
+        for column, array in zip(written, arrays, strict=True)
+    ]
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
 def requests_table(requests: Mapping[str, Any]) -> pa.Table:
