@@ -218,7 +218,6 @@ def _check_names(
             raise ConfigError(f"{label} needs {key!r}")
 
 
-@cache
 def _shipped(folder: str) -> Path:
     """A shipped folder: inside the package in a wheel, beside it in a checkout."""
     package = Path(__file__).parents[1]
