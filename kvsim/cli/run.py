@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
@@ -42,6 +43,25 @@ class Further(Bundle):
         bool, Option("--block-map", help="Also show which request held which block; takes longer.")
     ] = False
 
+    def check(self, routers: Sequence[object], out: str | None) -> None:
+        """Raises `ConfigError` for what several replicas do not show, and what needs a folder."""
+        if routers and (self.block_map or self.step_log is not None):
+            raise ConfigError(
+                "--block-map and --step-log show one engine, of several; leave them out"
+            )
+        if routers[1:]:
+            raise ConfigError("--router: a run has one router; `kvsim compare` takes several")
+        if self.block_map and out is None:
+            raise ConfigError("--block-map: needs --out DIR, the folder for the map")
+
+    def watcher(self) -> BlockMapWatcher | None:
+        """Who notes which request holds which block; None: nobody."""
+        if not self.block_map:
+            return None
+        from kvsim.results.blockmap import BlockMapWatcher
+
+        return BlockMapWatcher()
+
 
 @takes_bundles
 def run(
@@ -63,18 +83,13 @@ def run(
     from kvsim.report.files import FLEET, SUMMARY
 
     fleets, configs = fleet.load(config)
-    csv, page, block_map = further.csv, further.page, further.block_map
+    further.check(fleets, out)
+    csv, page = further.csv, further.page
     result: FleetRun | Result
     # The trace has no name here, so that its memory is free when the run is over.
     if fleets:
-        if block_map or further.step_log is not None:
-            raise ConfigError(
-                "--block-map and --step-log show one engine, of several; leave them out"
-            )
         from kvsim.fleet import contender, simulate_contender
 
-        if fleets[1:]:
-            raise ConfigError("--router: a run has one router; `kvsim compare` takes several")
         several = contender(configs, *fleets[0])
         result = simulate_shown(
             simulate_contender, form.requests(trace, configs[0]), several, "simulating"
@@ -84,13 +99,7 @@ def run(
 
             write_replicas(result, out, csv=csv, page=page, pages=page)
     else:
-        watcher = seen = None
-        if block_map:
-            from kvsim.results.blockmap import BlockMapWatcher
-
-            if out is None:
-                raise ConfigError("--block-map: needs --out DIR, the folder for the map")
-            watcher = BlockMapWatcher()
+        watcher, seen = further.watcher(), None
         result = _run_engine(
             form.requests(trace, configs[0]), configs[0], further.step_log, watcher
         )
