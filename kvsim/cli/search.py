@@ -150,40 +150,47 @@ def _trace_among(given: list[str]) -> tuple[list[str], str | None]:
     return [each for each in given if each != found[0]], found[0]
 
 
-def _contenders(configs: list[str], fleet: FleetOptions) -> tuple[Configs, Kind]:
+def _contenders(paths: list[str], fleet: FleetOptions) -> tuple[Configs, Kind]:
     """What is compared, by name, and how. Raises `ConfigError` where there is but one."""
     from kvsim.search.compare import of_releases
 
-    paths = list[str | None](configs) or [None]
-    stems = [Path(config).name.removesuffix(".toml") for config in configs]
-    same = [stems[:place].count(stem) for place, stem in enumerate(stems)]
-    names = [f"{s}-{n + 1}" if n else s for s, n in zip(stems, same, strict=True)] or [""]
-    loaded = [(name, *fleet.load(path)) for name, path in zip(names, paths, strict=True)]
-    several = any(fleets for _, fleets, _ in loaded)
-    alone = (
-        []
-        if several
-        else [each for name, _, configs in loaded for each in of_releases(name, configs[0])]
-    )
-    if max(len(alone), sum(len(fleets) or 1 for _, fleets, _ in loaded)) < 2:
+    loaded = [(name, *fleet.load(path)) for name, path in _named(paths)]
+    if any(routers for _, routers, _ in loaded):
+        found, kind = [each for one in loaded for each in _of_routers(*one)], of_fleets()
+    else:
+        found = [each for name, _, [config] in loaded for each in of_releases(name, config)]
+        kind = of_engines()
+    if len(found) < 2:
         raise ConfigError(
             "compare: give two configurations or more, several releases, as in --vllm-version"
             " 0.11,0.18,0.33, or several routers, as in --replicas 4 --router"
             " round-robin,least-loaded"
         )
-    if not several:
-        return alone, of_engines()
+    return found, kind
+
+
+def _named(paths: list[str]) -> list[tuple[str, str | None]]:
+    """Configurations by the names of their files, numbered where several have one; without any, the
+    default settings."""
+    stems = [Path(path).name.removesuffix(".toml") for path in paths]
+    same = [stems[:place].count(stem) for place, stem in enumerate(stems)]
+    names = (f"{stem}-{n + 1}" if n else stem for stem, n in zip(stems, same, strict=True))
+    return list(zip(names, paths, strict=True)) or [("", None)]
+
+
+def _of_routers(
+    name: str, routers: list[tuple[str, dict[str, Any]]], replicas: list[RunConfig]
+) -> Configs:
+    """Replicas behind each of their routers, by name; a lone engine behind one that it needs."""
     from kvsim.fleet import contender
 
-    found: Configs = [
+    return [
         (
-            " ".join(filter(None, (name, router))) if fleets[1:] or not name else name,
-            contender(configs, router, args),
+            f"{name} {router}".strip() if routers[1:] or not name else name,
+            contender(replicas, router, args),
         )
-        for name, fleets, configs in loaded
-        for router, args in fleets or [("round-robin", {})]
+        for router, args in routers or [("round-robin", {})]
     ]
-    return found, of_fleets()
 
 
 def _compare_seeds(
