@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -363,32 +363,33 @@ def _replay(paths: list[str], engine: str, release: str | None, out: str | None)
     from kvsim.settings.versions import release as version_of
 
     given = {} if release is None else {"vllm_version": release}
-    counts: dict[str | None, Counter[str]] = {}
-    alone = 0
+    counts = defaultdict[str | None, Counter[str]](Counter)
     for read in (case for path in paths for case in read_cases(_there(path), engine)):
         case = read._replace(config=read.config | given)
-        if case.recorded is not None or out is not None:
-            log = _log_of(case, engine)
-        if out is not None:
-            _write_log(Path(out) / case.name / f"{engine}.steps.jsonl", log)
-        if case.recorded is None:
-            alone += 1
-            continue
-        count = counts.setdefault(case.config.get("vllm_version"), Counter())
-        count += _compared(case.name, case.recorded, log)
+        counts[case.config.get("vllm_version")] += _replayed(case, engine, out)
     total = sum(counts.values(), Counter[str]())
-    if not counts and out is None:
+    if not total["compared"] and out is None:
         raise TraceError(
-            f"{' '.join(paths)}: none of {alone} cases has a recorded log of {engine}; give the"
-            " --engine that they are of, or --out DIR to write the logs"
+            f"{' '.join(paths)}: none of {total['alone']} cases has a recorded log of {engine};"
+            " give the --engine that they are of, or --out DIR to write the logs"
         )
-    if alone:
-        print(f"{alone} cases have no recorded log of {engine}: not compared")
-    for version in sorted(counts, key=version_of):
-        if version is not None:
-            print(f"vLLM {version}: {_counted(counts[version])}")
+    if total["alone"]:
+        print(f"{total['alone']} cases have no recorded log of {engine}: not compared")
+    versions = [each for each, count in counts.items() if each and count["compared"]]
+    for version in sorted(versions, key=version_of):
+        print(f"vLLM {version}: {_counted(counts[version])}")
     print(_counted(total))
     return int(total["identical"] != total["compared"])
+
+
+def _replayed(case: Case, engine: str, out: str | None) -> Counter[str]:
+    """Writes the log of a case, and counts it: compared, or without one that is recorded."""
+    if case.recorded is None and out is None:
+        return Counter(alone=1)
+    log = _log_of(case, engine)
+    if out is not None:
+        _write_log(Path(out) / case.name / f"{engine}.steps.jsonl", log)
+    return Counter(alone=1) if case.recorded is None else _compared(case.name, case.recorded, log)
 
 
 def _log_of(case: Case, engine: str) -> list[Record]:
