@@ -17,7 +17,7 @@ can bend to what a wrong setting does. Where one correction is not enough, pairs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from math import exp, log
 from operator import itemgetter
@@ -479,23 +479,8 @@ def _at_best(
 
 
 def _pair(bench: Bench, tried: list[_Tried]) -> Found | None:
-    """The two corrections that leave least: each setting, and the two best prices, with all others.
-
-    A number that was fitted alone takes all blame. So less of it is tried as well, and the best
-    pairs are fitted together.
-    """
-    settings = [each for each in tried if each.suspect.setting]
-    prices = [each for each in tried if not each.suspect.setting][:2]
-    # Of those that predict the same, one is enough.
-    unlike = {each.found.misfit: each for each in reversed(settings)}.values()
-    pairs: dict[frozenset[str], tuple[_Tried, _Tried]] = {}
-    for each in [*unlike, *prices]:
-        for one in _with_less(bench, each):
-            for other in _all(bench, one.belief, one.suspect.name, _FEW_RUNS):
-                names = frozenset((one.suspect.name, other.suspect.name))
-                if names not in pairs or other.rank < pairs[names][1].rank:
-                    pairs[names] = (one, other)
-    likely = sorted(pairs.values(), key=lambda pair: pair[1].rank)[:_KEPT]
+    """The two corrections that leave least; the likeliest pairs are fitted together."""
+    likely = sorted(_pairs(bench, tried), key=lambda pair: pair[1].rank)[:_KEPT]
     together = (_together(bench, *pair) for pair in likely)
     best = min(together, key=lambda pair: pair[1].rank, default=None)
     if best is None:
@@ -508,6 +493,25 @@ def _pair(bench: Bench, tried: list[_Tried]) -> Found | None:
         f"{first.remedy}; {second.remedy}",
         second.misfit,
     )
+
+
+def _pairs(bench: Bench, tried: list[_Tried]) -> Collection[tuple[_Tried, _Tried]]:
+    """Each setting, and the two best prices, with all others.
+
+    A number that was fitted alone takes all blame. So less of it is tried as well.
+    """
+    settings = [each for each in tried if each.suspect.setting]
+    prices = [each for each in tried if not each.suspect.setting][:2]
+    # Of those that predict the same, one is enough.
+    unlike = {each.found.misfit: each for each in reversed(settings)}.values()
+    pairs: dict[frozenset[str], tuple[_Tried, _Tried]] = {}
+    for each in [*unlike, *prices]:
+        for one in _with_less(bench, each):
+            for other in _all(bench, one.belief, one.suspect.name, _FEW_RUNS):
+                names = frozenset((one.suspect.name, other.suspect.name))
+                if names not in pairs or other.rank < pairs[names][1].rank:
+                    pairs[names] = (one, other)
+    return pairs.values()
 
 
 def _with_less(bench: Bench, one: _Tried) -> list[_Tried]:
@@ -554,43 +558,57 @@ def _choose(bench: Bench, suspect: Suspect, belief: Belief) -> tuple[float, Any]
 def _search(
     bench: Bench, suspect: Suspect, belief: Belief, runs: int
 ) -> tuple[float, float | None]:
-    """The number with which predictions are balanced, by the secant method; the least misfit
-    counts. A setting is a staircase, so that its neighbours are tried as well."""
-    tried: list[tuple[float, float, float]] = []
+    """The number that leaves least, and what it leaves; None: any number is worse than none."""
+    numbers = _Numbers(bench, suspect, belief)
+    for x in suspect.starts(numbers.tried[0][2]):
+        numbers.take(x)
+    if len(numbers.tried) > 1:
+        numbers.balance(runs - 1)
+        if suspect.setting and runs > _FEW_RUNS:  # A staircase.
+            numbers.step_down()
+    left, x, _ = min(numbers.tried)
+    return left, x or None
 
-    def at(x: float) -> bool:
-        x = min(max(x, suspect.low), suspect.high)
-        if any(x == known for _, known, _ in tried):
+
+class _Numbers:
+    """The numbers of a suspect that were tried, from 0 on."""
+
+    def __init__(self, bench: Bench, suspect: Suspect, belief: Belief) -> None:
+        self._bench, self._suspect, self._belief = bench, suspect, belief
+        base = bench.replay(belief).pairs
+        self.tried = [(misfit(base), 0.0, _balance(base))]
+        """What is left with a number, the number, and whether predictions are then too high."""
+
+    def take(self, x: float) -> bool:
+        """Tries a number. False: it was tried, or no server takes it."""
+        x = min(max(x, self._suspect.low), self._suspect.high)
+        if any(x == known for _, known, _ in self.tried):
             return False
         try:
-            pairs = bench.replay(suspect.believe(belief, x)).pairs if x else base
+            pairs = self._bench.replay(self._suspect.believe(self._belief, x)).pairs
         except ConfigError:  # as of a pool that is too small for a request
             return False
-        tried.append((misfit(pairs), x, _balance(pairs)))
+        self.tried.append((misfit(pairs), x, _balance(pairs)))
         return True
 
-    base = bench.replay(belief).pairs
-    at(0.0)
-    for x in suspect.starts(tried[0][2]):
-        at(x)
-    tried.sort(reverse=True)  # The last two are the best.
-    for _ in range(runs - 1):
-        if len(tried) < 2:
-            break
-        (_, x0, before), (_, x, after) = tried[-2:]
-        if abs(after) < _BALANCED or after == before:
-            break
-        if not at(x - after * (x - x0) / (after - before)):
-            break
-    for step in _STEPS if suspect.setting and runs > _FEW_RUNS and len(tried) > 1 else ():
-        while True:
-            best = min(tried)
-            at(best[1] - step)
-            at(best[1] + step)
-            if min(tried) == best:
+    def balance(self, runs: int) -> None:
+        """Looks for the number with which predictions are balanced, by the secant method."""
+        self.tried.sort(reverse=True)  # The last two are the best.
+        for _ in range(runs):
+            (_, x0, before), (_, x, after) = self.tried[-2:]
+            if abs(after) < _BALANCED or after == before:
                 break
-    left, x, _ = min(tried)
-    return left, x or None
+            if not self.take(x - after * (x - x0) / (after - before)):
+                break
+
+    def step_down(self) -> None:
+        """Tries the neighbours of the best number, until none is better."""
+        for step in _STEPS:
+            best = None
+            while best != min(self.tried):
+                best = min(self.tried)
+                self.take(best[1] - step)
+                self.take(best[1] + step)
 
 
 def _balance(pairs: Matched) -> float:
