@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from math import inf
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+from msgspec.structs import asdict
 from typer import Option
 
 from kvsim.cli.commands import command_line, note, tell_written
 from kvsim.cli.options import Bundle, ConfigFile, OutDir, takes_bundles
 from kvsim.cli.settings import Settings
 from kvsim.errors import ConfigError
-
-if TYPE_CHECKING:
-    from kvsim.against.serve.session import Options, Said
 
 
 class Front(Bundle):
@@ -29,11 +26,6 @@ class Front(Bundle):
     served_model_name: Annotated[
         str | None, Option(metavar="NAME", help="Name of the model, for clients.")
     ] = None
-
-    def place(self, said: Said) -> tuple[str, int]:
-        """Address and port, where flags count more than the command of a real server."""
-        port = (said.port or 8000) if self.port is None else self.port
-        return self.host or said.host or "127.0.0.1", port
 
 
 class Pace(Bundle):
@@ -80,22 +72,6 @@ class Answers(Bundle):
         str | None, Option(metavar="JSON", help="As of vllm serve: publish KV events.")
     ] = None
 
-    def at(self, pace: Pace, said: Said) -> Options:
-        """The options of a server, where flags count more than the command of a real one. Raises
-        `ConfigError`."""
-        from kvsim.against.serve.kv_events import events_config
-        from kvsim.against.serve.session import Options, adapters_of
-
-        events = self.kv_events_config or said.kv_events_config
-        return Options(
-            speed=inf if pace.as_fast_as_possible else pace.speed,
-            hold=pace.hold,
-            mean_output_tokens=self.mean_output_tokens,
-            stream_interval=self.stream_interval or said.stream_interval or 1,
-            adapters=adapters_of(self.lora_modules or said.lora_modules),
-            kv_events=None if events is None else events_config(events),
-        )
-
 
 @takes_bundles
 def serve(
@@ -109,6 +85,7 @@ def serve(
 ) -> None:
     """Serve vLLM's HTTP interface, metrics and KV events from the simulated engine."""
     import asyncio
+    from math import inf
 
     try:
         from uvicorn.loops.auto import auto_loop_factory
@@ -116,19 +93,29 @@ def serve(
         from kvsim.against.serve.server import Server, listen
     except ImportError as error:
         raise ConfigError(f"serve: {error}; pip install 'kvsim[serve]'") from None
-    from kvsim.against.serve.session import Session, said_in
+    from kvsim.against.serve.kv_events import events_config
+    from kvsim.against.serve.session import Options, Session, adapters_of, said_in
     from kvsim.run.blame import blaming
     from kvsim.settings.server.command import arguments
 
     pace.check()
-    said = said_in(arguments(settings.vllm, settings.vllm_file))
-    loaded = settings.load(config)
-    options = answers.at(pace, said)
+    command = arguments(settings.vllm, settings.vllm_file)
+    said = said_in(command, **asdict(front), **asdict(answers))
+    loaded, events = settings.load(config), said.kv_events_config
+    options = Options(
+        speed=inf if pace.as_fast_as_possible else pace.speed,
+        hold=pace.hold,
+        mean_output_tokens=answers.mean_output_tokens,
+        stream_interval=said.stream_interval or 1,
+        adapters=adapters_of(said.lora_modules),
+        kv_events=None if events is None else events_config(events),
+    )
     with blaming(loaded):
         session = Session(loaded, records=out is not None)
-        model = front.served_model_name or said.name or session.parts.model.name
+        model = said.name or session.parts.model.name
         note(*session.parts.notes)
-        address, port = front.place(said)
+        address = said.host or "127.0.0.1"
+        port = (said.port or 8000) if front.port is None else front.port
         with listen(address, port) as listening:
             made = Server(session, model, options)
             where = f"http://{address}:{listening.getsockname()[1]}"
