@@ -384,11 +384,14 @@ def _replay(paths: list[str], engine: str, release: str | None, out: str | None)
 
 def _replayed(case: Case, engine: str, out: str | None) -> Counter[str]:
     """Writes the log of a case, and counts it: compared, or without one that is recorded."""
+    from kvsim.writing import write_lines
+
     if case.recorded is None and out is None:
         return Counter(alone=1)
     log = _log_of(case, engine)
     if out is not None:
-        _write_log(Path(out) / case.name / f"{engine}.steps.jsonl", log)
+        lines = (json.dumps(record, separators=(",", ":")) for record in log)
+        write_lines(Path(out) / case.name / f"{engine}.steps.jsonl", lines)
     return Counter(alone=1) if case.recorded is None else _compared(case.name, case.recorded, log)
 
 
@@ -493,13 +496,6 @@ def _compare_logs(paths: list[str]) -> int:
         return 0
     print(f"{paths[0]} | {paths[1]}: {divergence}")
     return 1
-
-
-def _write_log(path: Path, log: list[dict[str, object]]) -> None:
-    from kvsim.writing import write_text
-
-    lines = (json.dumps(record, separators=(",", ":")) + "\n" for record in log)
-    write_text(path, "".join(lines))
 
 
 Workloads = Annotated[

@@ -130,10 +130,10 @@ def _run_engine(
 
     if step_log is None:
         return simulate_shown(simulate, trace, config, "simulating", watcher=watcher)
-    from kvsim.against.conform.step_log import StepLog
+    from kvsim.against.conform.step_log import open_step_log
     from kvsim.run.watchers import Watchers
 
-    with StepLog(step_log) as log:
+    with open_step_log(step_log) as log:
         both = Watchers([log, watcher] if watcher else [log])
         result = simulate_shown(simulate, trace, config, "simulating", watcher=both)
         log.stopped(result.meta["outcome"])

@@ -10,12 +10,11 @@ import json
 import tomllib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 from sys import maxsize
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 from zlib import crc32
 
 import xxhash
@@ -94,24 +93,21 @@ def _table_digest(blocks: BlockManager, plan: Plan) -> int:
     return digest
 
 
+@contextmanager
+def open_step_log(path: str) -> Iterator[StepLog]:
+    """The step log of a run, in a file that appears under its name only when the run is over.
+    Raises `OutputError` where it cannot be written."""
+    with replacing(path) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
+        yield StepLog(file)
+
+
 class StepLog:
-    """A file of step records; it appears under its name only when the run is over.
+    """A watcher of a replica that writes a record of each step; `time` is in simulated seconds."""
 
-    A context manager, and a watcher of a replica. `time` is in simulated seconds. Raises
-    `OutputError` where the file cannot be written.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = Path(path)
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
         self._record: Record = {}
         self._step = 0
-
-    def __enter__(self) -> StepLog:
-        with ExitStack() as opened:
-            partial = opened.enter_context(replacing(self._path))
-            self._file = opened.enter_context(partial.open("w", encoding="utf-8", newline="\n"))
-            self._opened = opened.pop_all()
-        return self
 
     def begin(self) -> None:
         """Start over: what was written belongs to an attempt that was given up."""
@@ -135,14 +131,6 @@ class StepLog:
             text = outcome["rule"] or outcome["kind"]
             record = {"step": self._step, "time": outcome["time_s"], "error": text}
             self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._opened.__exit__(kind, error, trace)
 
 
 MEANINGS: dict[str, str] = tomllib.loads(
