@@ -54,14 +54,6 @@ class Further(Bundle):
         if self.block_map and out is None:
             raise ConfigError("--block-map: needs --out DIR, the folder for the map")
 
-    def watcher(self) -> BlockMapWatcher | None:
-        """Who notes which request holds which block; None: nobody."""
-        if not self.block_map:
-            return None
-        from kvsim.results.blockmap import BlockMapWatcher
-
-        return BlockMapWatcher()
-
 
 @takes_bundles
 def run(
@@ -81,6 +73,7 @@ def run(
 
     from kvsim.report import PAGE, render, render_fleet
     from kvsim.report.files import FLEET, SUMMARY
+    from kvsim.results.blockmap import BlockMapWatcher
 
     fleets, configs = fleet.load(config)
     further.check(fleets, out)
@@ -99,7 +92,7 @@ def run(
 
             write_replicas(result, out, csv=csv, page=page, pages=page)
     else:
-        watcher, seen = further.watcher(), None
+        watcher, seen = BlockMapWatcher() if further.block_map else None, None
         result = _run_engine(
             form.requests(trace, configs[0]), configs[0], further.step_log, watcher
         )

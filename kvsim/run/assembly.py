@@ -33,12 +33,12 @@ from kvsim.run.checks import (
     Room,
     adapters,
     check_cache,
-    check_chunks,
     check_engine,
     check_features,
     check_manager,
     check_pool,
     check_retention,
+    check_scheduler,
     check_sharing,
     check_states,
     check_tables,
@@ -137,7 +137,8 @@ def assemble(config: RunConfig, *, switched: tuple[str, ...] = ()) -> Parts:
         for part in (offload, speculation):
             further |= part.parts() if part else {}
     scheduler = _scheduler(config, engine, further)
-    _check(config, scheduler, blocks, manager)
+    check_manager(config, blocks, manager)
+    check_scheduler(config, scheduler, blocks)
     notes = _notes_on_tables(model, config, blocks, offload, speculation)
     return Parts(
         *(config, model, hardware, manager, scheduler, blocks, cost),
@@ -147,14 +148,6 @@ def assemble(config: RunConfig, *, switched: tuple[str, ...] = ()) -> Parts:
         (*notes, *memory.remarks(), *left_out(config, stages)),
         *(offload, speculation),
     )
-
-
-def _check(config: RunConfig, scheduler: Scheduler, blocks: BlockManager, manager: str) -> None:
-    """Refuse what scheduler and block manager cannot do together."""
-    check_manager(config, blocks, manager)
-    if config.n > 1 and (scheduler.lingers or scheduler.in_flight > 1):
-        raise ConfigError(f"n: {config.engine} is asynchronous, and serves one sample; use --n 1")
-    check_chunks(config, scheduler, blocks)
 
 
 def _draft(

@@ -99,10 +99,7 @@ def complete(config: RunConfig, engine: Engine) -> Settings:
     defaults |= raised
     if config.dtype == "auto":
         defaults["dtype"] = Default(model.dtype("auto"), model.name)
-    rules = _source(config, engine)
-    for key, value in _own_defaults(engine).items():
-        if getattr(config, key) is None:
-            defaults[key] = Default(value, rules)
+    defaults |= _own_defaults(config, engine)
     return Settings(config, model, hardware, defaults, fits)
 
 
@@ -197,14 +194,14 @@ def _source(config: RunConfig, engine: Engine) -> str:
     return f"vLLM {config.vllm_version or engine.vllm_version}" if engine.serves else engine.about
 
 
-def _own_defaults(engine: Engine) -> dict[str, object]:
+def _own_defaults(config: RunConfig, engine: Engine) -> dict[str, Default]:
     """Defaults that the constructor of the engine's scheduler states."""
-    parameters = signature(engine.scheduler).parameters
+    parameters, rules = signature(engine.scheduler).parameters, _source(config, engine)
     stated = {key: parameters[key].default for key in SCHEDULER_SETTINGS if key in parameters}
     return {
-        key: value
+        key: Default(value, rules)
         for key, value in stated.items()
-        if value is not None and value is not inspect.Parameter.empty
+        if getattr(config, key) is None and value not in (None, inspect.Parameter.empty)
     }
 
 

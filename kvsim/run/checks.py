@@ -221,8 +221,11 @@ def check_manager(config: RunConfig, blocks: BlockManager, manager: str) -> None
         raise ConfigError(f"block_manager: {manager} cannot swap; use --preemption-mode recompute")
 
 
-def check_chunks(config: RunConfig, scheduler: Scheduler, blocks: BlockManager) -> None:
-    """Refuse token budgets that the engine refuses, at start-up or at its first chunk."""
+def check_scheduler(config: RunConfig, scheduler: Scheduler, blocks: BlockManager) -> None:
+    """Refuse samples where steps overlap, and token budgets that the engine refuses, at start-up or
+    at its first chunk."""
+    if config.n > 1 and (scheduler.lingers or scheduler.in_flight > 1):
+        raise ConfigError(f"n: {config.engine} is asynchronous, and serves one sample; use --n 1")
     tokens = scheduler.max_num_batched_tokens
     assert config.block_size is not None and isinstance(config.max_model_len, int)
     if not scheduler.chunked and tokens < config.max_model_len:
