@@ -84,9 +84,9 @@ class Certainty(Bundle):
             "--cost-uncertainty": self.cost_uncertainty,
             "--margin": self.margin != MARGIN,
         }
-        if self.seeds is None and any(of_seeds.values()):
-            flag = next(flag for flag, given in of_seeds.items() if given)
-            raise ConfigError(f"{flag}: needs --seeds N")
+        for flag, given in of_seeds.items():
+            if given and self.seeds is None:
+                raise ConfigError(f"{flag}: needs --seeds N")
 
 
 @takes_bundles

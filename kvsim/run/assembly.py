@@ -196,14 +196,12 @@ def _room(
     longest = 1 if fits or engine.caps_sequences else config.max_model_len
     assert isinstance(longest, int)
 
-    def room(memory: Budget) -> Room:
-        return Room(memory, groups, tokens * in_flight)
-
     def holds(memory: Budget) -> bool:
-        return room(memory).longest(config, longest) == longest
+        return Room(memory, groups, tokens * in_flight).longest(config, longest) == longest
 
     formula = memory_formula(config.memory_formula)
-    return room(budget(model, hardware, config, formula, tokens, seqs, holds))
+    memory = budget(model, hardware, config, formula, tokens, seqs, holds)
+    return Room(memory, groups, tokens * in_flight)
 
 
 def _given(config: RunConfig) -> dict[str, Any]:
