@@ -202,21 +202,14 @@ class Stages(Bundle):
 
     def compare(self, recording: Path, trust: Sequence[str], profile: str) -> None:
         """Print how far the profile is off, and write it and its page."""
+        from kvsim.against.validate import setup
         from kvsim.against.validate.errors import compare, count_rows, error_rows
-        from kvsim.against.validate.setup import (
-            RECORDED,
-            RECORDED_KEYS,
-            read_json,
-            refuse_foreign,
-            require,
-            write_json,
-        )
 
-        table = read_json(recording, RECORDED)
-        require(table, RECORDED_KEYS, recording)
-        refuse_foreign(table["setup"], trust, recording)
+        table = setup.read_json(recording, setup.RECORDED)
+        setup.require(table, setup.RECORDED_KEYS, recording)
+        setup.refuse_foreign(table["setup"], trust, recording)
         result = compare(table, profile)
-        written = write_json(Path(self.out) / "validation.json", result)
+        written = setup.write_json(Path(self.out) / "validation.json", result)
         for title, (head, rows) in (
             ("Error of the model, and in brackets the noise of the machine", error_rows(result)),
             ("Real / real again / simulated", count_rows(result)),
