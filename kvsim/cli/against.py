@@ -88,6 +88,7 @@ def check(
 
     The result of a benchmark is a trace and the measured answer at once.
     """
+    from kvsim.against.check import build_check
     from kvsim.against.check import check as check_run
     from kvsim.workload.formats.table import join_measured
     from kvsim.writing import json_text, write_together
@@ -117,8 +118,6 @@ def check(
     else:
         _show(record)
     if out is not None:
-        from kvsim.against.check import build_check
-
         write_together(out, {"check.json": text, "check.html": build_check(record)})
         tell_written(out, "check.html")
     if not record["passed"]:

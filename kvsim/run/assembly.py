@@ -47,7 +47,7 @@ from kvsim.run.checks import (
 from kvsim.run.offload import offloads
 from kvsim.run.speculation import Speculative, speculates, speculation_of
 from kvsim.settings.config import RunConfig, to_table
-from kvsim.settings.library import build, construct, look_up
+from kvsim.settings.library import construct, look_up
 from kvsim.settings.versions import DEFAULT_BLOCK_SIZE, Default
 from kvsim.settings.versions import release as version_of
 
@@ -125,7 +125,8 @@ def assemble(config: RunConfig, *, switched: tuple[str, ...] = ()) -> Parts:
     if drafts:
         speculation = speculation_of(config, model, hardware, cost, tiered)
         given, cost = given | speculation.blocks(), speculation.priced(cost)
-    blocks = _blocks(config, manager, given)
+    args = ready(config.block_manager_args, **given)
+    blocks: BlockManager = construct("block_manager", BLOCK_MANAGERS, manager, args, **given)
     caching = {"prices": prices, "enable_prefix_caching": blocks.needs_keys}
     further: dict[str, Any] = {**pools, **caching, "future": future}
     if tiered:  # Few runs have one.
@@ -213,7 +214,9 @@ def _given(config: RunConfig) -> dict[str, Any]:
 def _scheduler(config: RunConfig, engine: Engine, further: dict[str, Any]) -> Scheduler:
     table = {}
     if config.engine in ENGINES:
-        ahead = engine.asynchronous if _asynchronous(config) else None
+        # Engines work asynchronously where nothing speaks against it.
+        synchronous = config.async_scheduling is False or config.disable_async_output_proc
+        ahead = None if synchronous or config.n > 1 else engine.asynchronous
         table[config.engine] = ahead or engine.scheduler
     assert isinstance(config.max_model_len, int)
     victim = make_victim(
@@ -226,23 +229,6 @@ def _scheduler(config: RunConfig, engine: Engine, further: dict[str, Any]) -> Sc
     args = ready(config.scheduler_args, **given)
     scheduler: Scheduler = construct("engine", table, config.engine, args, **given)
     return scheduler
-
-
-def _asynchronous(config: RunConfig) -> bool:
-    """Whether the engine works asynchronously, as it does where nothing speaks against it."""
-    return (
-        config.n == 1
-        and config.async_scheduling is not False
-        and (not config.disable_async_output_proc)
-    )
-
-
-def _blocks(config: RunConfig, manager: str, given: dict[str, Any]) -> BlockManager:
-    """The block manager."""
-    kind = look_up("block_manager", BLOCK_MANAGERS, manager)
-    args = ready(config.block_manager_args, **given)
-    blocks: BlockManager = build(f"block_manager: {manager}", kind, args, **given)
-    return blocks
 
 
 def _given_groups(config: RunConfig, model: Model, hardware: Hardware) -> dict[str, Any]:

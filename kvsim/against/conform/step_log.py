@@ -230,10 +230,8 @@ class RuleStream:
 
     def keys(self, first: int, last: int, block_size: int) -> list[int]:
         """Keys of full blocks `first .. last - 1`."""
-        keys, digest = (
-            self._keys.setdefault(block_size, []),
-            self._digests.get(block_size, self._salt),
-        )
+        keys = self._keys.setdefault(block_size, [])
+        digest = self._digests.get(block_size, self._salt)
         while len(keys) < last:
             digest = xxhash.xxh128_digest(digest + self._block(len(keys), block_size))
             keys.append(int.from_bytes(digest, "little"))
