@@ -100,8 +100,8 @@ def _run(arguments: list[str]) -> int:
     except KvsimError as error:
         return _failed(str(error))
     except typer.TyperException as error:
-        # Without a message there was no command, and the help has been printed.
-        return _failed(text) if (text := error.format_message()) else 2
+        text = error.format_message()  # Without a command there is none: the help was printed.
+        return _failed(text) if text else 2
     except (typer.Abort, KeyboardInterrupt):
         code = _INTERRUPTED
     except OSError as error:

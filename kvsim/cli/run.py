@@ -92,7 +92,8 @@ def run(
 
             write_replicas(result, out, csv=csv, page=page, pages=page)
     else:
-        watcher, seen = BlockMapWatcher() if further.block_map else None, None
+        watcher = BlockMapWatcher() if further.block_map else None
+        seen = None
         result = _run_engine(
             form.requests(trace, configs[0]), configs[0], further.step_log, watcher
         )

@@ -187,7 +187,7 @@ def _differences(a: Record | None, b: Record | None) -> dict[str, tuple[Any, Any
         return {"error": (missing if a is None else "a step", missing if b is None else "a step")}
     if error_kind(a) != error_kind(b):
         return {"error": (a.get("error", "a step"), b.get("error", "a step"))}
-    unequal = {key for key in a.keys() & b.keys() - {"error"} if a[key] != b[key]}
+    unequal = {key for key in (a.keys() & b.keys()) - {"error"} if a[key] != b[key]}
     different = {key: (a[key], b[key]) for key in (*MEANINGS, *a) if key in unequal}
     if ("drain" in a) != ("drain" in b):
         different["drain"] = ("drain" in a, "drain" in b)
