@@ -193,7 +193,7 @@ def _room(
     steps that are not settled."""
     config, model, hardware, _, fits = settings
     tokens, seqs = draft.max_num_batched_tokens, draft.max_num_seqs
-    # Such engines start with any pool.
+    # Then the engine starts with any pool.
     longest = 1 if fits or engine.caps_sequences else config.max_model_len
     assert isinstance(longest, int)
 
