@@ -17,8 +17,8 @@ from math import log
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvsim.errors import ConfigError
-from kvsim.settings.config import nearest, read_toml
+from kvsim.errors import ConfigError, check_choice
+from kvsim.settings.config import read_toml
 from kvsim.workload import open_trace
 from kvsim.workload.trace import Row, Trace
 
@@ -310,18 +310,23 @@ def choose(workloads: list[str], settings: list[str], trace: str | None) -> list
         Case(workload, name)
         for given in settings or ([DEFAULT] if workloads else SETTINGS)
         for name in ([given] if Path(given).is_file() else named("--settings", given, SETTINGS))
-        for word in workloads or _USUAL.get(name, ("W1",))
-        for workload in named("--workload", word, WORKLOADS)
-        if workloads or trace or WORKLOADS[workload].own
+        for workload in _measured_on(name, workloads, trace)
     ]
-    for case in cases:
-        if trace is None and not WORKLOADS[case.workload].own:
-            raise ConfigError(
-                f"bench: {case.workload} needs Mooncake's conversation_trace.jsonl;"
-                " give --trace FILE"
-            )
     bases = [case.base for case in cases if case.base is not None]
     return list(dict.fromkeys([*cases, *bases]))
+
+
+def _measured_on(settings: str, words: list[str], trace: str | None) -> list[str]:
+    """The workloads with these names; without names, the usual ones of the settings, but for those
+    whose trace is not there. Raises `ConfigError` as `choose` does."""
+    wanted = words or _USUAL.get(settings, ("W1",))
+    found = [name for word in wanted for name in named("--workload", word, WORKLOADS)]
+    lacking = [] if trace else [name for name in found if not WORKLOADS[name].own]
+    if words and lacking:
+        raise ConfigError(
+            f"bench: {lacking[0]} needs Mooncake's conversation_trace.jsonl; give --trace FILE"
+        )
+    return [name for name in found if name not in lacking]
 
 
 def named(option: str, word: str, names: Iterable[str]) -> list[str]:
@@ -331,8 +336,6 @@ def named(option: str, word: str, names: Iterable[str]) -> list[str]:
     """
     found = [word] if word in names else [name for name in names if name.startswith(f"{word}-")]
     if not found:
-        raise ConfigError(
-            f"{option}: unknown {word!r};{nearest(word, names)} choose from {', '.join(names)}"
-            + (", or give a TOML file" if option == "--settings" else "")
-        )
+        also = ", or give a TOML file" if option == "--settings" else ""
+        check_choice(option, word, names, also)
     return found

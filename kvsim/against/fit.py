@@ -26,8 +26,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from kvsim.against.matched import Change, errors_percent, observed, replayed, with_change
 from kvsim.cost.profile import Curve, ExpertGrid, Fit, Profile, Tail
@@ -118,19 +118,19 @@ def fit_run(
     label = f"{shown}, fitted to the first {first} requests of {fitted['run']}"
     made = with_constants(used.profile, constants)
     terms = {**made.terms, "constants of the machine": label}
-    return msgspec.structs.replace(made, fitted=fitted, terms=terms)
+    return replace(made, fitted=fitted, terms=terms)
 
 
 def with_constants(profile: Profile, values: Values) -> Profile:
     """`profile` with these constants in its fits, at every block size."""
     others = {size: _changed(fit, values) for size, fit in profile.others.items()}
-    return msgspec.structs.replace(profile, fit=_changed(profile.fit, values), others=others)
+    return replace(profile, fit=_changed(profile.fit, values), others=others)
 
 
 def priced_by(profile: Profile | str, config: RunConfig) -> RunConfig:
     """The settings, with this profile, or that of a path, in place of what prices steps."""
     kept = {key: each for key, each in config.cost.items() if key in LINKS}
-    return msgspec.structs.replace(config, cost={**kept, "model": "table", "profile": profile})
+    return replace(config, cost={**kept, "model": "table", "profile": profile})
 
 
 def _changed(fit: Fit, values: Values) -> Fit:
@@ -139,7 +139,7 @@ def _changed(fit: Fit, values: Values) -> Fit:
     if isinstance(fit.experts, ExpertGrid):
         fit = multiplied(fit, {"experts": linear})
     a0, a1, a2 = fit.step
-    return msgspec.structs.replace(
+    return replace(
         fit,
         dense=_times(fit.dense, linear),
         head=_times(fit.head, linear),
@@ -153,17 +153,7 @@ def _changed(fit: Fit, values: Values) -> Fit:
 
 def _times(curve: Any, factor: float) -> Any:
     assert isinstance(curve, Curve)
-    return msgspec.structs.replace(curve, us=[round(us * factor, 3) for us in curve.us])
-
-
-def _priced_unevenly(profile: Profile) -> Profile | None:
-    """`profile` with the term of uneven batches, where no measurement decided on it; None: there is
-    no such question."""
-    tail = profile.fit.tail
-    if not isinstance(tail, Tail) or tail.used or "uneven" in profile.error:
-        return None
-    fit = msgspec.structs.replace(profile.fit, tail=msgspec.structs.replace(tail, used=True))
-    return msgspec.structs.replace(profile, fit=fit)
+    return replace(curve, us=[round(us * factor, 3) for us in curve.us])
 
 
 class _Bench:
@@ -213,7 +203,7 @@ class _Bench:
         """How much longer the first step takes, in seconds."""
         if not self._late:
             return 0.0
-        first = msgspec.structs.replace(self._priced(values), num_prompts=1)
+        first = replace(self._priced(values), num_prompts=1)
         alone = replayed(self._trace, simulate_engine(self._trace, first))
         return max(0.0, float(np.nansum((self._real - alone)[:, 0])))
 
@@ -222,9 +212,13 @@ class _Bench:
         return priced_by(with_constants(self.profile, values), self._config)
 
     def pricing_unevenly(self, values: Values) -> _Bench | None:
-        """The bench with the term of uneven batches, if there is such a question."""
-        profile = _priced_unevenly(self.profile)
-        return None if profile is None else self._with(profile, self._late)
+        """The bench with the term of uneven batches, where no measurement decided on it; None:
+        there is no such question."""
+        tail = self.profile.fit.tail
+        if not isinstance(tail, Tail) or tail.used or "uneven" in self.profile.error:
+            return None
+        fit = replace(self.profile.fit, tail=replace(tail, used=True))
+        return self._with(replace(self.profile, fit=fit), self._late)
 
     def starting_late(self, values: Values) -> _Bench | None:
         """The bench with a first step that takes longer, if that is a share of `WORTH` of the first

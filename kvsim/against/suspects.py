@@ -17,7 +17,7 @@ can bend to what a wrong setting does. Where one correction is not enough, pairs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import exp, log
 from operator import itemgetter
@@ -221,32 +221,30 @@ def suspects(bench: Bench, belief: Belief) -> list[Suspect]:
     return [*found, *_factors(), *_constants(bench)]
 
 
-def _seqs(bench: Bench, seen: Replay) -> list[Suspect]:
+def _seqs(bench: Bench, seen: Replay) -> Iterator[Suspect]:
     """`max_num_seqs`, where the most requests at once differ."""
     limit, told = (each.settings["max_num_seqs"] for each in (seen, bench.base))
     if seen.signs is None or limit is None:
-        return []
+        return
     ranks = bench.config.data_parallel_size
     real, ours = (-(-side.requests // ranks) for side in seen.signs)
     if abs(real - ours) <= _NEAR * ours or real < 2:
-        return []
+        return
     # Those whose first token is still to come are not seen; and memory may be the limit.
     rounded = (-(-real // step) * step for step in (8, 16, 32, 64))
     tried = {real, real + 1, *(each for each in rounded if each <= 1.1 * real)}
     if real > limit:
         tried |= {2 ** real.bit_length(), 2 ** (real.bit_length() + 1)}
-    return [
-        Suspect(
-            "max_num_seqs",
-            lambda belief, seqs: belief.having(max_num_seqs=seqs),
-            lambda seqs: f"max_num_seqs is {seqs}, not {told}",
-            "take it from the server with --startup-log, or --max-num-seqs",
-            tuple(sorted(tried - {limit})),
-        )
-    ]
+    yield Suspect(
+        "max_num_seqs",
+        lambda belief, seqs: belief.having(max_num_seqs=seqs),
+        lambda seqs: f"max_num_seqs is {seqs}, not {told}",
+        "take it from the server with --startup-log, or --max-num-seqs",
+        tuple(sorted(tried - {limit})),
+    )
 
 
-def _blocks(bench: Bench, seen: Replay) -> list[Suspect]:
+def _blocks(bench: Bench, seen: Replay) -> Iterator[Suspect]:
     """The size of the pool, where it was full, or where the measured run held fewer tokens."""
     meta = bench.base.figures["meta"]
     blocks, block_size = meta["num_gpu_blocks"], meta["block_size"]
@@ -254,7 +252,7 @@ def _blocks(bench: Bench, seen: Replay) -> list[Suspect]:
     least: int = -(-longest // block_size) + 1
     smaller = seen.held < 1 - _NEAR
     if not (smaller or seen.usage >= _FULL) or least >= blocks:
-        return []
+        return
     low = log(least / blocks)
 
     def number(x: float) -> int:
@@ -272,36 +270,30 @@ def _blocks(bench: Bench, seen: Replay) -> list[Suspect]:
             return (balance,)
         return (log(seen.held * max(seen.usage, 0.01)), -0.7, -1.4, -2.1)
 
-    return [
-        Suspect(
-            "blocks",
-            believe,
-            lambda value: f"the pool has {value:,} blocks, not {blocks:,}",
-            "take the count of the server with --startup-log or --num-gpu-blocks-override",
-            starts=starts,
-            low=low,
-            value=number,
-        )
-    ]
+    yield Suspect(
+        "blocks",
+        believe,
+        lambda value: f"the pool has {value:,} blocks, not {blocks:,}",
+        "take the count of the server with --startup-log or --num-gpu-blocks-override",
+        starts=starts,
+        low=low,
+        value=number,
+    )
 
 
-def _cache(bench: Bench) -> list[Suspect]:
+def _cache(bench: Bench) -> Iterator[Suspect]:
     """The prefix cache: on or off, or shared prefixes that the trace cannot know."""
     trace, on = bench.trace, bench.base.figures["meta"]["prefix_caching"]
     if any(row.content for row in trace.rows):
-        return [
-            Suspect(
-                "enable_prefix_caching",
-                lambda belief, value: belief.having(enable_prefix_caching=value),
-                lambda value: f"the prefix cache is {'on' if value else 'off'}",
-                "give --enable-prefix-caching or --no-enable-prefix-caching, as the server has it",
-                (not on,),
-            )
-        ]
-    if not on:
-        return []
-    return [
-        Suspect(
+        yield Suspect(
+            "enable_prefix_caching",
+            lambda belief, value: belief.having(enable_prefix_caching=value),
+            lambda value: f"the prefix cache is {'on' if value else 'off'}",
+            "give --enable-prefix-caching or --no-enable-prefix-caching, as the server has it",
+            (not on,),
+        )
+    elif on:
+        yield Suspect(
             "hits",
             lambda belief, share: belief._replace(hits=share),
             lambda share: f"{percent(share)} of the prompt tokens hit the prefix cache",
@@ -310,44 +302,38 @@ def _cache(bench: Bench) -> list[Suspect]:
             low=0.0,
             high=0.95,
         )
-    ]
 
 
-def _choices(bench: Bench) -> list[Suspect]:
+def _choices(bench: Bench) -> Iterator[Suspect]:
     """Settings with few values: the token budget, asynchronous scheduling, the release."""
     settings = bench.base.settings
     budget, ahead = settings["max_num_batched_tokens"], settings["async_scheduling"]
-    found = [
-        Suspect(
-            "max_num_batched_tokens",
-            lambda belief, tokens: belief.having(max_num_batched_tokens=tokens),
-            lambda tokens: f"max_num_batched_tokens is {tokens:,}, not {budget:,}",
-            "take it from the server with --startup-log, or --max-num-batched-tokens",
-            tuple(each for each in _BUDGETS if each != budget),
-        )
-    ]
+    yield Suspect(
+        "max_num_batched_tokens",
+        lambda belief, tokens: belief.having(max_num_batched_tokens=tokens),
+        lambda tokens: f"max_num_batched_tokens is {tokens:,}, not {budget:,}",
+        "take it from the server with --startup-log, or --max-num-batched-tokens",
+        tuple(each for each in _BUDGETS if each != budget),
+    )
     if bench.config.engine != "vllm-v1":
-        return found
-    return [
-        *found,
-        Suspect(
-            "vllm_version",
-            lambda belief, version: belief.having(vllm_version=version),
-            lambda version: f"the server is vLLM {version} or similar",
-            "give the release with --vllm-version",
-            tuple(each for each in _RELEASES if each != settings["vllm_version"]),
-        ),
-        Suspect(
-            "async_scheduling",
-            lambda belief, value: belief.having(async_scheduling=value),
-            lambda value: f"asynchronous scheduling is {'on' if value else 'off'}",
-            "give --async-scheduling or --no-async-scheduling, as the server has it",
-            (not ahead,),
-        ),
-    ]
+        return
+    yield Suspect(
+        "vllm_version",
+        lambda belief, version: belief.having(vllm_version=version),
+        lambda version: f"the server is vLLM {version} or similar",
+        "give the release with --vllm-version",
+        tuple(each for each in _RELEASES if each != settings["vllm_version"]),
+    )
+    yield Suspect(
+        "async_scheduling",
+        lambda belief, value: belief.having(async_scheduling=value),
+        lambda value: f"asynchronous scheduling is {'on' if value else 'off'}",
+        "give --async-scheduling or --no-async-scheduling, as the server has it",
+        (not ahead,),
+    )
 
 
-def _factors() -> list[Suspect]:
+def _factors() -> Iterator[Suspect]:
     """Factors of the times of steps."""
 
     def factor(name: str, prompts: bool, decodes: bool, which: str, remedy: str) -> Suspect:
@@ -364,14 +350,12 @@ def _factors() -> list[Suspect]:
     machine = "measure a profile of this machine with kvsim calibrate, or check GPU and dtype"
     prompts = "check the times of prompts in the profile"
     decodes = "check the times of decodes in the profile, and --enforce-eager"
-    return [
-        factor("step_times", True, True, "every step", machine),
-        factor("prefill", True, False, "a step with prompts", prompts),
-        factor("decode", False, True, "a step without prompts", decodes),
-    ]
+    yield factor("step_times", True, True, "every step", machine)
+    yield factor("prefill", True, False, "a step with prompts", prompts)
+    yield factor("decode", False, True, "a step without prompts", decodes)
 
 
-def _constants(bench: Bench) -> list[Suspect]:
+def _constants(bench: Bench) -> Iterator[Suspect]:
     """Times that come on top: of every step, and before every first token."""
     first_ms = 1e3 * float(bench.base.pairs.predicted_s["ttft"].mean())
     step_ms = bench.base.figures["mean_itl_ms"] or first_ms
@@ -380,28 +364,26 @@ def _constants(bench: Bench) -> list[Suspect]:
         change = belief.change
         return belief._replace(change=change._replace(step_ns=change.step_ns + ms * 1e6))
 
-    return [
-        Suspect(
-            "host",
-            host,
-            lambda ms: f"every step takes {ms:.2f} ms longer",
-            "host time: scheduling, sampling, detokenisation; none of it is in kernel times",
-            starts=lambda balance: (-balance * step_ms,),
-            low=0.0,
-            high=3 * step_ms,
-            setting=False,
-        ),
-        Suspect(
-            "first_token",
-            lambda belief, ms: belief._replace(later_s=belief.later_s + ms / 1e3),
-            lambda ms: f"every first token reaches the client {milliseconds(ms)} later",
-            "network, tokenizer and front end of the server (cost.front_end says how long)",
-            starts=lambda balance: (-balance * first_ms,),
-            low=0.0,
-            high=10 * first_ms,
-            setting=False,
-        ),
-    ]
+    yield Suspect(
+        "host",
+        host,
+        lambda ms: f"every step takes {ms:.2f} ms longer",
+        "host time: scheduling, sampling, detokenisation; none of it is in kernel times",
+        starts=lambda balance: (-balance * step_ms,),
+        low=0.0,
+        high=3 * step_ms,
+        setting=False,
+    )
+    yield Suspect(
+        "first_token",
+        lambda belief, ms: belief._replace(later_s=belief.later_s + ms / 1e3),
+        lambda ms: f"every first token reaches the client {milliseconds(ms)} later",
+        "network, tokenizer and front end of the server (cost.front_end says how long)",
+        starts=lambda balance: (-balance * first_ms,),
+        low=0.0,
+        high=10 * first_ms,
+        setting=False,
+    )
 
 
 class Found(NamedTuple):
@@ -479,23 +461,8 @@ def _at_best(
 
 
 def _pair(bench: Bench, tried: list[_Tried]) -> Found | None:
-    """The two corrections that leave least: each setting, and the two best prices, with all others.
-
-    A number that was fitted alone takes all blame. So less of it is tried as well, and the best
-    pairs are fitted together.
-    """
-    settings = [each for each in tried if each.suspect.setting]
-    prices = [each for each in tried if not each.suspect.setting][:2]
-    # Of those that predict the same, one is enough.
-    unlike = {each.found.misfit: each for each in reversed(settings)}.values()
-    pairs: dict[frozenset[str], tuple[_Tried, _Tried]] = {}
-    for each in [*unlike, *prices]:
-        for one in _with_less(bench, each):
-            for other in _all(bench, one.belief, one.suspect.name, _FEW_RUNS):
-                names = frozenset((one.suspect.name, other.suspect.name))
-                if names not in pairs or other.rank < pairs[names][1].rank:
-                    pairs[names] = (one, other)
-    likely = sorted(pairs.values(), key=lambda pair: pair[1].rank)[:_KEPT]
+    """The two corrections that leave least; the likeliest pairs are fitted together."""
+    likely = sorted(_pairs(bench, tried), key=lambda pair: pair[1].rank)[:_KEPT]
     together = (_together(bench, *pair) for pair in likely)
     best = min(together, key=lambda pair: pair[1].rank, default=None)
     if best is None:
@@ -508,6 +475,25 @@ def _pair(bench: Bench, tried: list[_Tried]) -> Found | None:
         f"{first.remedy}; {second.remedy}",
         second.misfit,
     )
+
+
+def _pairs(bench: Bench, tried: list[_Tried]) -> Collection[tuple[_Tried, _Tried]]:
+    """Each setting, and the two best prices, with all others.
+
+    A number that was fitted alone takes all blame. So less of it is tried as well.
+    """
+    settings = [each for each in tried if each.suspect.setting]
+    prices = [each for each in tried if not each.suspect.setting][:2]
+    # Of those that predict the same, one is enough.
+    unlike = {each.found.misfit: each for each in reversed(settings)}.values()
+    pairs: dict[frozenset[str], tuple[_Tried, _Tried]] = {}
+    for each in [*unlike, *prices]:
+        for one in _with_less(bench, each):
+            for other in _all(bench, one.belief, one.suspect.name, _FEW_RUNS):
+                names = frozenset((one.suspect.name, other.suspect.name))
+                if names not in pairs or other.rank < pairs[names][1].rank:
+                    pairs[names] = (one, other)
+    return pairs.values()
 
 
 def _with_less(bench: Bench, one: _Tried) -> list[_Tried]:
@@ -554,43 +540,57 @@ def _choose(bench: Bench, suspect: Suspect, belief: Belief) -> tuple[float, Any]
 def _search(
     bench: Bench, suspect: Suspect, belief: Belief, runs: int
 ) -> tuple[float, float | None]:
-    """The number with which predictions are balanced, by the secant method; the least misfit
-    counts. A setting is a staircase, so that its neighbours are tried as well."""
-    tried: list[tuple[float, float, float]] = []
+    """The number that leaves least, and what it leaves; None: any number is worse than none."""
+    numbers = _Numbers(bench, suspect, belief)
+    for x in suspect.starts(numbers.tried[0][2]):
+        numbers.take(x)
+    if len(numbers.tried) > 1:
+        numbers.balance(runs - 1)
+        if suspect.setting and runs > _FEW_RUNS:  # A staircase.
+            numbers.step_down()
+    left, x, _ = min(numbers.tried)
+    return left, x or None
 
-    def at(x: float) -> bool:
-        x = min(max(x, suspect.low), suspect.high)
-        if any(x == known for _, known, _ in tried):
+
+class _Numbers:
+    """The numbers of a suspect that were tried, from 0 on."""
+
+    def __init__(self, bench: Bench, suspect: Suspect, belief: Belief) -> None:
+        self._bench, self._suspect, self._belief = bench, suspect, belief
+        base = bench.replay(belief).pairs
+        self.tried = [(misfit(base), 0.0, _balance(base))]
+        """What is left with a number, the number, and whether predictions are then too high."""
+
+    def take(self, x: float) -> bool:
+        """Tries a number. False: it was tried, or no server takes it."""
+        x = min(max(x, self._suspect.low), self._suspect.high)
+        if any(x == known for _, known, _ in self.tried):
             return False
         try:
-            pairs = bench.replay(suspect.believe(belief, x)).pairs if x else base
+            pairs = self._bench.replay(self._suspect.believe(self._belief, x)).pairs
         except ConfigError:  # as of a pool that is too small for a request
             return False
-        tried.append((misfit(pairs), x, _balance(pairs)))
+        self.tried.append((misfit(pairs), x, _balance(pairs)))
         return True
 
-    base = bench.replay(belief).pairs
-    at(0.0)
-    for x in suspect.starts(tried[0][2]):
-        at(x)
-    tried.sort(reverse=True)  # The last two are the best.
-    for _ in range(runs - 1):
-        if len(tried) < 2:
-            break
-        (_, x0, before), (_, x, after) = tried[-2:]
-        if abs(after) < _BALANCED or after == before:
-            break
-        if not at(x - after * (x - x0) / (after - before)):
-            break
-    for step in _STEPS if suspect.setting and runs > _FEW_RUNS and len(tried) > 1 else ():
-        while True:
-            best = min(tried)
-            at(best[1] - step)
-            at(best[1] + step)
-            if min(tried) == best:
+    def balance(self, runs: int) -> None:
+        """Looks for the number with which predictions are balanced, by the secant method."""
+        self.tried.sort(reverse=True)  # The last two are the best.
+        for _ in range(runs):
+            (_, x0, before), (_, x, after) = self.tried[-2:]
+            if abs(after) < _BALANCED or after == before:
                 break
-    left, x, _ = min(tried)
-    return left, x or None
+            if not self.take(x - after * (x - x0) / (after - before)):
+                break
+
+    def step_down(self) -> None:
+        """Tries the neighbours of the best number, until none is better."""
+        for step in _STEPS:
+            best = None
+            while best != min(self.tried):
+                best = min(self.tried)
+                self.take(best[1] - step)
+                self.take(best[1] + step)
 
 
 def _balance(pairs: Matched) -> float:

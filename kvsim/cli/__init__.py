@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 from io import TextIOWrapper
 from types import FrameType
-from typing import NoReturn
 
 import typer
 from typer import Option
@@ -79,28 +78,41 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # The user's own schedulers are imported from the folder in which the command runs.
     if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109
         sys.path.append("")
+    _mend_streams()
+    heed_signals()
+    sys.exit(_run(_repeat_lists(given)))
+
+
+def _mend_streams() -> None:
+    """Let anything be printed anywhere."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # Closed, as by `>&-`: nobody wants what is printed there.
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     # A terminal may lack letters, and file names may hold bytes that are no text.
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    heed_signals()
+
+
+def _run(arguments: list[str]) -> int:
+    """Run a command and say what went wrong; returns the exit code."""
     try:
-        code = app(_repeat_lists(given), standalone_mode=False)
+        code = app(arguments, standalone_mode=False)
     except KvsimError as error:
-        _fail(str(error))
+        return _failed(str(error))
     except typer.TyperException as error:
-        if not error.format_message():  # no command: the help has been printed
-            sys.exit(2)
-        _fail(error.format_message())
+        text = error.format_message()  # Without a command there is none: the help was printed.
+        return _failed(text) if text else 2
     except (typer.Abort, KeyboardInterrupt):
-        _end_interrupted()
+        code = _INTERRUPTED
     except OSError as error:
-        _fail(f"{error.filename or 'output'}: {error.strerror or error}")
-    if code == _INTERRUPTED:  # as typer returns it
-        _end_interrupted()
-    sys.exit(code if isinstance(code, int) else 0)
+        return _failed(f"{error.filename or 'output'}: {error.strerror or error}")
+    if code != _INTERRUPTED:  # as typer returns it
+        return code if isinstance(code, int) else 0
+    print("kvsim: interrupted", file=sys.stderr)
+    # Python remembers an interrupt that passed through `exec`, as dataclasses call it, and would
+    # end by SIGINT, whatever exit code it is given, unless it runs something else.
+    exec("")
+    return exit_code()
 
 
 def _repeat_lists(arguments: list[str]) -> list[str]:
@@ -118,17 +130,10 @@ def _repeat_lists(arguments: list[str]) -> list[str]:
     return out
 
 
-def _end_interrupted() -> NoReturn:
-    print("kvsim: interrupted", file=sys.stderr)
-    # Python remembers an interrupt that passed through `exec`, as dataclasses call it, and would
-    # end by SIGINT, whatever exit code it is given, unless it runs something else.
-    exec("")
-    sys.exit(exit_code())
-
-
-def _fail(line: str) -> None:
+def _failed(line: str) -> int:
+    """Say what went wrong; returns the exit code."""
     print("kvsim: " + shortened(" ".join(line.split())), file=sys.stderr)
-    sys.exit(2)
+    return 2
 
 
 _INTERRUPTS = [signal.SIGINT]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -88,6 +88,7 @@ def check(
 
     The result of a benchmark is a trace and the measured answer at once.
     """
+    from kvsim.against.check import build_check
     from kvsim.against.check import check as check_run
     from kvsim.workload.formats.table import join_measured
     from kvsim.writing import json_text, write_together
@@ -117,8 +118,6 @@ def check(
     else:
         _show(record)
     if out is not None:
-        from kvsim.against.check import build_check
-
         write_together(out, {"check.json": text, "check.html": build_check(record)})
         tell_written(out, "check.html")
     if not record["passed"]:
@@ -202,21 +201,14 @@ class Stages(Bundle):
 
     def compare(self, recording: Path, trust: Sequence[str], profile: str) -> None:
         """Print how far the profile is off, and write it and its page."""
+        from kvsim.against.validate import setup
         from kvsim.against.validate.errors import compare, count_rows, error_rows
-        from kvsim.against.validate.setup import (
-            RECORDED,
-            RECORDED_KEYS,
-            read_json,
-            refuse_foreign,
-            require,
-            write_json,
-        )
 
-        table = read_json(recording, RECORDED)
-        require(table, RECORDED_KEYS, recording)
-        refuse_foreign(table["setup"], trust, recording)
+        table = setup.read_json(recording, setup.RECORDED)
+        setup.require(table, setup.RECORDED_KEYS, recording)
+        setup.refuse_foreign(table["setup"], trust, recording)
         result = compare(table, profile)
-        written = write_json(Path(self.out) / "validation.json", result)
+        written = setup.write_json(Path(self.out) / "validation.json", result)
         for title, (head, rows) in (
             ("Error of the model, and in brackets the noise of the machine", error_rows(result)),
             ("Real / real again / simulated", count_rows(result)),
@@ -363,32 +355,36 @@ def _replay(paths: list[str], engine: str, release: str | None, out: str | None)
     from kvsim.settings.versions import release as version_of
 
     given = {} if release is None else {"vllm_version": release}
-    counts: dict[str | None, Counter[str]] = {}
-    alone = 0
+    counts = defaultdict[str | None, Counter[str]](Counter)
     for read in (case for path in paths for case in read_cases(_there(path), engine)):
         case = read._replace(config=read.config | given)
-        if case.recorded is not None or out is not None:
-            log = _log_of(case, engine)
-        if out is not None:
-            _write_log(Path(out) / case.name / f"{engine}.steps.jsonl", log)
-        if case.recorded is None:
-            alone += 1
-            continue
-        count = counts.setdefault(case.config.get("vllm_version"), Counter())
-        count += _compared(case.name, case.recorded, log)
+        counts[case.config.get("vllm_version")] += _replayed(case, engine, out)
     total = sum(counts.values(), Counter[str]())
-    if not counts and out is None:
+    if not total["compared"] and out is None:
         raise TraceError(
-            f"{' '.join(paths)}: none of {alone} cases has a recorded log of {engine}; give the"
-            " --engine that they are of, or --out DIR to write the logs"
+            f"{' '.join(paths)}: none of {total['alone']} cases has a recorded log of {engine};"
+            " give the --engine that they are of, or --out DIR to write the logs"
         )
-    if alone:
-        print(f"{alone} cases have no recorded log of {engine}: not compared")
-    for version in sorted(counts, key=version_of):
-        if version is not None:
-            print(f"vLLM {version}: {_counted(counts[version])}")
+    if total["alone"]:
+        print(f"{total['alone']} cases have no recorded log of {engine}: not compared")
+    versions = [each for each, count in counts.items() if each and count["compared"]]
+    for version in sorted(versions, key=version_of):
+        print(f"vLLM {version}: {_counted(counts[version])}")
     print(_counted(total))
     return int(total["identical"] != total["compared"])
+
+
+def _replayed(case: Case, engine: str, out: str | None) -> Counter[str]:
+    """Writes the log of a case, and counts it: compared, or without one that is recorded."""
+    from kvsim.writing import write_lines
+
+    if case.recorded is None and out is None:
+        return Counter(alone=1)
+    log = _log_of(case, engine)
+    if out is not None:
+        lines = (json.dumps(record, separators=(",", ":")) for record in log)
+        write_lines(Path(out) / case.name / f"{engine}.steps.jsonl", lines)
+    return Counter(alone=1) if case.recorded is None else _compared(case.name, case.recorded, log)
 
 
 def _log_of(case: Case, engine: str) -> list[Record]:
@@ -492,13 +488,6 @@ def _compare_logs(paths: list[str]) -> int:
         return 0
     print(f"{paths[0]} | {paths[1]}: {divergence}")
     return 1
-
-
-def _write_log(path: Path, log: list[dict[str, object]]) -> None:
-    from kvsim.writing import write_text
-
-    lines = (json.dumps(record, separators=(",", ":")) + "\n" for record in log)
-    write_text(path, "".join(lines))
 
 
 Workloads = Annotated[

@@ -228,7 +228,7 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Split a run's prompt tokens: hit, lost to policy, pinning, capacity or timing, cold."""
-    from kvsim.report.pages.cache import audit_rows, audit_sentences
+    from kvsim.report.pages.cache import audit_rows, audit_sentences, build_audit
     from kvsim.writing import json_text
 
     with progress_bar("auditing") as done:
@@ -241,8 +241,6 @@ def audit(
     head = ["prompt tokens", *(run.label for run in runs)]
     _print(audit_sentences(runs), head, audit_rows(runs), note, texts=1)
     if out is not None:
-        from kvsim.report.pages.cache import build_audit
-
         _write(out, build_audit(runs))
 
 

@@ -84,12 +84,7 @@ class SectionedCommand(TyperCommand):
         named = {each.name: each for each in self.params}
         trace = named.get("trace") or named.get("file")
         if isinstance(trace, TyperArgument):
-            for place, each in enumerate(args):
-                if each == "--trace" or each.startswith("--trace="):
-                    given = each.partition("=")[2:] if "=" in each else args[place + 1 : place + 2]
-                    args = [*args[:place], *args[place + 1 + ("=" not in each) :], *given]
-                    break
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, _unnamed(args))
         if trace is None or any(isinstance(each, TyperArgument) for each in self.params):
             return super().parse_args(ctx, args)
         ctx.allow_extra_args = True
@@ -123,6 +118,16 @@ class SectionedCommand(TyperCommand):
                 f"{SHOW_ALL} also lists settings: {listed}.".replace("-", _NO_BREAK)
             )
         formatter.buffer = [text.replace(_NO_BREAK, "-") for text in formatter.buffer]
+
+
+def _unnamed(args: list[str]) -> list[str]:
+    """Arguments in which `--trace X` is an X behind all others."""
+    for place, each in enumerate(args):
+        if each.startswith("--trace="):
+            return [*args[:place], *args[place + 1 :], each.partition("=")[2]]
+        if each == "--trace":
+            return [*args[:place], *args[place + 2 :], *args[place + 1 : place + 2]]
+    return args
 
 
 class DeferredGroup(TyperGroup):

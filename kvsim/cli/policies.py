@@ -84,12 +84,9 @@ def policies(as_json: AsJson = False) -> None:
     if as_json:
         found = {}
         for table in catalogue():
-            names, columns = zip(
-                *((each.header, each.cells) for each in table.columns), strict=True
-            )
-            found[str(table.title)] = [
-                dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)
-            ]
+            names = [each.header for each in table.columns]
+            rows = zip(*(each.cells for each in table.columns), strict=True)
+            found[str(table.title)] = [dict(zip(names, row, strict=True)) for row in rows]
         print(json.dumps(found, indent=1))
         return
     console = make_console()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
@@ -42,6 +43,17 @@ class Further(Bundle):
         bool, Option("--block-map", help="Also show which request held which block; takes longer.")
     ] = False
 
+    def check(self, routers: Sequence[object], out: str | None) -> None:
+        """Raises `ConfigError` for what several replicas do not show, and what needs a folder."""
+        if routers and (self.block_map or self.step_log is not None):
+            raise ConfigError(
+                "--block-map and --step-log show one engine, of several; leave them out"
+            )
+        if routers[1:]:
+            raise ConfigError("--router: a run has one router; `kvsim compare` takes several")
+        if self.block_map and out is None:
+            raise ConfigError("--block-map: needs --out DIR, the folder for the map")
+
 
 @takes_bundles
 def run(
@@ -61,20 +73,16 @@ def run(
 
     from kvsim.report import PAGE, render, render_fleet
     from kvsim.report.files import FLEET, SUMMARY
+    from kvsim.results.blockmap import BlockMapWatcher
 
     fleets, configs = fleet.load(config)
-    csv, page, block_map = further.csv, further.page, further.block_map
+    further.check(fleets, out)
+    csv, page = further.csv, further.page
     result: FleetRun | Result
     # The trace has no name here, so that its memory is free when the run is over.
     if fleets:
-        if block_map or further.step_log is not None:
-            raise ConfigError(
-                "--block-map and --step-log show one engine, of several; leave them out"
-            )
         from kvsim.fleet import contender, simulate_contender
 
-        if fleets[1:]:
-            raise ConfigError("--router: a run has one router; `kvsim compare` takes several")
         several = contender(configs, *fleets[0])
         result = simulate_shown(
             simulate_contender, form.requests(trace, configs[0]), several, "simulating"
@@ -84,13 +92,8 @@ def run(
 
             write_replicas(result, out, csv=csv, page=page, pages=page)
     else:
-        watcher = seen = None
-        if block_map:
-            from kvsim.results.blockmap import BlockMapWatcher
-
-            if out is None:
-                raise ConfigError("--block-map: needs --out DIR, the folder for the map")
-            watcher = BlockMapWatcher()
+        watcher = BlockMapWatcher() if further.block_map else None
+        seen = None
         result = _run_engine(
             form.requests(trace, configs[0]), configs[0], further.step_log, watcher
         )
@@ -121,10 +124,10 @@ def _run_engine(
 
     if step_log is None:
         return simulate_shown(simulate, trace, config, "simulating", watcher=watcher)
-    from kvsim.against.conform.step_log import StepLog
+    from kvsim.against.conform.step_log import open_step_log
     from kvsim.run.watchers import Watchers
 
-    with StepLog(step_log) as log:
+    with open_step_log(step_log) as log:
         both = Watchers([log, watcher] if watcher else [log])
         result = simulate_shown(simulate, trace, config, "simulating", watcher=both)
         log.stopped(result.meta["outcome"])

@@ -84,9 +84,9 @@ class Certainty(Bundle):
             "--cost-uncertainty": self.cost_uncertainty,
             "--margin": self.margin != MARGIN,
         }
-        if self.seeds is None and any(of_seeds.values()):
-            flag = next(flag for flag, given in of_seeds.items() if given)
-            raise ConfigError(f"{flag}: needs --seeds N")
+        for flag, given in of_seeds.items():
+            if given and self.seeds is None:
+                raise ConfigError(f"{flag}: needs --seeds N")
 
 
 @takes_bundles
@@ -150,40 +150,47 @@ def _trace_among(given: list[str]) -> tuple[list[str], str | None]:
     return [each for each in given if each != found[0]], found[0]
 
 
-def _contenders(configs: list[str], fleet: FleetOptions) -> tuple[Configs, Kind]:
+def _contenders(paths: list[str], fleet: FleetOptions) -> tuple[Configs, Kind]:
     """What is compared, by name, and how. Raises `ConfigError` where there is but one."""
     from kvsim.search.compare import of_releases
 
-    paths = list[str | None](configs) or [None]
-    stems = [Path(config).name.removesuffix(".toml") for config in configs]
-    same = [stems[:place].count(stem) for place, stem in enumerate(stems)]
-    names = [f"{s}-{n + 1}" if n else s for s, n in zip(stems, same, strict=True)] or [""]
-    loaded = [(name, *fleet.load(path)) for name, path in zip(names, paths, strict=True)]
-    several = any(fleets for _, fleets, _ in loaded)
-    alone = (
-        []
-        if several
-        else [each for name, _, configs in loaded for each in of_releases(name, configs[0])]
-    )
-    if max(len(alone), sum(len(fleets) or 1 for _, fleets, _ in loaded)) < 2:
+    loaded = [(name, *fleet.load(path)) for name, path in _named(paths)]
+    if any(routers for _, routers, _ in loaded):
+        found, kind = [each for one in loaded for each in _of_routers(*one)], of_fleets()
+    else:
+        found = [each for name, _, [config] in loaded for each in of_releases(name, config)]
+        kind = of_engines()
+    if len(found) < 2:
         raise ConfigError(
             "compare: give two configurations or more, several releases, as in --vllm-version"
             " 0.11,0.18,0.33, or several routers, as in --replicas 4 --router"
             " round-robin,least-loaded"
         )
-    if not several:
-        return alone, of_engines()
+    return found, kind
+
+
+def _named(paths: list[str]) -> list[tuple[str, str | None]]:
+    """Configurations by the names of their files, numbered where several have one; without any, the
+    default settings."""
+    stems = [Path(path).name.removesuffix(".toml") for path in paths]
+    same = [stems[:place].count(stem) for place, stem in enumerate(stems)]
+    names = (f"{stem}-{n + 1}" if n else stem for stem, n in zip(stems, same, strict=True))
+    return list(zip(names, paths, strict=True)) or [("", None)]
+
+
+def _of_routers(
+    name: str, routers: list[tuple[str, dict[str, Any]]], replicas: list[RunConfig]
+) -> Configs:
+    """Replicas behind each of their routers, by name; a lone engine behind one that it needs."""
     from kvsim.fleet import contender
 
-    found: Configs = [
+    return [
         (
-            " ".join(filter(None, (name, router))) if fleets[1:] or not name else name,
-            contender(configs, router, args),
+            f"{name} {router}".strip() if routers[1:] or not name else name,
+            contender(replicas, router, args),
         )
-        for name, fleets, configs in loaded
-        for router, args in fleets or [("round-robin", {})]
+        for router, args in routers or [("round-robin", {})]
     ]
-    return found, of_fleets()
 
 
 def _compare_seeds(
@@ -396,25 +403,17 @@ def sweep(
 
 def _finish(out: str, plan: Plan, as_json: bool) -> None:
     """Table, page and the verdict on the terminal."""
+    from kvsim.search import sweep as swept
     from kvsim.search.store import Store
-    from kvsim.search.sweep import (
-        MANIFEST,
-        TABLE,
-        choose,
-        chosen_record,
-        gather,
-        manifest,
-        table_bytes,
-    )
     from kvsim.search.sweep_page import PAGE, build_page
     from kvsim.writing import json_text, write_together
 
-    outcomes = gather(Store(out), plan, out)
-    chosen = choose(plan, outcomes)
-    table, page = table_bytes(plan, outcomes), build_page(plan, chosen)
-    write_together(out, {MANIFEST: manifest(plan), TABLE: table, PAGE: page})
+    outcomes = swept.gather(Store(out), plan, out)
+    chosen = swept.choose(plan, outcomes)
+    table, page = swept.table_bytes(plan, outcomes), build_page(plan, chosen)
+    write_together(out, {swept.MANIFEST: swept.manifest(plan), swept.TABLE: table, PAGE: page})
     if as_json:
-        print(json_text(chosen_record(chosen)), end="")
+        print(json_text(swept.chosen_record(chosen)), end="")
         return
     console = make_console()
     for text, _ in chosen.verdict:
@@ -486,16 +485,7 @@ def size(
 
     Every value meets the same seeds. With --out no run is ever repeated.
     """
-    from kvsim.search.size import (
-        LASTING,
-        Bounds,
-        Laboratory,
-        endless,
-        make_knob,
-        searched,
-        sharing,
-        what_varies,
-    )
+    from kvsim.search import size as sizing
     from kvsim.search.size_verdict import NAME, PAGE, build_page, size_record
     from kvsim.search.slo import parse_slo
     from kvsim.search.store import Store
@@ -506,24 +496,24 @@ def size(
     runner = workers.chosen()
     opened = form.requests(question.trace, loaded)
     if question.hit_rate is not None:
-        opened, loaded, notes = sharing(opened, loaded, question.hit_rate, question.prefixes)
+        opened, loaded, notes = sizing.sharing(opened, loaded, question.hit_rate, question.prefixes)
         note(*notes)
-    if find in LASTING:
-        opened, loaded, notes = endless(opened, loaded, find)
+    if find in sizing.LASTING:
+        opened, loaded, notes = sizing.endless(opened, loaded, find)
         note(*notes)
         objectives = objectives._replace(steady=True)
-    searches = []
+    searches, bounds = [], sizing.Bounds(question.low, question.high)
     place = tempfile.TemporaryDirectory(prefix="kvsim-") if out is None else nullcontext(out)
     with place as folder, progress_bar(f"looking for {find}") as done:
         store = Store(folder)
         for base in _bases(loaded, fleet, find):
-            knob = make_knob(find, opened, to_table(base), Bounds(question.low, question.high))
-            varies = what_varies(opened, base, find)
+            knob = sizing.make_knob(find, opened, to_table(base), bounds)
+            varies = sizing.what_varies(opened, base, find)
             numbers = range(base.seed, base.seed + (question.seeds if varies else 1))
-            lab = Laboratory(
+            lab = sizing.Laboratory(
                 opened, base, knob, objectives, numbers, store, runner, workers.jobs, done
             )
-            searches.append(searched(lab, varies))
+            searches.append(sizing.searched(lab, varies))
     price = question.price_per_gpu_hour
     record = json_text(size_record(searches, price))
     if as_json:
@@ -612,16 +602,8 @@ def advise(
     Every change meets the same seeds. Prints what limits the server now, three sentences, a table
     with intervals, and the command line of the server.
     """
-    from kvsim.search.advice import (
-        NAME,
-        PAGE,
-        build_page,
-        cache_sentences,
-        present,
-        record,
-        sentences,
-        serve_command,
-    )
+    from kvsim.search import advice as words
+    from kvsim.search.advice import NAME, PAGE, build_page
     from kvsim.search.advise import MOST_COMBINED, changes_of
     from kvsim.search.advise import advise as search
     from kvsim.search.compare import How, load_of
@@ -646,15 +628,15 @@ def advise(
             how=How(jobs=trials.jobs, progress=progress),
         )
     given = arguments(settings.vllm, settings.vllm_file)
-    line = serve_command(advice, settings.word, given)
-    cache = cache_sentences(opened, advice.best.config)
-    now = present(advice)
+    line = words.serve_command(advice, settings.word, given)
+    cache = words.cache_sentences(opened, advice.best.config)
+    now = words.present(advice)
     said = [remark.text for remark in now]
-    found = json_text({"diagnosis": said, **record(advice, line), "cache": cache})
+    found = json_text({"diagnosis": said, **words.record(advice, line), "cache": cache})
     if as_json:
         print(found, end="")
     else:
-        _show_advice(advice, [*said, *sentences(advice), *cache], line)
+        _show_advice(advice, [*said, *words.sentences(advice), *cache], line)
     if out is not None:
         write_together(out, {PAGE: build_page(advice, opened, now, cache, line), NAME: found})
         tell_written(out, PAGE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from msgspec.structs import asdict
 from typer import Option
 
 from kvsim.cli.commands import command_line, note, tell_written
@@ -98,22 +99,22 @@ def serve(
     from kvsim.settings.server.command import arguments
 
     pace.check()
-    said = said_in(arguments(settings.vllm, settings.vllm_file))
-    loaded = settings.load(config)
-    events = answers.kv_events_config or said.kv_events_config
+    command = arguments(settings.vllm, settings.vllm_file)
+    said = said_in(command, **asdict(front), **asdict(answers))
+    loaded, events = settings.load(config), said.kv_events_config
     options = Options(
         speed=inf if pace.as_fast_as_possible else pace.speed,
         hold=pace.hold,
         mean_output_tokens=answers.mean_output_tokens,
-        stream_interval=answers.stream_interval or said.stream_interval or 1,
-        adapters=adapters_of(answers.lora_modules or said.lora_modules),
+        stream_interval=said.stream_interval or 1,
+        adapters=adapters_of(said.lora_modules),
         kv_events=None if events is None else events_config(events),
     )
     with blaming(loaded):
         session = Session(loaded, records=out is not None)
-        model = front.served_model_name or said.name or session.parts.model.name
+        model = said.name or session.parts.model.name
         note(*session.parts.notes)
-        address = front.host or said.host or "127.0.0.1"
+        address = said.host or "127.0.0.1"
         port = (said.port or 8000) if front.port is None else front.port
         with listen(address, port) as listening:
             made = Server(session, model, options)

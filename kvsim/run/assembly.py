@@ -28,25 +28,26 @@ from kvsim.machine.models import Model
 from kvsim.policies import ready
 from kvsim.policies.future import Future
 from kvsim.policies.victims import make_victim
-from kvsim.run.assumed import complete, left_out
+from kvsim.run.assumed import Settings, complete, left_out
 from kvsim.run.checks import (
     Room,
-    adapts,
+    adapters,
     check_cache,
-    check_chunks,
     check_engine,
     check_features,
     check_manager,
+    check_pool,
     check_retention,
+    check_scheduler,
     check_sharing,
+    check_states,
     check_tables,
     check_vllm,
-    checked_pool,
 )
 from kvsim.run.offload import offloads
 from kvsim.run.speculation import Speculative, speculates, speculation_of
 from kvsim.settings.config import RunConfig, to_table
-from kvsim.settings.library import build, construct, look_up
+from kvsim.settings.library import construct, look_up
 from kvsim.settings.versions import DEFAULT_BLOCK_SIZE, Default
 from kvsim.settings.versions import release as version_of
 
@@ -91,10 +92,11 @@ def assemble(config: RunConfig, *, switched: tuple[str, ...] = ()) -> Parts:
     engine = _engine(config.engine)
     check_vllm(config, engine)
     check_engine(config, engine)
-    fits = config.max_model_len == "auto" or (config.model, config.max_model_len) == (None, None)
-    config, model, hardware, assumed = complete(config, engine)
+    settings = complete(config, engine)
+    config, model, hardware, assumed, _ = settings
     check_cache(config, engine)
-    check_tables(config, engine, model)
+    check_tables(config, engine)
+    check_states(config, model)
     prices, future = make_prices(config, model, hardware), Future()
     decides = release_of(version_of(config.vllm_version), switched) if engine.groups else LATEST
     draft = _draft(config, engine, decides, {"prices": prices, "future": future})
@@ -104,12 +106,11 @@ def assemble(config: RunConfig, *, switched: tuple[str, ...] = ()) -> Parts:
     check_retention(config, groups)
     stages = stages_at_work(config, engine, model)
     in_flight = draft.in_flight + stages - 1
-    room = _room(config, model, hardware, draft, groups, in_flight, fits or engine.caps_sequences)
-    memory = room.memory
+    room = _room(settings, engine, draft, groups, in_flight)
+    config, memory = _fitted(settings, engine, room), room.memory
     pools = {"num_gpu_blocks": memory.num_gpu_blocks, "num_cpu_blocks": memory.num_cpu_blocks}
-    config = _fitted(config, room, assumed) if fits else checked_pool(config, room, engine)
     tiered, drafts = offloads(config, engine, groups), speculates(config, engine)
-    loras = config.max_loras if adapts(config, engine) else None
+    max_loras = adapters(config, engine)
     manager = _manager(config, engine)
     check_sharing(config, manager, engine)
     given = {**_given(config), **pools, "future": future}
@@ -120,23 +121,25 @@ def assemble(config: RunConfig, *, switched: tuple[str, ...] = ()) -> Parts:
     cost = make_cost(config, model, hardware)
     if stages > 1:
         cost = StagedCost(cost, model, hardware, config)
-    speculation = speculation_of(config, model, hardware, cost, tiered) if drafts else None
-    if speculation is not None:
+    speculation = offload = None
+    if drafts:
+        speculation = speculation_of(config, model, hardware, cost, tiered)
         given, cost = given | speculation.blocks(), speculation.priced(cost)
-    blocks = _blocks(config, manager, given)
+    args = ready(config.block_manager_args, **given)
+    blocks: BlockManager = construct("block_manager", BLOCK_MANAGERS, manager, args, **given)
     caching = {"prices": prices, "enable_prefix_caching": blocks.needs_keys}
     further: dict[str, Any] = {**pools, **caching, "future": future}
-    offload = None
     if tiered:  # Few runs have one.
         from kvsim.run.connectors import offload_of
 
         offload = offload_of(config, model, hardware, blocks, draft)
-    if isinstance(blocks, KVCacheManager):
-        further |= {"blocks": blocks, **(offload.parts() if offload else {})}
-        further |= speculation.parts() if speculation else {}
-        further["max_loras"] = loras
+    if engine.groups:
+        further |= {"blocks": blocks, "max_loras": max_loras}
+        for part in (offload, speculation):
+            further |= part.parts() if part else {}
     scheduler = _scheduler(config, engine, further)
-    _check(config, scheduler, blocks, manager)
+    check_manager(config, blocks, manager)
+    check_scheduler(config, scheduler, blocks)
     notes = _notes_on_tables(model, config, blocks, offload, speculation)
     return Parts(
         *(config, model, hardware, manager, scheduler, blocks, cost),
@@ -146,14 +149,6 @@ def assemble(config: RunConfig, *, switched: tuple[str, ...] = ()) -> Parts:
         (*notes, *memory.remarks(), *left_out(config, stages)),
         *(offload, speculation),
     )
-
-
-def _check(config: RunConfig, scheduler: Scheduler, blocks: BlockManager, manager: str) -> None:
-    """Refuse what scheduler and block manager cannot do together."""
-    check_manager(config, blocks, manager)
-    if config.n > 1 and (scheduler.lingers or scheduler.in_flight > 1):
-        raise ConfigError(f"n: {config.engine} is asynchronous, and serves one sample; use --n 1")
-    check_chunks(config, scheduler, blocks)
 
 
 def _draft(
@@ -192,29 +187,22 @@ def _engine(name: str) -> Engine:
 
 
 def _room(
-    config: RunConfig,
-    model: Model,
-    hardware: Hardware,
-    engine: Scheduler,
-    groups: tuple[Group, ...],
-    in_flight: int,
-    any_length: bool,
+    settings: Settings, engine: Engine, draft: Scheduler, groups: tuple[Group, ...], in_flight: int
 ) -> Room:
-    """The pool by the formula of the settings. `engine` has the limits of a step, `in_flight` the
-    steps that are not settled; `any_length`: the engine starts with a pool below `max_model_len`.
-    """
-    tokens, seqs = engine.max_num_batched_tokens, engine.max_num_seqs
-    longest = 1 if any_length else config.max_model_len
+    """The pool by the formula of the settings. `draft` has the limits of a step, `in_flight` the
+    steps that are not settled."""
+    config, model, hardware, _, fits = settings
+    tokens, seqs = draft.max_num_batched_tokens, draft.max_num_seqs
+    # Then the engine starts with any pool.
+    longest = 1 if fits or engine.caps_sequences else config.max_model_len
     assert isinstance(longest, int)
 
-    def room(memory: Budget) -> Room:
-        return Room(memory, groups, tokens * in_flight)
-
     def holds(memory: Budget) -> bool:
-        return room(memory).longest(config, longest) == longest
+        return Room(memory, groups, tokens * in_flight).longest(config, longest) == longest
 
     formula = memory_formula(config.memory_formula)
-    return room(budget(model, hardware, config, formula, tokens, seqs, holds))
+    memory = budget(model, hardware, config, formula, tokens, seqs, holds)
+    return Room(memory, groups, tokens * in_flight)
 
 
 def _given(config: RunConfig) -> dict[str, Any]:
@@ -226,7 +214,9 @@ def _given(config: RunConfig) -> dict[str, Any]:
 def _scheduler(config: RunConfig, engine: Engine, further: dict[str, Any]) -> Scheduler:
     table = {}
     if config.engine in ENGINES:
-        ahead = engine.asynchronous if _asynchronous(config) else None
+        # Engines work asynchronously where nothing speaks against it.
+        synchronous = config.async_scheduling is False or config.disable_async_output_proc
+        ahead = None if synchronous or config.n > 1 else engine.asynchronous
         table[config.engine] = ahead or engine.scheduler
     assert isinstance(config.max_model_len, int)
     victim = make_victim(
@@ -239,23 +229,6 @@ def _scheduler(config: RunConfig, engine: Engine, further: dict[str, Any]) -> Sc
     args = ready(config.scheduler_args, **given)
     scheduler: Scheduler = construct("engine", table, config.engine, args, **given)
     return scheduler
-
-
-def _asynchronous(config: RunConfig) -> bool:
-    """Whether the engine works asynchronously, as it does where nothing speaks against it."""
-    return (
-        config.n == 1
-        and config.async_scheduling is not False
-        and (not config.disable_async_output_proc)
-    )
-
-
-def _blocks(config: RunConfig, manager: str, given: dict[str, Any]) -> BlockManager:
-    """The block manager."""
-    kind = look_up("block_manager", BLOCK_MANAGERS, manager)
-    args = ready(config.block_manager_args, **given)
-    blocks: BlockManager = build(f"block_manager: {manager}", kind, args, **given)
-    return blocks
 
 
 def _given_groups(config: RunConfig, model: Model, hardware: Hardware) -> dict[str, Any]:
@@ -294,13 +267,16 @@ def _notes_on_tables(
     return (*model.remarks, *notes_on_groups(tuple(blocks.groups), config), *said, *further)
 
 
-def _fitted(config: RunConfig, room: Room, assumed: dict[str, Default]) -> RunConfig:
-    """The settings with the largest `max_model_len` that fits, up to the model's own limit. A model
-    that nobody named has it, too, so that a first run starts on any GPU; `assumed` then says so.
+def _fitted(settings: Settings, engine: Engine, room: Room) -> RunConfig:
+    """The settings with a `max_model_len` that fits; `assumed` says so where it was not given.
 
     Source: vLLM 0.33.0, v1/core/kv_cache_planning.py, `_auto_fit_max_model_len`. Memory was counted
-    with the model's limit, as there.
+    with the model's limit, as there. Raises `ConfigError` where one that was given does not fit.
     """
+    config, _, _, assumed, fits = settings
+    if not fits:
+        check_pool(config, room, engine)
+        return config
     assert isinstance(config.max_model_len, int)
     config = replace(config, max_model_len=room.longest(config, config.max_model_len))
     if "max_model_len" in assumed and config.max_model_len != assumed["max_model_len"].value:

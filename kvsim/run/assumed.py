@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -67,6 +67,9 @@ class Settings(NamedTuple):
     hardware: Hardware
     assumed: dict[str, Default]
     """The settings that were not given, and their defaults."""
+    fits: bool
+    """Whether `max_model_len` is the most that fits, up to that of the model: where it is `auto`,
+    or where nothing is said of the model, so that a first run starts on any GPU."""
 
 
 def complete(config: RunConfig, engine: Engine) -> Settings:
@@ -78,10 +81,12 @@ def complete(config: RunConfig, engine: Engine) -> Settings:
     """
     model = model_of(config)
     hardware = load_hardware(config.hardware_name)
+    fits = config.max_model_len == "auto" or (config.model, config.max_model_len) == (None, None)
     defaults = {
         "model": Default(config.model_name, "kvsim's default"),
         "hardware": Default(config.hardware_name, "kvsim's default"),
         "max_model_len": Default(model.max_position_embeddings, model.name),
+        **_limits(config, engine, model, hardware),
         **_engine_defaults(config, engine, model, hardware),
     }
     defaults |= _tables_defaults(config, engine, model)
@@ -94,41 +99,17 @@ def complete(config: RunConfig, engine: Engine) -> Settings:
     defaults |= raised
     if config.dtype == "auto":
         defaults["dtype"] = Default(model.dtype("auto"), model.name)
-    rules = _source(config, engine)
-    for key, value in _own_defaults(engine).items():
-        if getattr(config, key) is None:
-            defaults[key] = Default(value, rules)
-    return Settings(config, model, hardware, defaults)
+    defaults |= _own_defaults(config, engine)
+    return Settings(config, model, hardware, defaults, fits)
 
 
-def _engine_defaults(
+def _limits(
     config: RunConfig, engine: Engine, model: Model, hardware: Hardware
 ) -> dict[str, Default]:
-    """What the engine chooses by its version and the GPU."""
-    version = config.vllm_version or engine.vllm_version
-    rules = _source(config, engine)
-    caching = engine.enable_prefix_caching
-    # A class of an outsider's for an engine with groups is one for both.
-    if config.block_manager is not None and not (engine.groups and ":" in config.block_manager):
-        caching = config.block_manager == engine.prefix_manager
-    found = {
-        "gpu_memory_utilization": Default(gpu_memory_utilization(version), rules),
-        "block_size": Default(engine.block_size, rules),
-        "enable_prefix_caching": Default(caching, rules),
-        "memory_formula": Default(engine.memory_formula, rules),
-    }
-    if config.enable_lora:
-        found["max_loras"] = Default(1, rules)
-        found["max_lora_rank"] = Default(DEFAULT_LORA_RANK, rules)
-    if engine.server_defaults is not None:
-        chosen = engine.server_defaults(config, hardware, model)
-        found |= {key: Default(value, rules) for key, value in chosen.items()}
-    if version is not None:
-        found["vllm_version"] = Default(version, rules)
-    if not engine.serves:
-        return found
-    assert version is not None
-    longest = config.max_model_len
+    """The limits of a step that `vllm serve` chooses by its version and the GPU."""
+    version, longest = config.vllm_version or engine.vllm_version, config.max_model_len
+    if not engine.serves or version is None:
+        return {}
     limits = server_defaults(
         version,
         hardware.device_name,
@@ -143,7 +124,31 @@ def _engine_defaults(
         limits["max_num_seqs"] = seqs._replace(value=few)
     if engine.asynchronous is None or ":" in config.engine:
         del limits["async_scheduling"]
-    return limits | found
+    return limits
+
+
+def _engine_defaults(
+    config: RunConfig, engine: Engine, model: Model, hardware: Hardware
+) -> dict[str, Default]:
+    """What the engine chooses otherwise, by its version, the GPU and the model."""
+    version, caching = config.vllm_version or engine.vllm_version, engine.enable_prefix_caching
+    # A class of an outsider's for an engine with groups is one for both.
+    if config.block_manager is not None and not (engine.groups and ":" in config.block_manager):
+        caching = config.block_manager == engine.prefix_manager
+    found: dict[str, Any] = {
+        "gpu_memory_utilization": gpu_memory_utilization(version),
+        "block_size": engine.block_size,
+        "enable_prefix_caching": caching,
+        "memory_formula": engine.memory_formula,
+    }
+    if config.enable_lora:
+        found |= {"max_loras": 1, "max_lora_rank": DEFAULT_LORA_RANK}
+    if engine.server_defaults is not None:
+        found |= engine.server_defaults(config, hardware, model)
+    if version is not None:
+        found["vllm_version"] = version
+    rules = _source(config, engine)
+    return {key: Default(value, rules) for key, value in found.items()}
 
 
 def _tables_defaults(config: RunConfig, engine: Engine, model: Model) -> dict[str, Default]:
@@ -189,14 +194,14 @@ def _source(config: RunConfig, engine: Engine) -> str:
     return f"vLLM {config.vllm_version or engine.vllm_version}" if engine.serves else engine.about
 
 
-def _own_defaults(engine: Engine) -> dict[str, object]:
+def _own_defaults(config: RunConfig, engine: Engine) -> dict[str, Default]:
     """Defaults that the constructor of the engine's scheduler states."""
-    parameters = signature(engine.scheduler).parameters
+    parameters, rules = signature(engine.scheduler).parameters, _source(config, engine)
     stated = {key: parameters[key].default for key in SCHEDULER_SETTINGS if key in parameters}
     return {
-        key: value
+        key: Default(value, rules)
         for key, value in stated.items()
-        if value is not None and value is not inspect.Parameter.empty
+        if getattr(config, key) is None and value not in (None, inspect.Parameter.empty)
     }
 
 

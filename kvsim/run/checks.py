@@ -39,6 +39,17 @@ _SINCE = {
 
 def check_engine(config: RunConfig, engine: Engine) -> None:
     """Refuse settings that the engine does not have."""
+    _check_arguments(config, engine)
+    for key in sorted({each.switch for each in ENGINES.values()} - {""}):
+        if getattr(config, key) is not None and (engine.switch != key or ":" in config.engine):
+            owners = " and ".join(name for name, each in ENGINES.items() if each.switch == key)
+            raise ConfigError(f"{key}: only for {owners}; leave it out with {config.engine}")
+    if config.n > 1 and not engine.samples:
+        raise ConfigError(f"n: {config.engine} runs with one sample per request here; use --n 1")
+
+
+def _check_arguments(config: RunConfig, engine: Engine) -> None:
+    """Refuse settings that the constructor of the scheduler does not take."""
     own = {config.engine: engine.scheduler} if config.engine in ENGINES else {}
     kind = look_up("engine", own, config.engine)
     for key in SCHEDULER_SETTINGS:
@@ -49,12 +60,6 @@ def check_engine(config: RunConfig, engine: Engine) -> None:
             what = f"does not name it in its constructor; name {key} or **settings there, or leave"
             what += " it out"
         raise ConfigError(f"{key}: {config.engine} {what}")
-    for key in sorted({each.switch for each in ENGINES.values() if each.switch}):
-        if getattr(config, key) is not None and (engine.switch != key or ":" in config.engine):
-            owners = " and ".join(name for name, each in ENGINES.items() if each.switch == key)
-            raise ConfigError(f"{key}: only for {owners}; leave it out with {config.engine}")
-    if config.n > 1 and not engine.samples:
-        raise ConfigError(f"n: {config.engine} runs with one sample per request here; use --n 1")
 
 
 def check_vllm(config: RunConfig, engine: Engine) -> None:
@@ -93,22 +98,26 @@ TABLE_SETTINGS = (
 """Settings of engines in which groups of layers have block tables of their own."""
 
 
-def check_tables(config: RunConfig, engine: Engine, model: Model) -> None:
-    """Refuse enormous blocks, settings of KV cache groups where there are none, and what vLLM would
-    not obey."""
+def check_tables(config: RunConfig, engine: Engine) -> None:
+    """Refuse enormous blocks, and settings of KV cache groups where there are none."""
     check_size("block_size", config.block_size or 1, BLOCK_TOKENS)
     for key in TABLE_SETTINGS:
         if getattr(config, key) is not None and not engine.groups:
             owners = " and ".join(name for name, each in ENGINES.items() if each.groups)
             raise ConfigError(f"{key}: a setting of {owners}; {config.engine} has it not")
-    states = "linear_attention" in model.layer_types
-    if config.disable_hybrid_kv_cache_manager and states:
+
+
+def check_states(config: RunConfig, model: Model) -> None:
+    """Refuse what vLLM would not obey with a model that has layers with states."""
+    if "linear_attention" not in model.layer_types:
+        return
+    if config.disable_hybrid_kv_cache_manager:
         raise ConfigError(
             f"disable_hybrid_kv_cache_manager: {model.name} has layers with states, which need"
             " block tables of their own; leave it out"
         )
     mode, caching = config.mamba_cache_mode, bool(config.enable_prefix_caching)
-    if states and mode is not None and caching != (mode == "align"):
+    if mode is not None and caching != (mode == "align"):
         raise ConfigError(
             f"mamba_cache_mode: vLLM takes {'align' if caching else 'none'} with prefix caching"
             f" {'on' if caching else 'off'}, whatever is set; leave it out, or use"
@@ -135,12 +144,13 @@ def check_retention(config: RunConfig, groups: tuple[Group, ...]) -> None:
         )
 
 
-def adapts(config: RunConfig, engine: Engine) -> bool:
-    """Whether requests are served by adapters. Raises `ConfigError` where the engine has none."""
+def adapters(config: RunConfig, engine: Engine) -> int | None:
+    """The most adapters of a step; None: none serve. Raises `ConfigError` where the engine has
+    none."""
     if not config.enable_lora:
-        return False
+        return None
     check_features("enable_lora", config, engine, "serves no adapters here")
-    return True
+    return config.max_loras
 
 
 def check_features(key: str, config: RunConfig, engine: Engine, lacks: str) -> None:
@@ -183,8 +193,8 @@ class Room(NamedTuple):
         return bisect_right(range(1, most + 1), blocks, key=need)
 
 
-def checked_pool(config: RunConfig, room: Room, engine: Engine) -> RunConfig:
-    """The settings, unless the pool cannot hold `max_model_len` tokens, which is refused.
+def check_pool(config: RunConfig, room: Room, engine: Engine) -> None:
+    """Refuse a pool that cannot hold `max_model_len` tokens.
 
     Source: vLLM 0.6.3, worker/worker.py:491; 0.33.0, v1/core/kv_cache_planning.py,
     `_check_enough_kv_cache_memory`.
@@ -198,7 +208,6 @@ def checked_pool(config: RunConfig, room: Room, engine: Engine) -> RunConfig:
             f" {longest} tokens ({memory.num_gpu_blocks} blocks of {config.block_size});"
             f" {shorter if longest else ''}raise --{pool_setting(config).replace('_', '-')}"
         )
-    return config
 
 
 def check_manager(config: RunConfig, blocks: BlockManager, manager: str) -> None:
@@ -212,8 +221,11 @@ def check_manager(config: RunConfig, blocks: BlockManager, manager: str) -> None
         raise ConfigError(f"block_manager: {manager} cannot swap; use --preemption-mode recompute")
 
 
-def check_chunks(config: RunConfig, scheduler: Scheduler, blocks: BlockManager) -> None:
-    """Refuse token budgets that the engine refuses, at start-up or at its first chunk."""
+def check_scheduler(config: RunConfig, scheduler: Scheduler, blocks: BlockManager) -> None:
+    """Refuse samples where steps overlap, and token budgets that the engine refuses, at start-up or
+    at its first chunk."""
+    if config.n > 1 and (scheduler.lingers or scheduler.in_flight > 1):
+        raise ConfigError(f"n: {config.engine} is asynchronous, and serves one sample; use --n 1")
     tokens = scheduler.max_num_batched_tokens
     assert config.block_size is not None and isinstance(config.max_model_len, int)
     if not scheduler.chunked and tokens < config.max_model_len:

@@ -10,12 +10,11 @@ import json
 import tomllib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 from sys import maxsize
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 from zlib import crc32
 
 import xxhash
@@ -95,24 +94,21 @@ def _table_digest(blocks: BlockManager, plan: Plan) -> int:
     return digest
 
 
+@contextmanager
+def open_step_log(path: str) -> Iterator[StepLog]:
+    """The step log of a run, in a file that appears under its name only when the run is over.
+    Raises `OutputError` where it cannot be written."""
+    with replacing(path) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
+        yield StepLog(file)
+
+
 class StepLog:
-    """A file of step records; it appears under its name only when the run is over.
+    """A watcher of a replica that writes a record of each step; `time` is in simulated seconds."""
 
-    A context manager, and a watcher of a replica. `time` is in simulated seconds. Raises
-    `OutputError` where the file cannot be written.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = Path(path)
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
         self._record: Record = {}
         self._step = 0
-
-    def __enter__(self) -> StepLog:
-        with ExitStack() as opened:
-            partial = opened.enter_context(replacing(self._path))
-            self._file = opened.enter_context(partial.open("w", encoding="utf-8", newline="\n"))
-            self._opened = opened.pop_all()
-        return self
 
     def begin(self) -> None:
         """Start over: what was written belongs to an attempt that was given up."""
@@ -136,14 +132,6 @@ class StepLog:
             text = outcome["rule"] or outcome["kind"]
             record = {"step": self._step, "time": outcome["time_s"], "error": text}
             self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._opened.__exit__(kind, error, trace)
 
 
 MEANINGS: dict[str, str] = tomllib.loads(
@@ -200,9 +188,8 @@ def _differences(a: Record | None, b: Record | None) -> dict[str, tuple[Any, Any
         return {"error": (missing if a is None else "a step", missing if b is None else "a step")}
     if error_kind(a) != error_kind(b):
         return {"error": (a.get("error", "a step"), b.get("error", "a step"))}
-    ignored = {"error"} if "error" in a else set()
-    shared = [key for key in (*MEANINGS, *a) if key in a and key in b and key not in ignored]
-    different = {key: (a[key], b[key]) for key in shared if a[key] != b[key]}
+    unequal = {key for key in (a.keys() & b.keys()) - {"error"} if a[key] != b[key]}
+    different = {key: (a[key], b[key]) for key in (*MEANINGS, *a) if key in unequal}
     if ("drain" in a) != ("drain" in b):
         different["drain"] = ("drain" in a, "drain" in b)
     return different
@@ -244,10 +231,8 @@ class RuleStream:
 
     def keys(self, first: int, last: int, block_size: int) -> list[int]:
         """Keys of full blocks `first .. last - 1`."""
-        keys, digest = (
-            self._keys.setdefault(block_size, []),
-            self._digests.get(block_size, self._salt),
-        )
+        keys = self._keys.setdefault(block_size, [])
+        digest = self._digests.get(block_size, self._salt)
         while len(keys) < last:
             digest = xxhash.xxh128_digest(digest + self._block(len(keys), block_size))
             keys.append(int.from_bytes(digest, "little"))

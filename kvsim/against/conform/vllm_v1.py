@@ -46,17 +46,13 @@ class Lane:
         self._steps = steps
         self._jobs: deque[tuple[int, Job]] = deque()
 
-    def submit(self, job: Job, step: int) -> None:
-        """A transfer begins."""
-        self._jobs.append((step + self._steps, job))
-
-    def numbers(self) -> set[int]:
-        """Returns the numbers of the transfers that are not over."""
-        return {job.number for _, job in self._jobs}
-
-    def over(self, step: int, flush: set[int]) -> list[Job]:
-        """Takes out the transfers that are over in a step. Those of `flush` are waited for, and so
-        are those before them."""
+    def turn(self, jobs: list[Job], transfers: Transfers, step: int) -> list[Job]:
+        """Begins these transfers of a step, and takes out those that are over in it. Those of a
+        flush are waited for, and so are those before them."""
+        flush = set(transfers.flush)
+        if transfers.flush_all:
+            flush = {job.number for _, job in self._jobs}
+        self._jobs += [(step + self._steps, job) for job in jobs]
         flushed = [place for place, (_, job) in enumerate(self._jobs) if job.number in flush]
         waited = flushed[-1] + 1 if flushed else 0
         done: list[Job] = []
@@ -110,20 +106,14 @@ class CopyWorker(StepWorker):
         self._later: list[Job] = []
 
     def done(self, transfers: Transfers, step: int) -> Done:
-        lanes, flush = (self._loads, self._stores), set(transfers.flush)
-        awaited = [lane.numbers() if transfers.flush_all else flush for lane in lanes]
-        stores = transfers.stores
+        stores, flush = transfers.stores, set(transfers.flush)
         if not self._at_once:
             stores = self._later + [job for job in transfers.stores if job.number in flush]
             self._later = [job for job in transfers.stores if job.number not in flush]
         within = [job for job in transfers.loads if job.within_step]
         loads = [job for job in transfers.loads if not job.within_step]
-        over = []
-        for lane, jobs, flushed in zip(lanes, (loads, stores), awaited, strict=True):
-            for job in jobs:
-                lane.submit(job, step)
-            over.append(lane.over(step, flushed))
-        return Done(over[0] + within, over[1])
+        loaded = self._loads.turn(loads, transfers, step)
+        return Done(loaded + within, self._stores.turn(stores, transfers, step))
 
 
 class OffloadingWorker(CopyWorker):

@@ -30,7 +30,7 @@ from kvsim.against.serve.kv_events import KVEvents, KVEventsConfig, Publisher
 from kvsim.against.serve.metrics import EngineMetrics
 from kvsim.against.serve.protocol import ARRIVAL, Answer, Chat, Completion, Refused, Reply, Tokenize
 from kvsim.against.serve.session import Options, Session
-from kvsim.against.serve.watch import Step
+from kvsim.against.serve.watch import Entry, Step
 from kvsim.core.batch import Batch
 from kvsim.core.host import NEVER_NS
 from kvsim.errors import ConfigError
@@ -233,17 +233,14 @@ class Front:
         request = Request(scope, receive)
         try:
             asked = await asked_of(request, kind)
-            id = request.headers.get("x-request-id") or asked.request_id or ""
-            id = f"{asked.prefix}-{id or f'{random.getrandbits(128):032x}'}"
+            given = request.headers.get("x-request-id") or asked.request_id
+            id = f"{asked.prefix}-{given or f'{random.getrandbits(128):032x}'}"
             rows = self.rows(asked, id, self.arrival_ns(request.headers.get(ARRIVAL)))
         except Refused as error:
             return await error.response()(scope, receive, send)
         except ClientDisconnect:
             return None
-        samples, entries = asked.n or 1, [self.session.send(row) for row in rows]
-        for place, entry in enumerate(entries):
-            first = place - place % samples
-            entry.family = entries[first : first + samples]
+        entries = self._sent(rows, asked.n or 1)
         answer = Answer(kind is Chat, id, int(time.time()), asked.model or self._model)
         reply = Reply(scope, receive, send, answer, asked, entries, self._options)
         self.clock.came()
@@ -260,6 +257,14 @@ class Front:
                 self.session.cancel(entry, self.clock.now_ns())
             self.clock.wake()
 
+    def _sent(self, rows: list[Row], samples: int) -> list[Entry]:
+        """The entries of rows that the engine gets; samples of a prompt know each other."""
+        entries = [self.session.send(row) for row in rows]
+        for place, entry in enumerate(entries):
+            first = place - place % samples
+            entry.family = entries[first : first + samples]
+        return entries
+
     def rows(self, asked: Completion | Chat, id: str, at_ns: int) -> list[Row]:
         """What is asked of the engine: each prompt, as often as its samples. Raises `Refused`."""
         if asked.model not in (None, *self._models):
@@ -271,16 +276,7 @@ class Front:
         prompts = [prompt for prompt in asked.prompts() for _ in range(asked.n or 1)]
         found: list[Row] = []
         for place, prompt in enumerate(prompts):
-            room = self._longest - len(prompt)
-            if room < 1:
-                raise Refused(
-                    f"This model's maximum context length is {self._longest} tokens. However, your"
-                    f" request has {len(prompt)} input tokens. Please reduce the length of the"
-                    " input messages."
-                )
-            most = room if asked.most is None else min(asked.most, room)
-            if most < 1 or asked.min_tokens > most:
-                raise Refused(f"max_tokens must be at least 1 and min_tokens, got {asked.most}")
+            most = self._most(asked, len(prompt))
             row = Row(
                 index=place,
                 id=f"{id}-{place}" if len(prompts) > 1 else id,
@@ -297,6 +293,20 @@ class Front:
             )
             found.append(row)
         return found
+
+    def _most(self, asked: Completion | Chat, prompt_tokens: int) -> int:
+        """The most tokens that an answer may have. Raises `Refused`."""
+        room = self._longest - prompt_tokens
+        if room < 1:
+            raise Refused(
+                f"This model's maximum context length is {self._longest} tokens. However, your"
+                f" request has {prompt_tokens} input tokens. Please reduce the length of the"
+                " input messages."
+            )
+        most = room if asked.most is None else min(asked.most, room)
+        if most < 1 or asked.min_tokens > most:
+            raise Refused(f"max_tokens must be at least 1 and min_tokens, got {asked.most}")
+        return most
 
     def _drawn(self, least: int, most: int) -> int:
         """Tokens until an answer is over: each may be the last one."""

@@ -69,7 +69,7 @@ class Options:
 
 
 class Said(msgspec.Struct):
-    """What the command line of a real server says of its front."""
+    """What flags, or the command line of a real server, say of the front."""
 
     model: str | None = None
     served_model_name: list[str] | str | None = None
@@ -86,9 +86,10 @@ class Said(msgspec.Struct):
         return (names if isinstance(names, str) else names and names[0]) or self.model
 
 
-def said_in(arguments: Iterable[Argument]) -> Said:
-    """Raises `ConfigError`."""
+def said_in(arguments: Iterable[Argument], **flags: Any) -> Said:
+    """Flags that have a value count more. Raises `ConfigError`."""
     given = {each.name: each.value for each in arguments}
+    given |= {name: value for name, value in flags.items() if value not in (None, "", [])}
     try:
         return msgspec.convert(given, Said, strict=False)
     except msgspec.ValidationError as error:

@@ -297,6 +297,25 @@ def _serve(
     }
 
 
+def _sizes(setup: Mapping[str, Any], trace: Trace) -> dict[str, int]:
+    """What a decoder has to hold, so that every policy can run on it."""
+    configs = [policy["config"] for policy in setup["policies"]]
+    tables = [build(policy["block_manager"]) for policy in setup["policies"]]
+    schedulers = [
+        build_scheduler(each["scheduler"], each["config"], blocks)
+        for each, blocks in zip(setup["policies"], tables, strict=True)
+    ]
+    longest = max(row.input_length + row.output_length for row in trace.rows)
+    seqs = max(each.max_num_seqs for each in schedulers)
+    return {
+        "num_blocks": max(each.gpu.first + each.gpu.size for each in tables),
+        "host_blocks": max(each.cpu.size for each in tables),
+        "max_tokens": max(each.max_num_batched_tokens for each in schedulers),
+        "max_seqs": seqs * max(config["n"] for config in configs),
+        "max_seq_len": min(longest, max(each["max_model_len"] for each in configs)) + 2,
+    }
+
+
 class _Engine:
     """The decoder that all policies run on, with room for the largest of them, and its
     provenance."""
@@ -306,26 +325,11 @@ class _Engine:
     ) -> None:
         """Raises `ConfigError` without torch, and for a profile that `kvsim calibrate` did not
         make."""
-        configs = [policy["config"] for policy in setup["policies"]]
-        tables = [build(policy["block_manager"]) for policy in setup["policies"]]
-        schedulers = [
-            build_scheduler(each["scheduler"], each["config"], blocks)
-            for each, blocks in zip(setup["policies"], tables, strict=True)
-        ]
-        longest = max(row.input_length + row.output_length for row in trace.rows)
-        seqs = max(each.max_num_seqs for each in schedulers)
+        sizes = _sizes(setup, trace)
         try:
             from kvsim_kernels import executor, provenance, timing
 
-            self._decoder = executor.make_decoder(
-                profile,
-                device,
-                num_blocks=max(each.gpu.first + each.gpu.size for each in tables),
-                host_blocks=max(each.cpu.size for each in tables),
-                max_tokens=max(each.max_num_batched_tokens for each in schedulers),
-                max_seqs=seqs * max(config["n"] for config in configs),
-                max_seq_len=min(longest, max(each["max_model_len"] for each in configs)) + 2,
-            )
+            self._decoder = executor.make_decoder(profile, device, **sizes)
             self._make, self._clock = executor.Executor, timing.make_clock(device)
         except ImportError as error:
             raise ConfigError(
