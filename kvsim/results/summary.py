@@ -421,7 +421,7 @@ def session_figures(requests: Mapping[str, Any]) -> dict[str, Any]:
     * `computed_tokens`: prompt tokens that no hit saved, and those computed again.
     """
     names = np.asarray(requests.get("session", ()), dtype=object)
-    which = np.flatnonzero(names.astype(bool)) if len(names) else np.empty(0, dtype=int)
+    which = np.flatnonzero(names.astype(bool))
     if len(which) == len(set(names[which])):
         return {}
     released = ints(requests["released_ns"])

@@ -388,6 +388,11 @@ class Chosen(NamedTuple):
     """The rule of the ranking, in words."""
     verdict: list[Remark]
 
+    @property
+    def finished(self) -> list[Configuration]:
+        """The configurations whose runs all finished."""
+        return [each for each in self.configurations if each.figures]
+
     def best_of(self, members: Iterable[Configuration], metric: Metric) -> Configuration:
         """The member that ranks first; without objectives, the one whose `metric` is best."""
         if self.standing:
