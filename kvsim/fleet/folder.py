@@ -70,10 +70,7 @@ def fleet_run(result: FleetResult, summary: Mapping[str, Any]) -> FleetRun:
 
 
 def write_fleet(
-    out: str | Path,
-    run: FleetRun,
-    write: Callable[[int, str], None],
-    page: str | None = None,
+    out: str | Path, run: FleetRun, write: Callable[[int, str], None], page: str | None = None
 ) -> None:
     """Lets `write` write the folder of each replica, by its number, and writes what they have in
     common, all or none.

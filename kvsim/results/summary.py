@@ -164,9 +164,7 @@ def _peak(starts: Ints, ends: Ints) -> int:
 
 
 def _latencies(
-    requests: Mapping[str, Any],
-    durations: Mapping[str, Floats],
-    itl_counts: Mapping[int, int],
+    requests: Mapping[str, Any], durations: Mapping[str, Floats], itl_counts: Mapping[int, int]
 ) -> dict[str, Any]:
     """Statistics of completed requests in milliseconds, and the means of their phases."""
     done = completed(requests)

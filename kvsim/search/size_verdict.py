@@ -525,10 +525,7 @@ def _seeds(tried: Tried, up: Side) -> Trace:
         for record in each.records
     ]
     x, y = [x for x, _ in places], compact(y for _, y in places)
-    return points(x, y, "used", size=5, opacity=0.45) | {
-        "name": "each seed",
-        "hoverinfo": "skip",
-    }
+    return points(x, y, "used", size=5, opacity=0.45) | {"name": "each seed", "hoverinfo": "skip"}
 
 
 def _means(tried: Tried, up: Side) -> Trace:

@@ -586,9 +586,7 @@ def _collapsed(best: Sequence[Configuration], among: Sequence[Configuration]) ->
 
 
 def _verdict(
-    configurations: Sequence[Configuration],
-    objectives: Objectives | None,
-    best: Sequence[Place],
+    configurations: Sequence[Configuration], objectives: Objectives | None, best: Sequence[Place]
 ) -> list[Remark]:
     outcomes = [each.outcome for each in configurations]
     ended = sum(outcome not in (REFUSED, "finished") for outcome in outcomes)
