@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,7 +41,7 @@ from kvsim.explain.certainty import (
     together,
 )
 from kvsim.results.ledger import PROMPT_LABELS, TIME_LABELS, TIME_PARTS
-from kvsim.results.metrics import BLOCKED_BY, HEADLINES, METRICS, value
+from kvsim.results.metrics import BLOCKED_BY, HEADLINES, LATENCIES, METRICS, value
 from kvsim.results.numerals import count, plural, seconds
 from kvsim.results.statistics import Floats, Ints, completed, defined, durations_ns, ints
 from kvsim.results.timeline import Columns
@@ -293,6 +294,12 @@ class Waterfall(NamedTuple):
     """The requests that a percentile is interpolated from, in each run; empty for a mean."""
 
     @property
+    def title(self) -> str:
+        """`Mean E2EL`, `TTFT p99`."""
+        label = LATENCIES[self.metric]
+        return f"Mean {label}" if self.statistic == "mean" else f"{label} {self.statistic}"
+
+    @property
     def totals(self) -> tuple[Fraction, Fraction]:
         """The figure in both runs, in nanoseconds: the sum of its parts."""
         first = sum((a for a, _ in self.parts.values()), Fraction())
@@ -493,16 +500,15 @@ def compare_replay(runs: Runs, *, level: float, margin: float) -> Comparison:
     names = tuple(name for name, *_ in runs)
     values = values_of([[summary for _, summary, _ in runs]])
     estimates: dict[Pair, Estimate] = {}
-    for first in range(len(runs)):
-        for other in range(first + 1, len(runs)):
-            pairs = pair(runs[first][2], runs[other][2])
-            if pairs is not None and pairs.number > 1:
-                found = _estimates(pairs, runs[first][2], runs[other][2])
-                estimates |= {
-                    Pair(key, first, other): estimate
-                    for key, estimate in found.items()
-                    if key in values and (first == 0 or key in HEADLINES)
-                }
+    for first, other in combinations(range(len(runs)), 2):
+        pairs = pair(runs[first][2], runs[other][2])
+        if pairs is not None and pairs.number > 1:
+            found = _estimates(pairs, runs[first][2], runs[other][2])
+            estimates |= {
+                Pair(key, first, other): estimate
+                for key, estimate in found.items()
+                if key in values and (first == 0 or key in HEADLINES)
+            }
     verdicts = judge_pairs(estimates, values, HEADLINES, level=level, margin=margin)
     return Comparison(names, "stretches", (), (), 0, level, margin, values, verdicts)
 

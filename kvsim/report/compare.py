@@ -334,13 +334,10 @@ def finding_words(comparison: Comparison, pair: Pair, verdict: Verdict) -> str:
     if verdict.finding == "insignificant":
         return f"{INSIGNIFICANT} ({ends})"
     size = signed(abs(verdict.difference), metric.unit).removeprefix("+")
-    return f"{other} is {_comparative(metric, verdict)} than {first} by {size} ({ends})"
-
-
-def _comparative(metric: Metric, verdict: Verdict) -> str:
-    if not metric.better:
-        return "lower" if verdict.difference < 0 else "higher"
-    return "better" if (verdict.difference < 0) == (metric.better == "lower") else "worse"
+    degree = "lower" if verdict.difference < 0 else "higher"
+    if metric.better:
+        degree = "better" if degree == metric.better else "worse"
+    return f"{other} is {degree} than {first} by {size} ({ends})"
 
 
 def headline_findings(
@@ -376,7 +373,6 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
     names = comparison.names
     figures: dict[str, Any] = {}
     for key, series in comparison.values.items():
-        found = [(pair, v) for pair, v in comparison.verdicts.items() if pair.key == key]
         figures[key] = {
             **metric_record(NAMED[key]),
             "runs": {
@@ -390,7 +386,8 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
                     **verdict._asdict(),
                     "words": finding_words(comparison, pair, verdict),
                 }
-                for pair, verdict in found
+                for pair, verdict in comparison.verdicts.items()
+                if pair.key == key
             ],
         }
     return {
@@ -571,9 +568,8 @@ def explain(first: Run, other: Run) -> Explanation:
 def explain_requests(first: Replayed, other: Replayed) -> Explanation:
     """What names, figures and requests alone explain: all but the first divergent decision."""
     names = first[0], other[0]
-    summaries = [(first[0], first[1]), (other[0], other[1])]
     pairs = pair(first[2], other[2])
-    settings = config_differences(summaries)
+    settings = config_differences([first[:2], other[:2]])
     if pairs is None or not pairs.number:
         what = "had different requests" if pairs is None else "completed no request both"
         text = f"{names[1]} and {names[0]} {what}, so there is nothing to compare."
@@ -665,13 +661,7 @@ def fall_words(fall: Waterfall) -> str:
     rest = sum((ns for _, ns in changes[_NAMED:]), changes[0][1] * 0)
     if matters(float(rest), float(fall.difference)):
         named.append(f"{_seconds(rest)} other parts")
-    return f"{title_of(fall)} {_seconds(fall.difference)}: {'; '.join(named)}."
-
-
-def title_of(fall: Waterfall) -> str:
-    """`Mean E2EL`, `TTFT p99`."""
-    label = LATENCIES[fall.metric]
-    return f"Mean {label}" if fall.statistic == "mean" else f"{label} {fall.statistic}"
+    return f"{fall.title} {_seconds(fall.difference)}: {'; '.join(named)}."
 
 
 def explanation_record(explanation: Explanation) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def summarise(
     held_ns = timeline.durations_ns(rows, end_ns)
     summary: dict[str, Any] = plain(
         {
-            **_of_requests(requests, itl_counts, end_ns, meta),
+            **summarise_requests(requests, itl_counts, end_ns, meta),
             **_preemptions(steps, requests),
             **_memory(rows, held_ns, meta),
             **_queues(rows, held_ns, steps),
@@ -77,22 +77,18 @@ def summarise_requests(
     requests: Mapping[str, Any], itl_counts: Mapping[int, int], end_ns: int, meta: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The figures of `summarise` that requests alone decide, up to `end_ns`."""
-    figures: dict[str, Any] = plain(_of_requests(requests, itl_counts, end_ns, meta))
-    return figures
-
-
-def _of_requests(
-    requests: Mapping[str, Any], itl_counts: Mapping[int, int], end_ns: int, meta: Mapping[str, Any]
-) -> dict[str, Any]:
     durations = durations_ns(requests)
-    return {
-        **_requests(requests),
-        **_throughput(requests, durations, end_ns, meta),
-        **load_figures(requests),
-        **_latencies(requests, durations, itl_counts),
-        **_prefix_cache(requests, meta),
-        **session_figures(requests),
-    }
+    figures: dict[str, Any] = plain(
+        {
+            **_requests(requests),
+            **_throughput(requests, durations, end_ns, meta),
+            **load_figures(requests),
+            **_latencies(requests, durations, itl_counts),
+            **_prefix_cache(requests, meta),
+            **session_figures(requests),
+        }
+    )
+    return figures
 
 
 def _requests(requests: Mapping[str, Any]) -> dict[str, Any]:

@@ -188,7 +188,7 @@ def _rate(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
     low, high = bounds.within(centre / 1024, centre * 1024)
     steps = (centre * 2.0**k for k in range(-3, 4))
     ladder = tuple(_figures(rate) for rate in steps if low <= rate <= high)
-    if bounds.low is not None or bounds.high is not None or len(ladder) < 2:
+    if bounds != Bounds() or len(ladder) < 2:
         ladder = tuple(dict.fromkeys((_figures(low), *ladder, _figures(high))))
     return Knob("request_rate", "most", ladder, _figures, "requests/s", low, high, grows=True)
 
@@ -196,8 +196,7 @@ def _rate(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
 def _replicas(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
     """From one replica, as far up as needed."""
     low, high = bounds.within(1, _MOST_REPLICAS)
-    given = bounds.low is not None or bounds.high is not None
-    ladder = _geometric(low, high, round) if given else _FEW_REPLICAS
+    ladder = _FEW_REPLICAS if bounds == Bounds() else _geometric(low, high, round)
     return Knob("replicas", "least", ladder, round, "replicas", low, high, grows=True, grain=1.0)
 
 

@@ -376,9 +376,8 @@ class Chosen(NamedTuple):
     configurations: list[Configuration]
     objectives: Objectives | None
     metrics: tuple[Metric, ...]
-    """The figures to show first: those that decide the ranking, latency, throughput."""
-    by_memory: bool
-    """Whether the configurations differ in their KV memory."""
+    """The figures to show first: those that decide the ranking, latency, throughput; `MEMORY` only
+    where the configurations differ in it."""
     best: list[Place]
     """The ranking, best first; all finished and, if there are objectives, meet them."""
     standing: dict[int, int]
@@ -433,8 +432,7 @@ def choose(plan: Plan, outcomes: Sequence[Outcome]) -> Chosen:
     finished = [c for c in configurations if c.figures]
     memory = [c.figures[MEMORY.key] for c in finished]
     least = min(memory, default=0.0)
-    by_memory = matters(max(memory, default=0.0) - least, least)
-    costs = [MEMORY] if by_memory else []
+    costs = [MEMORY] if matters(max(memory, default=0.0) - least, least) else []
     shown = [TTFT, TPOT, THROUGHPUT, PREEMPTIONS, *costs]
     standing: dict[int, int] = {}
     if objectives is None:
@@ -449,7 +447,7 @@ def choose(plan: Plan, outcomes: Sequence[Outcome]) -> Chosen:
         places = _collapsed(best, best)
     verdict = _verdict(configurations, objectives, places)
     metrics = tuple(dict.fromkeys(shown))
-    return Chosen(configurations, objectives, metrics, by_memory, places, standing, rule, verdict)
+    return Chosen(configurations, objectives, metrics, places, standing, rule, verdict)
 
 
 def _meeting(

@@ -230,7 +230,7 @@ def about(configuration: Configuration) -> str:
 def tradeoff_figures(chosen: Chosen) -> list[Figure]:
     """Pairs of figures against each other, with the Pareto front."""
     pairs = [(TTFT, THROUGHPUT), (TPOT, TTFT)]
-    if chosen.by_memory:
+    if MEMORY in chosen.metrics:
         pairs.insert(0, (MEMORY, TTFT))
     return [
         _tradeoff(chosen, x, y, both)
