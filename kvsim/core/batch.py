@@ -192,6 +192,7 @@ class Batch:
         if yields:
             plan.samples += 1
         plan.yields[place] = yields
+        # Without a preemption, nothing is done again.
         if request.num_preemptions == 0:
             request.cached_tokens += cached
             return
@@ -212,6 +213,7 @@ class Batch:
         sequence.state, sequence.prompt_stage = WAITING, True
         sequence.computed = 0
         request: Request = sequence.request
+        # Lost twice, a token still counts as recomputed only up to the deepest point.
         if lost > request.lost_tokens:
             request.lost_tokens = lost
         request.num_preemptions += 1
@@ -271,6 +273,8 @@ class Batch:
         last: i64 = request.last_token_ns
         if last >= 0:
             gap_ns: i64 = now_ns - last
+            # Requests of one step have mostly the same gap, so runs of equal gaps are counted at
+            # once.
             if gap_ns != self._gap_ns:
                 self._note_gaps()
                 self._gap_ns = gap_ns

@@ -104,6 +104,7 @@ class Numbering:
 
     def _base(self, offset: int, private: bool, request: Request | None) -> i64:
         """The base of an offset. That of a private one is kept with its request alone."""
+        # In no other stream: to keep it in the table of all would only fill memory.
         if private and request is not None:
             if request._private == 0:
                 self._given += 1

@@ -96,61 +96,89 @@ class Loop:
     def run(self) -> Waiting:
         """Runs the loop. It composes steps up to the allowed number in flight, then waits for the
         oldest one and settles it."""
-        host, batch, flying, watcher = self._host, self._batch, self._flying, self._watcher
-        scheduler, departures = self._scheduler, self._departures
-        most: i64 = scheduler.in_flight
-        while True:
-            came: i64 = self._hear()
-            if came < 0:
-                return
-            goes_on: bool = False
-            ended: list[Request] = []
+        host, batch, flying = self._host, self._batch, self._flying
+        while (came := self._hear()) >= 0:
             now_ns: i64 = host.now_ns
+            ended: list[Request] = []
+            plan: Plan | None = None
             if not flying or host.composes(batch):
-                plan: Plan = self._composed(scheduler.compose(batch, now_ns))
-                if watcher is not None:
-                    watcher.composed(batch, plan, now_ns, came)
+                plan = self._composed(now_ns, came)
+                # A generator costs more than all else of a step, so each is made only where time
+                # may pass.
                 rank_wait_ns = (yield from host.meet(plan)) if host.meets else 0
-                timed: bool = plan.computes or host.takes_time(plan, len(flying))
-                step_ns: i64 = host.step_ns(plan) if timed else 0
-                scheduler.overlap(batch, now_ns)
-                self._observe(plan)
+                step_ns: i64 = self._priced(plan, now_ns)
                 ended = self._drain()
-                if timed or plan.waits:
-                    swaps: bool = len(plan.swaps_out) > 0 or len(plan.swaps_in) > 0
-                    copied = (yield from host.copy(plan)) if swaps else None
+                if step_ns >= 0:
+                    copied = (yield from host.copy(plan)) if plan.swaps else None
                     self._dispatch(plan, now_ns, self._moved(plan, copied, rank_wait_ns), step_ns)
-                elif ended or not plan.empty:
-                    # Nothing runs, but something happened: a step without duration.
-                    plan.start_ns = plan.end_ns = now_ns
-                    self._end_step(plan, len(ended))
-                elif not flying:
-                    # Nothing can change before a request arrives or is given up.
-                    until_ns: i64 = NEVER_NS if departures is None else departures.next_ns
-                    if (yield from host.sleep(until_ns)):
+                elif self._idles(plan, now_ns, len(ended)):
+                    if (yield from host.sleep(self._departure_ns())):
                         continue
                     return
-                goes_on = len(flying) < most and host.goes_on(batch, plan)
-            if flying and not goes_on:
-                oldest: Plan = flying.pop(0)
-                if not host.passes(oldest.end_ns):
-                    yield from host.wait(oldest.end_ns)
-                scheduler.settle(batch, oldest, oldest.end_ns)
-                landed: list[Request] = self._drain()
-                ended = ended + landed if ended else landed
-                self._end_step(oldest, len(ended))
-            if watcher is not None:
-                watcher.settled(batch, ended)
+            if self._settles(plan):
+                # Most steps end before anything else happens: no event of the environment is
+                # needed.
+                if not host.passes(flying[0].end_ns):
+                    yield from host.wait(flying[0].end_ns)
+                ended = self._settle(ended)
+            if self._watcher is not None:
+                self._watcher.settled(batch, ended)
 
-    def _composed(self, plan: Any) -> Plan:
-        """The step that a scheduler has composed."""
+    def _composed(self, now_ns: i64, came: i64) -> Plan:
+        """The step that the scheduler composes when `came` requests have just arrived."""
+        plan: Any = self._scheduler.compose(self._batch, now_ns)
         composed: Plan | None = self._batch.plan
         if composed is None or plan is not composed:
             raise TypeError(
                 f"compose returned {plan!r}; return the plan that super().compose() returns, or"
                 " that of batch.begin() for a step in which nothing happens"
             )
+        if self._watcher is not None:
+            self._watcher.composed(self._batch, composed, now_ns, came)
         return composed
+
+    def _priced(self, plan: Plan, now_ns: i64) -> i64:
+        """How long a step computes; -1: it does not take place. Notes in the plan how the engine
+        stands."""
+        step_ns: i64 = -1
+        if plan.computes or self._host.takes_time(plan, len(self._flying)):
+            step_ns = self._host.step_ns(plan)
+        self._scheduler.overlap(self._batch, now_ns)
+        self._observe(plan)
+        if plan.waits:
+            return max(step_ns, 0)
+        return step_ns
+
+    def _idles(self, plan: Plan, now_ns: i64, ended: i64) -> bool:
+        """Whether nothing can change before a request arrives or is given up. Where nothing runs,
+        but something happened, that is a step without duration."""
+        if ended == 0 and plan.empty:
+            return not self._flying
+        plan.start_ns = plan.end_ns = now_ns
+        self._end_step(plan, ended)
+        return False
+
+    def _departure_ns(self) -> int:
+        """When the next request is given up, at the latest."""
+        return NEVER_NS if self._departures is None else int(self._departures.next_ns)
+
+    def _settles(self, plan: Plan | None) -> bool:
+        """Whether the oldest step in flight is settled before another is composed, if this one was
+        composed last."""
+        flying: i64 = len(self._flying)
+        if flying == 0 or plan is None or flying >= self._scheduler.in_flight:
+            return flying > 0
+        return not self._host.goes_on(self._batch, plan)
+
+    def _settle(self, ended: list[Request]) -> list[Request]:
+        """Settles the oldest step in flight, whose time has passed. Returns the requests that ended
+        with it, behind those that `ended` before."""
+        oldest: Plan = self._flying.pop(0)
+        self._scheduler.settle(self._batch, oldest, oldest.end_ns)
+        landed: list[Request] = self._drain()
+        ended = ended + landed if ended else landed
+        self._end_step(oldest, len(ended))
+        return ended
 
     def _hear(self) -> i64:
         """Takes in who arrived, and ends what was given up. Returns how many arrived; -1: there is

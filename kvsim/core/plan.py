@@ -316,6 +316,11 @@ class Plan:
         return self.decode_seqs + self.draft_tokens + self.prefill_tokens
 
     @property
+    def swaps(self) -> bool:
+        """Whether blocks are swapped."""
+        return len(self.swaps_out) > 0 or len(self.swaps_in) > 0
+
+    @property
     def computes(self) -> bool:
         """Whether the model runs in this step."""
         return self.num_requests > 0

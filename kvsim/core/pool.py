@@ -205,11 +205,13 @@ class Pool:
             block: i64 = self._blank
             if block:
                 self._blank = cells[block * FIELDS + NEXT]
+            # Books are kept of blocks that were used once, so a huge pool costs nothing before.
             elif self.fresh <= self.size:
                 block = self.fresh
                 self._open()
                 cells = self._cells
             else:
+                # Places of blocks that were hit meanwhile hold 0.
                 while block == 0 and self._head < self._tail:
                     block = self._queue[self._head]
                     self._head += 1
@@ -233,6 +235,7 @@ class Pool:
             content: i64 = self.content(block)
             if content:
                 self.num_cached -= 1
+            # It leaves the queue where it stands; an order takes it out itself.
             if self.order is None or content == 0:
                 self._queue[self._cells[block * FIELDS + NEXT]] = 0
             self.num_free -= 1
@@ -272,13 +275,21 @@ class Pool:
                 else:
                     blank = True
         self._tail = tail
+        # Seldom: only a block that is not full has no content.
         if blank:
-            for k in range(start, end):
-                block = blocks[k]
-                at = block * FIELDS
-                if block and cells[at + REFS] == 0 and cells[at + CONTENT] == 0:
-                    cells[at + NEXT] = self._blank
-                    self._blank = block
+            self._stack_blank(blocks, start, end)
+
+    def _stack_blank(self, blocks: vec[i64], start: i64, end: i64) -> None:
+        """Puts those of `blocks[start:end]` that are free and without content where the next block
+        is taken from."""
+        cells: vec[i64] = self._cells
+        k: i64
+        for k in range(start, end):
+            block: i64 = blocks[k]
+            at: i64 = block * FIELDS
+            if block and cells[at + REFS] == 0 and cells[at + CONTENT] == 0:
+                cells[at + NEXT] = self._blank
+                self._blank = block
 
     def drop(self, blocks: Sequence[int]) -> None:
         """Drops one reference of each of these blocks, the first one first."""
@@ -305,6 +316,7 @@ class Pool:
         first: i64 = heads[home]
         while first and cells[first * FIELDS + CONTENT] != content:
             first = cells[first * FIELDS + BEHIND]
+        # Twins hang behind the first block with their content, which alone is in the chain.
         if first == 0:
             cells[at + LAST], cells[at + BEHIND] = block, heads[home]
             heads[home] = block
@@ -328,6 +340,8 @@ class Pool:
             before, first = first, cells[first * FIELDS + BEHIND]
         heir: i64 = cells[at + BEHIND]
         twin: i64 = 0 if last == block else cells[at + TWIN]
+        # A twin leaves the list of its first block; a first block hands its place in the chain on
+        # to its oldest twin, or to the next content.
         if first != block:
             cells[last * FIELDS + TWIN] = twin
             cells[(twin if twin else first) * FIELDS + LAST] = last
@@ -372,6 +386,7 @@ class Pool:
         known: i64 = len(self._cells) // FIELDS
         if known < self.fresh:
             self._cells = longer(self._cells, min(known, self.size + 1 - known) * FIELDS)
+        # At most a quarter full, so that chains are short.
         if 4 * self.fresh > self._mask:
             self._grow()
 
@@ -393,6 +408,24 @@ class Pool:
 
     def audit(self) -> None:
         """Asserts that every block is in exactly one place, and every content can be found."""
+        idle: vec[i64] = self._audit_free()
+        block: i64
+        free: i64 = self.size + 1 - self.fresh  # Never used.
+        cached: i64 = 0
+        cells: vec[i64] = self._cells
+        for block in range(1, self.fresh):
+            refs: i64 = cells[block * FIELDS + REFS]
+            assert refs >= 0, "a block in use has no holder"
+            assert (refs == 0) == (idle[block] == 1), "blocks were lost or invented"
+            free += idle[block]
+            if cells[block * FIELDS + CONTENT]:
+                cached += idle[block]
+        assert free == self.num_free, "free blocks were miscounted"
+        assert cached == self.num_cached, "free blocks with content were miscounted"
+        self._audit_contents()
+
+    def _audit_free(self) -> vec[i64]:
+        """Of each block that was ever used, 1 if it is free. Asserts that none is so twice."""
         idle: vec[i64] = zeros(self.fresh)
         block: i64 = self._blank
         while block:
@@ -405,34 +438,31 @@ class Pool:
         if self.order is not None:
             for block in self.order:
                 self._audit_idle(idle, block)
-        free: i64 = self.size + 1 - self.fresh  # Never used.
-        cached: i64 = 0
-        labelled: i64 = 0
-        cells: vec[i64] = self._cells
-        for block in range(1, self.fresh):
-            refs: i64 = cells[block * FIELDS + REFS]
-            content: i64 = cells[block * FIELDS + CONTENT]
-            assert refs >= 0, "a block in use has no holder"
-            assert (refs == 0) == (idle[block] == 1), "blocks were lost or invented"
-            free += idle[block]
-            if content:
-                cached += idle[block]
-                first: i64 = self.find(content)
-                assert first, "content was misfiled"
-                labelled += first == block
-        assert free == self.num_free, "free blocks were miscounted"
-        assert cached == self.num_cached, "free blocks with content were miscounted"
-        for k in range(len(self._heads)):
-            block = self._heads[k]
-            while block:
-                labelled -= 1
-                block = self._cells[block * FIELDS + BEHIND]
-        assert labelled == 0, "content cannot be found"
+        return idle
 
     def _audit_idle(self, idle: vec[i64], block: i64) -> None:
         assert 0 < block < self.fresh, "a block is free that was never used"
         assert idle[block] == 0, "a block is free twice"
         idle[block] = 1
+
+    def _audit_contents(self) -> None:
+        """Asserts that the table of contents has every content, and no others."""
+        cells: vec[i64] = self._cells
+        firsts: i64 = 0
+        block: i64
+        for block in range(1, self.fresh):
+            content: i64 = cells[block * FIELDS + CONTENT]
+            if content:
+                first: i64 = self.find(content)
+                assert first, "content was misfiled"
+                firsts += first == block
+        k: i64
+        for k in range(len(self._heads)):
+            block = self._heads[k]
+            while block:
+                firsts -= 1
+                block = cells[block * FIELDS + BEHIND]
+        assert firsts == 0, "content cannot be found"
 
 
 guard.keep(Pool, "named keys")

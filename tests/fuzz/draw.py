@@ -13,6 +13,7 @@ from typing import Any
 
 from places import ROOT
 
+from kvsim.policies.eviction import EVICTIONS
 from kvsim.workload import HashContent, ParentContent, Row, SegmentContent, TokenContent, Trace
 from kvsim.workload.trace import Content
 
@@ -42,7 +43,7 @@ MANAGERS = {
 RULES: dict[str, tuple[str, ...]] = {
     "growth": ("one-each", "when-needed"),
     "idle_order": ("stack", "top-stack", "queue"),
-    "eviction": ("vllm-0.6.3", "lru"),
+    "eviction": ("vllm-0.6.3", "lru", *EVICTIONS),
     "publish_at": ("allocation", "computed"),
     "hits_save": ("computation", "charge", "admission"),
     "full_hit": ("last-block", "last-token", "nothing"),

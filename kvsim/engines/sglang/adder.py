@@ -205,6 +205,7 @@ class Adder:
             standing: Standing = request.standing
             rest: i64 = standing.longest - request.length
             share: float = 1.0 if request.ignore_eos else ratio
+            # In the engine's order of operations: sums of floats depend on it.
             expected += (most if rest >= clip else float(rest)) * share
         return expected
 
@@ -235,6 +236,7 @@ class Adder:
         standing: Standing = request.standing
         rest: i64 = request.length - standing.prefix
         most: i64 = min(self.left_chunk, i64(self.left))
+        # Without memory left, the engine goes on with a whole chunk all the same.
         if most <= 0:
             most = self.left_chunk
         if self.shortest_first:
@@ -277,6 +279,7 @@ class Adder:
     def _add(self, request: Request, standing: Standing) -> i64:
         rest: i64 = request.length - standing.prefix
         expected: i64 = min(max(standing.longest - request.length, 0), self.clip_tokens)
+        # `>=`: exactly enough is refused.
         if float(rest + expected + self.page_size) >= self.left:
             return NO_TOKEN
         paged: i64 = self.paged(rest)
@@ -285,6 +288,7 @@ class Adder:
         if paged > self.left_chunk:
             if self.shortest_first and self.unfinished is not None:
                 return OTHER
+            # A chunk ends at a page, counted from the start of the prompt.
             rest = self._down(standing.prefix + self._down(self.left_chunk)) - standing.prefix
             if rest <= 0:
                 return OTHER
@@ -314,6 +318,8 @@ class Adder:
         freed = 0
         for place, (left, tokens) in enumerate(lives):
             behind = len(lives) - place
+            # When this request ends, it and those behind it have each grown by `left` tokens. What
+            # is free now and what ended before must hold that, and a token for each.
             if int(now - need) + freed - left * behind <= behind:
                 return NO_TOKEN
             freed += tokens

@@ -147,13 +147,10 @@ class Sglang(Scheduler):
         enable_prefix_caching: bool = True,
         environment: Mapping[str, float] | None = None,
     ) -> None:
-        if schedule_policy == "shortest-prefill-first" and not enable_prefix_caching:
+        _check_settings(retraction_policy, prefill_decode_interval)
+        shortest = schedule_policy == "shortest-prefill-first"
+        if shortest and not enable_prefix_caching:
             raise ValueError("shortest-prefill-first looks at the radix cache; switch it on")
-        if retraction_policy not in ("length", "priority"):
-            raise ValueError(f"retraction_policy: {retraction_policy!r} is not length or priority")
-        if prefill_decode_interval > LONGEST_INTERVAL:
-            what = f"{prefill_decode_interval:,} is above {LONGEST_INTERVAL:,} steps; give less"
-            raise ValueError(f"prefill_decode_interval: {what}")
         self._size = block_size
         self._pool_tokens = num_gpu_blocks * block_size
         own = max_running_requests(int(self._pool_tokens), max_model_len)
@@ -166,11 +163,11 @@ class Sglang(Scheduler):
         # A prompt that is not cut may be of any length.
         self.max_num_batched_tokens = max_num_batched_tokens if self.chunked else max_model_len
         self.watermark_blocks = 0
-        self.in_flight = 2 if self.overlaps() else 1
+        self.in_flight = 1 + self.overlaps()
         self.max_queued_requests = max_queued_requests
         self.interval = prefill_decode_interval
         self.interval_min_seqs = prefill_decode_interval_min_bs
-        self.mixes = enable_mixed_chunk and enable_chunked_prefill
+        self.mixes = enable_mixed_chunk and self.chunked
         self.has_priorities = enable_priority_scheduling
         self.preempts = enable_priority_scheduling and not disable_priority_preemption
         self.preemption_threshold = priority_scheduling_preemption_threshold
@@ -186,7 +183,7 @@ class Sglang(Scheduler):
             max_prefill_tokens,
             prefill_max_requests or UNLIMITED,
             int(env.clip_max_new_tokens),
-            schedule_policy == "shortest-prefill-first",
+            shortest,
             self._surprises,
         )
         self._idle = self._counts = self._ended = self.full = False
@@ -250,6 +247,8 @@ class Sglang(Scheduler):
         if request.max_new_tokens is not None:
             announced = min(request.max_new_tokens, UNLIMITED)
         paged: i64 = (prompt + size - 1) // size * size
+        # A page more than the prompt needs: SGLang counts so, and may refuse for ever what would
+        # fit.
         room: i64 = min(longest - prompt, self._pool_tokens - paged - size)
         limit: i64 = max(0, min(announced, room - 1))
         served: bool = prompt < longest - STOP_TOKENS
@@ -309,6 +308,7 @@ class Sglang(Scheduler):
                 self._abort(batch, request, "queue-full")
             self.turned_away = []
         group: Group | None = _schedule(self, batch, plan)
+        # The real loop spins here without the GPU; no time passes.
         while group is None and self._spins(batch):
             group = _schedule(self, batch, plan)
         self._idle = group is None and len(batch) == 0 and self._pending == 0
@@ -355,6 +355,7 @@ class Sglang(Scheduler):
         blocks.gpu.collect()
         ended: i64 = len(batch.ended)
         step: i64 = self._sent - self._pending
+        # Nobody can end in this step, and nobody's result is dropped: only decodes to book.
         if plan.num_chunks == 0 and self._gone < step < self._soonest:
             for request in plan.places:
                 if batch.token(request):
@@ -391,26 +392,23 @@ class SglangOverlap(Sglang):
         return True
 
 
+def _check_settings(retraction_policy: str, prefill_decode_interval: int) -> None:
+    """Raises `ValueError` for values that SGLang does not have."""
+    if retraction_policy not in ("length", "priority"):
+        raise ValueError(f"retraction_policy: {retraction_policy!r} is not length or priority")
+    if prefill_decode_interval > LONGEST_INTERVAL:
+        what = f"{prefill_decode_interval:,} is above {LONGEST_INTERVAL:,} steps; give less"
+        raise ValueError(f"prefill_decode_interval: {what}")
+
+
 # No methods: those of a scheduler of your own are looked up at each call, that is at each step.
 def _schedule(scheduler: Sglang, batch: Batch, plan: Plan) -> Group | None:
     """Returns what the event loop runs next (`get_next_batch_to_run`), or None."""
-    last: Group | None = scheduler.last
+    if scheduler.unfinished is not None:
+        _checkpoint(scheduler.blocks, scheduler.unfinished)
+    if scheduler.last is not None and scheduler.last.extends:
+        _merge(scheduler, scheduler.last)
     running: Group = scheduler.running
-    unfinished: Request | None = scheduler.unfinished
-    if unfinished is not None:
-        _checkpoint(scheduler.blocks, unfinished)
-    if last is not None and last.extends:
-        if last.let_go(unfinished, last.chunked):
-            scheduler.full = False
-        if last.members:
-            soonest: i64 = scheduler._sent + _steps_left(last.members)
-            scheduler._soonest = min(scheduler._soonest, soonest)
-            if running.members:
-                running.members = running.members + last.members
-                running.silent = running.silent and last.silent
-            else:
-                scheduler.running = running = last
-                scheduler.full = False
     if scheduler._ended and running.let_go():
         scheduler.full = False
     scheduler._ended = False
@@ -426,31 +424,43 @@ def _schedule(scheduler: Sglang, batch: Batch, plan: Plan) -> Group | None:
     return None if running.silent else _decode(scheduler, batch, plan)
 
 
+def _merge(scheduler: Sglang, last: Group) -> None:
+    """The requests whose prompts the last step completed join the running batch."""
+    running: Group = scheduler.running
+    if last.let_go(scheduler.unfinished, last.chunked):
+        scheduler.full = False
+    if not last.members:
+        return
+    soonest: i64 = scheduler._sent + _steps_left(last.members)
+    scheduler._soonest = min(scheduler._soonest, soonest)
+    if running.members:
+        running.members = running.members + last.members
+        running.silent = running.silent and last.silent
+    else:
+        scheduler.running = last
+        scheduler.full = False
+
+
 def _prefill(scheduler: Sglang, batch: Batch, plan: Plan) -> Group | None:
     """Returns a step that computes prompts (`get_new_batch_prefill`), or None."""
     blocks: SglangTables = scheduler.blocks
     running: Group = scheduler.running
     unfinished: Request | None = scheduler.unfinished
+    # `batch_is_full` is a memory of the last refusal. It is forgotten where a better request could
+    # preempt, or nobody runs whose end would clear it.
     if scheduler.preempts or not running.members:
         scheduler.full = False
-    waits: bool = len(batch.waiting) > 0 and not scheduler.full
-    if unfinished is None and not (waits and _has_place(scheduler, batch)):
+    # A prompt under way goes on even where nobody may be admitted.
+    if unfinished is None and not _may_admit(scheduler, batch):
         return None
     batch.waiting = scheduler.order.sort(batch.waiting, blocks, running, scheduler._computed_tokens)
     scheduler.before_admissions(batch, batch.now_ns)
     adder: Adder = scheduler.adder
     riders: i64 = len(running.members) if scheduler.mixes else 0
     adder.begin(batch, blocks, running, unfinished, scheduler._ratio.now, riders)
-    preempted: list[Request] = []
     if unfinished is not None:
         adder.go_on(unfinished)
-    refusal: i64 = _choose(scheduler, batch, preempted)
-    if refusal or not scheduler.full:
-        scheduler._refusal = refusal
-    if batch.waiting and refusal:
-        batch.waiting[0].blocked_steps += 1
-    for request in preempted:
-        scheduler._queue_again(batch, request, retracted=False)
+    _fill(scheduler, batch)
     scheduler.unfinished = adder.unfinished
     if not adder.chosen:
         return None
@@ -462,10 +472,13 @@ def _prefill(scheduler: Sglang, batch: Batch, plan: Plan) -> Group | None:
     return _extend(scheduler, batch, plan, adder.chosen)
 
 
-def _has_place(scheduler: Sglang, batch: Batch) -> bool:
-    """Whether there may be a place in the running batch."""
+def _may_admit(scheduler: Sglang, batch: Batch) -> bool:
+    """Whether somebody waits, and there may be a place in the running batch."""
+    if not batch.waiting or scheduler.full:
+        return False
     running: i64 = len(scheduler.running.members)
     slots: i64 = min(scheduler._slots - running, scheduler.free_slots(batch))
+    # Prefills wait until several slots are free, so that there are fewer, larger ones.
     if scheduler._delay > 1 and slots < scheduler._delay and running:
         scheduler._refusal = SLOTS
         return False
@@ -473,6 +486,18 @@ def _has_place(scheduler: Sglang, batch: Batch) -> bool:
         scheduler.full, scheduler._refusal = True, SLOTS
         return False
     return True
+
+
+def _fill(scheduler: Sglang, batch: Batch) -> None:
+    """Takes on waiting requests. Those that are preempted for their sake queue again."""
+    preempted: list[Request] = []
+    refusal: i64 = _choose(scheduler, batch, preempted)
+    if refusal or not scheduler.full:
+        scheduler._refusal = refusal
+    if batch.waiting and refusal:
+        batch.waiting[0].blocked_steps += 1
+    for request in preempted:
+        scheduler._queue_again(batch, request, retracted=False)
 
 
 def _choose(scheduler: Sglang, batch: Batch, preempted: list[Request]) -> i64:
@@ -484,6 +509,7 @@ def _choose(scheduler: Sglang, batch: Batch, preempted: list[Request]) -> i64:
     while batch.waiting and adder.state() != OTHER:
         request: Request = batch.waiting[0]
         taken: i64 = len(adder.chosen) + len(running.members)
+        # Two tests of the engine's: places in its table of requests, and in the batch.
         if scheduler.free_slots(batch) <= 0 or taken >= scheduler._slots:
             scheduler.full, refusal = True, SLOTS
         if scheduler.full and not (

@@ -363,6 +363,8 @@ class PagePool:
         assert self.blank >= 0, "no free page left"
         while count:
             head: Span | None = self._start.behind
+            # Pages of one token are returned behind those that were never taken, larger ones
+            # before.
             if head is None or (self.page_size == 1 and self.fresh <= self.size):
                 pages = append(pages, self.fresh)
                 self.fresh += 1
@@ -477,6 +479,7 @@ class RadixTree:
                 break
             same: i64 = text.agrees(child.text, at, min(child.end, pages))
             at += same
+            # It leaves the text within this node.
             if same < child.end - child.begin:
                 if uses:
                     node = self._split(child, same)
@@ -529,6 +532,7 @@ class RadixTree:
             self._use(child, self.root)
             same: i64 = text.agrees(child.text, at, min(child.end, number))
             node = self._split(child, same) if same < child.end - child.begin else child
+            # Somebody else has the same content in the tree: the request goes on with those pages.
             self.pool.give_back(pages, at - first, at + same - first)
             at += same
             node.hits += at > counted
@@ -575,6 +579,7 @@ class RadixTree:
         """Evicts leaves that no request holds until `pages` pages are on the free list, or nothing
         is left to evict. A parent becomes a candidate when its last child is gone."""
         pool: PagePool = self.pool
+        # Whole leaves go, even if a part of the last one would do.
         while pool.blank < pages:
             leaf: Node = self._victim()
             if leaf is self.root:

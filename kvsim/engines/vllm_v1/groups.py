@@ -200,12 +200,15 @@ class Group:
             if most:
                 wanted = min(wanted, most)
         held: i64 = len(table.blocks)
+        # From the second time on, hits play no part.
         if table.known:
             return max(wanted - held, 0)
+        # Entries behind the window are left empty, so they take no block.
         behind: i64 = self.skipped(ask.start) // self.block_size
         if not hits:
             return max(wanted - max(behind, held), 0)
         new: i64 = max(wanted - max(behind, self.num_hits + held), 0)
+        # A hit that nobody holds counts as free now, and is not any more once it is touched.
         return new + self.idle_hits(max(behind - held, 0), pool)
 
     def idle_hits(self, start: i64, pool: Pool) -> i64:
@@ -281,6 +284,7 @@ class Group:
         (`remove_skipped_blocks`)."""
         behind: i64 = min(self.skipped(processed) // self.block_size, len(table.blocks))
         start: i64 = behind
+        # Those before were given back at an earlier call.
         while start > 0 and table.blocks[start - 1]:
             start -= 1
         if start < behind:
@@ -314,6 +318,7 @@ class Group:
         place: i64
         for place in range(first, last):
             block: i64 = blocks[place]
+            # A block that no later hit can use stays without content, so that it is reused first.
             if block and (kept is None or kept[place - first]):
                 content: i64 = contents[(place + 1) * units - 1]
                 pool.label(block, content * groups + self.number, (place + 1) * self.block_size)
@@ -413,6 +418,7 @@ class Sliding(Group):
             place -= 1
             if not self.present(alike, contents, place, units, pool):
                 run = 0
+            # A run ends where all groups can resume; within the run, any place will do.
             elif run or (place if drop else place + 1) * size % align == 0:
                 run += 1
         # After a whole scan, `place` is 0 and the run begins there.
@@ -434,6 +440,7 @@ class Sliding(Group):
         ends = [] if interval < 0 else [mark // align * align // size + drop for mark in marks]
         if segment:
             each = segment // size
+            # Windows overlap, so every block is within one.
             if need >= each:
                 return None
             for place in range(max(first, int(drop)), last):
@@ -475,6 +482,7 @@ class Chunked(Group):
         """Everything before the last chunk, without a look-up, and the leading blocks of that chunk
         that are there."""
         units: i64 = self.block_size // pool.unit
+        # Chunks that are over are never read again, so they count as hit without a block.
         first: i64 = self.skipped(most) // self.block_size
         place: i64 = first
         longest: i64 = most // self.block_size

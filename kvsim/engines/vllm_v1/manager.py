@@ -90,6 +90,8 @@ class KVCacheManager(BlockManager):
     `Request.leaves` say, and nothing is overridden that the others ask less often."""
     _overridden: bool
     """Whether `trim` or `publish` is, so that both are called for every token."""
+    _publishes_all: bool
+    """Whether `publish` is called for every token, not only for the last one of a unit."""
     cuts: bool
     """Whether `cut` is asked: for the sake of states at block ends, or where it is overridden."""
     _aligned: list[AlignedMamba]
@@ -135,6 +137,7 @@ class KVCacheManager(BlockManager):
             each.with_prefix_cache() if enable_prefix_caching else each for each in groups
         ]
         retention = prefix_cache_retention_interval
+        # Where content is looked up, the blocks of every group are made of whole units.
         self.layout = Layout(
             gcd(*sizes) if self.needs_keys else lcm(*sizes),
             lcm(*sizes),
@@ -146,16 +149,7 @@ class KVCacheManager(BlockManager):
             eagle_drop,
         )
         self._begin_kinds()
-        self._overridden = (
-            type(self).trim is not KVCacheManager.trim
-            or type(self).publish is not KVCacheManager.publish
-        )
-        self._steady = all(type(group) in STEADY for group in self.groups) and not self._overridden
-        self._aligned = [each for each in self.groups if isinstance(each, AlignedMamba)]
-        self.cuts = bool(self._aligned) or type(self).cut is not KVCacheManager.cut
-        self._short_chunk = min([max_model_len, *(each.block_size for each in self._aligned)])
-        self._holding = sum([group.holds_tokens for group in self.groups])
-        self._marked = any(group.marked() for group in self.groups) or len(set(sizes)) > 1
+        self._begin_questions()
         self._most_tokens = min(
             max_num_batched_tokens, long_prefill_token_threshold or max_num_batched_tokens
         )
@@ -165,13 +159,8 @@ class KVCacheManager(BlockManager):
         self.tier = None
         self.numbering = Numbering(self.layout.key_tokens, lookahead_keys)
         order = make_eviction(eviction, block_size=self.block_size, num_gpu_blocks=num_gpu_blocks)
-        oldest_first = order is LeastRecentlyUsed
-        self.gpu = Pool(
-            num_gpu_blocks - 1,
-            None if oldest_first else order,
-            len(groups),
-            self.layout.key_tokens,
-        )
+        own = None if order is LeastRecentlyUsed else order
+        self.gpu = Pool(num_gpu_blocks - 1, own, len(groups), self.layout.key_tokens)
         self.gpu.names = bool(self._aligned)
         self.gpu.blank_last = not release.evicts_blank_blocks_first or (
             release.queues_blank_blocks_uncached and not enable_prefix_caching
@@ -190,6 +179,20 @@ class KVCacheManager(BlockManager):
             for group in alike:
                 group.drop = drop
         self.kinds = sorted(kinds.values(), key=lambda alike: not alike[0].full)
+        unlike = len({int(group.block_size) for group in self.groups}) > 1
+        self._marked = unlike or any(group.marked() for group in self.groups)
+
+    def _begin_questions(self) -> None:
+        """Notes what need not be asked of these groups, where no method is overridden that is."""
+        kind, own, groups = type(self), KVCacheManager, self.groups
+        self._overridden = kind.trim is not own.trim or kind.publish is not own.publish
+        self._steady = all(type(group) in STEADY for group in groups) and not self._overridden
+        self._aligned = [each for each in groups if isinstance(each, AlignedMamba)]
+        self._publishes_all = bool(self._aligned) or self._overridden
+        self.cuts = bool(self._aligned) or kind.cut is not own.cut
+        sizes = [each.block_size for each in self._aligned]
+        self._short_chunk = min([self.layout.max_model_len, *sizes])
+        self._holding = sum([group.holds_tokens for group in groups])
 
     # -- for those who look on -------------------------------------------------------------------
 
@@ -247,13 +250,13 @@ class KVCacheManager(BlockManager):
 
     def number(self, request: Request) -> vec[i64]:
         """The numbers of all its known units of tokens."""
-        known: i64 = request.length - 1 if self.layout.lookahead_keys else request.length
+        known: i64 = self._known(request)
         self.numbering.extend(request, known // self.layout.key_tokens)
         return request.contents
 
     def keys(self, request: Request) -> list[int]:
         """The numbers of all its known units of tokens, for connectors."""
-        known: i64 = request.length - 1 if self.layout.lookahead_keys else request.length
+        known: i64 = self._known(request)
         return list(self.number(request)[: known // self.layout.key_tokens])
 
     def content_key(self, key: i64, group: i64) -> i64:
@@ -283,8 +286,9 @@ class KVCacheManager(BlockManager):
             self.forget_hits()
             return 0
         contents: vec[i64] = self.number(request)
-        known: i64 = request.length - 1 if self.layout.lookahead_keys else request.length
+        known: i64 = self._known(request)
         units: i64 = known // self.layout.key_tokens
+        # The token in flight at a preemption has no key yet, though it may fill a block.
         if self.release.extends_keys_late:
             if request.keyed == 0:
                 request.keyed = units
@@ -317,6 +321,7 @@ class KVCacheManager(BlockManager):
             if lacking > 0:
                 group.hits = longer(group.hits, lacking)
         if len(self.groups) == 1:
+            # One group agrees with itself; this is what nearly every model comes to.
             alike = self.kinds[0]
             rules = alike[0]
             return rules.find(alike, contents, longest, rules.drop, layout.align, pool) * (
@@ -325,6 +330,7 @@ class KVCacheManager(BlockManager):
         tokens: i64 = self._agree(contents, units * layout.key_tokens, longest, pool)
         for alike in self.kinds:
             rules = alike[0]
+            # A prefix of a hit of full attention is a hit, so it is cut to what the others found.
             if rules.full:
                 rules.num_hits = min(
                     rules.num_hits, (tokens + rules.block_size - 1) // rules.block_size
@@ -342,32 +348,47 @@ class KVCacheManager(BlockManager):
         dropped: list[Group] = []
         for alike in self.kinds:
             alike[0].num_hits = -1
+        # Full attention and one other kind: what the other one finds is final.
         simple: bool = len(self.kinds) == 2 and self.kinds[0][0].full
-        while True:
+        searches: bool = True
+        while searches:
             common = tokens
             for alike in self.kinds:
                 rules = alike[0]
-                size: i64 = rules.block_size
                 if rules.full and rules.num_hits >= 0:  # Found before: leading blocks stay.
-                    common = min(common, rules.num_hits * size)
+                    common = min(common, rules.num_hits * rules.block_size)
                     continue
                 drops: bool = rules.drop and rules not in dropped
-                most: i64 = common
-                if drops and rules.holds_tokens:
-                    most = min(common + size, known)
-                hit: i64 = rules.find(alike, contents, most, drops, self.layout.align, pool) * size
+                hit: i64 = self._hit(alike, contents, known, common, drops, pool)
+                # A kind drops its last block once; if another kind then finds less, its last block
+                # is another one, and it drops again.
                 if drops:
                     dropped.append(rules)
                 elif hit < common:
                     dropped.clear()
                 common = hit
                 best = max(best, common)
-            shorter: bool = common < tokens
+            searches = common < tokens and not simple
             tokens = min(common, tokens)
-            if not shorter or simple:
-                break
         self._junction = best if best > tokens else 0
         return tokens
+
+    def _hit(
+        self,
+        alike: list[Group],
+        contents: vec[i64],
+        known: i64,
+        tokens: i64,
+        drops: bool,
+        pool: Pool,
+    ) -> i64:
+        """The longest hit of at most `tokens` tokens of groups with equal rules. One that `drops`
+        its last block may look at a block more, of the `known` tokens."""
+        rules: Group = alike[0]
+        size: i64 = rules.block_size
+        if drops and rules.holds_tokens:
+            tokens = min(tokens + size, known)
+        return rules.find(alike, contents, tokens, drops, self.layout.align, pool) * size
 
     def find_hits(self, keys: Sequence[int], max_tokens: int, pool: Pool) -> Hits:
         """The longest hit of at most `max_tokens` tokens in a pool, for connectors. Positions count
@@ -391,7 +412,7 @@ class KVCacheManager(BlockManager):
 
     def cut(self, request: Request, start: i64, tokens: i64) -> i64:
         """How many of the next `tokens` tokens from `start` a step computes, so that states at
-        block ends can be kept (`_mamba_block_aligned_split`). Asked only where `cuts`.
+        block ends can be kept (`_mamba_block_aligned_split`). Asked only where `cuts`, also with 0.
 
         A chunk of a prompt ends at a block end, at the last state from which an equal sequence can
         resume, or at the junction, whichever comes first. 0 means that the chunk would reach no
@@ -416,19 +437,24 @@ class KVCacheManager(BlockManager):
                 end = aligned
         nearest: i64 = end
         stop: i64
-        if not saves:
-            stop = layout.resumes_at(request.length, size)
-            if start < stop < nearest:
-                nearest = stop
-            if start % size:
-                stop = (start // size + 1) * size
-                if stop < nearest:
-                    nearest = stop
-        if start < request.junction < end:
-            stop = start + (request.junction - start) // size * size
+        for stop in self._stops(request, start, end, saves):
             if start < stop < nearest:
                 nearest = stop
         return max(nearest - start, 0)
+
+    def _stops(self, request: Request, start: i64, end: i64, saves: bool) -> list[i64]:
+        """Where a chunk from `start` to `end` may have to end earlier: for the sake of a state, if
+        it `saves` none, and at the junction."""
+        size: i64 = self._aligned[0].block_size
+        stops: list[i64] = []
+        if not saves:
+            stops = [
+                self.layout.resumes_at(request.length, size),
+                (start + size - 1) // size * size,
+            ]
+        if start < request.junction < end:
+            stops.append(start + (request.junction - start) // size * size)
+        return stops
 
     def prompt(self, request: Request) -> Prompt:
         """Where later sequences may leave or resume a request."""
@@ -494,6 +520,7 @@ class KVCacheManager(BlockManager):
         start: i64 = request.computed + max(found, 0) + external
         total: i64 = min(start, layout.max_model_len)
         ask: Ask
+        # Two tests: whether the whole sequence would fit, if asked, and whether this chunk does.
         free: i64 = self.gpu.num_free - watermark
         prefill_end: i64 = self._prefill_end(request)
         if admission.whole:
@@ -506,6 +533,8 @@ class KVCacheManager(BlockManager):
         slots: i64 = min(upto + lookahead, layout.max_model_len)
         ask = Ask(slots, upto, start, prefill_end)
         if held:
+            # Before the second test, as what leaves a window is free then. Tokens in flight do not
+            # count as computed.
             self.trim(request, max(0, total - request.in_flight))
         self.short_blocks = self._missing(request, ask, hit) + watermark + admission.reserved
         self.short_blocks -= self.gpu.num_free
@@ -515,6 +544,8 @@ class KVCacheManager(BlockManager):
             self.empty_slots -= self._empty(request)
         else:
             request.tables = [Table() for _ in self.groups]
+            # Counted where a table begins: a request that is refused again and again looks up each
+            # time, and counts once.
             if hit and self.caching:
                 self.num_lookups += (request.length - 1) // self.block_size
                 self.num_hits += found // self.block_size
@@ -536,14 +567,14 @@ class KVCacheManager(BlockManager):
             return
         layout: Layout = self.layout
         unit: i64 = layout.key_tokens
-        known: i64 = request.length - 1 if layout.lookahead_keys else request.length
+        known: i64 = self._known(request)
         units: i64 = min(upto, known) // unit
         if units <= request.published and not (self._aligned and self._saves(request)):
             return
         if units > request.published:
             request.published = units
             request.next_unit = (units + 1) * unit
-            if self._aligned or self._overridden:
+            if self._publishes_all:
                 request.next_unit = 0
             request.keyed = max(request.keyed, units)
         known = known // unit * unit
@@ -610,6 +641,7 @@ class KVCacheManager(BlockManager):
         self.empty_slots -= self._empty(request)
         self._tell(request)
         table: Table
+        # The tail of a sequence is the least likely to be hit, so it is reused first.
         forwards: bool = not (self.caching or self.release.frees_last_block_first)
         for table in request.tables:
             if forwards:
@@ -722,6 +754,10 @@ class KVCacheManager(BlockManager):
             room = 0
         request.room = room
         request.leaves = 0
+
+    def _known(self, request: Request) -> i64:
+        """Its tokens of which the content of a block can tell."""
+        return request.length - 1 if self.layout.lookahead_keys else request.length
 
     def _prefill_end(self, request: Request) -> i64:
         return max(request.input_length, request.length - 1)

@@ -36,6 +36,12 @@ class Rule(NamedTuple):
         """Whether a release has it."""
         return self.since <= version < self.until
 
+    def is_missed(self, version: Version, given: Mapping[str, object]) -> bool:
+        """Whether the setting that came with it is given to a release that does not have it."""
+        if not self.introduces or self.holds(version):
+            return False
+        return given.get(self.option) not in (None, IDLE.get(self.option))
+
 
 def _read_rules() -> dict[str, Rule]:
     # A compiled module does not lie beside its source.
@@ -126,17 +132,17 @@ def notes_on(release: Release, given: Mapping[str, object], features: Sequence[s
 
     `given`: values of the settings that rules name; `features`: what was recorded of 0.33 alone.
     """
-    said = []
     version, name = release.version, f"vLLM {_written(release.version)}"
-    if (*version, 0)[:3] not in RECORDED and (*version, 0, 0)[:3] not in RECORDED:
+    said = [
+        f"{rule.option}: {name} does not have it, {_written(rule.since)} does"
+        for rule in RULES.values()
+        if rule.is_missed(version, given)
+    ]
+    if not RECORDED.intersection(((*version, 0)[:3], (*version, 0, 0)[:3])):
         nearest = max(each for each in RECORDED if each <= version)
-        said.append(
-            f"{name} was not recorded: it takes the rules of {_written(nearest)}, which were"
+        said.insert(
+            0, f"{name} was not recorded: it takes the rules of {_written(nearest)}, which were"
         )
-    for rule in RULES.values():
-        idle = given.get(rule.option) in (None, IDLE.get(rule.option))
-        if rule.introduces and not rule.holds(version) and not idle:
-            said.append(f"{rule.option}: {name} does not have it, {_written(rule.since)} does")
     if given["scheduling_policy"] == "priority" and release.keeps_victims_in_the_batch:
         dies = ", or the engine dies" if release.dies_of_victims_in_the_batch else ""
         said.append(

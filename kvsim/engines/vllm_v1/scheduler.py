@@ -75,6 +75,8 @@ class VllmV1(Scheduler):
     _num_spec_tokens: i64
     _lookahead: i64
     _slots: i64
+    _too_long: i64
+    """What becomes of a prompt that is not cut, where it is longer than what is left of a step."""
     _call: i64
     """Number of scheduling calls so far."""
     _sent: i64
@@ -85,6 +87,8 @@ class VllmV1(Scheduler):
     """Tokens that the step may still take on."""
     _inputs: i64
     """Positions of its input that are left."""
+    _place: i64
+    """Where the running request stands that lacks blocks."""
     _verified_seqs: i64
     _verified: i64
     _met: i64
@@ -122,18 +126,8 @@ class VllmV1(Scheduler):
         pipeline_parallel_size: int = 1,
     ) -> None:
         release = blocks.release
-        if max_num_batched_tokens < max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens ({max_num_batched_tokens}) is below max_num_seqs"
-                f" ({max_num_seqs}): every running sequence needs one token a step; raise it, or"
-                " lower --max-num-seqs"
-            )
         active = max_num_seqs if max_num_active_seqs is None else max_num_active_seqs
-        if active > max_num_seqs:
-            raise ValueError(
-                f"max_num_active_seqs ({active}) is above max_num_seqs ({max_num_seqs}); lower it,"
-                " or raise --max-num-seqs"
-            )
+        _check_seqs(max_num_seqs, active, max_num_batched_tokens)
         self.blocks, self.release = blocks, release
         self.max_model_len, self.max_num_seqs = max_model_len, max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -141,14 +135,7 @@ class VllmV1(Scheduler):
         self.max_num_scheduled_tokens = max_num_scheduled_tokens or max_num_batched_tokens
         self.chunked = enable_chunked_prefill or not release.cuts_on_request
         self.priority = scheduling_policy == "priority" and release.knows_priorities
-        self.victim = victim
-        if victim is None and self.priority:
-            ties = release.ties_in_order_of_the_trace
-            self.victim = victims.priority_by_trace if ties else victims.priority
-        own = "priority" if self.priority else "head"
-        self.requeue = make_requeue(requeue, own, sorts=self.priority)
-        if self.priority and release.ties_in_order_of_the_trace:
-            self.requeue = priority_by_trace
+        self.victim, self.requeue = _order(release, self.priority, victim, requeue)
         kept = watermark if release.keeps_a_watermark else 0.0
         self.watermark_blocks = int(kept * int(blocks.gpu.size + 1))
         self.reserve_full_isl = scheduler_reserve_full_isl and release.reserves_whole_prompts
@@ -164,7 +151,8 @@ class VllmV1(Scheduler):
         self.finished = []
         self._num_spec_tokens = self.speculation.num_spec_tokens
         self._lookahead, self._slots = self.speculation.lookahead, self.speculation.slots
-        self._call = self._sent = self._known = self._budget = self._inputs = 0
+        self._too_long = ASIDE if release.sets_long_prompts_aside else -TOKENS
+        self._call = self._sent = self._known = self._budget = self._inputs = self._place = 0
         self._prefills, self._kept, self._late = {}, {}, deque()
 
     # -- what a run asks of a scheduler ----------------------------------------------------------
@@ -223,18 +211,17 @@ class VllmV1(Scheduler):
         """Composes the next step."""
         plan: Plan = batch.begin(now_ns, self.max_num_seqs)
         self.blocks.begin()
+        # No step is in flight whose end would report transfers.
         if self.worker is not None and self._sent == self._known:
             self._hear(batch, self.worker.pause(now_ns))
         self._call += 1
         self._budget, self._inputs = self.max_num_scheduled_tokens, self.max_num_batched_tokens
-        most: i64 = self.long_prefill_token_threshold
-        if most == 0 or (self.release.spares_the_only_request and len(batch) == 1):
-            most = self.max_model_len
-        elif self.long_prefill_token_threshold_adaptive:
-            most = max(most, self.max_num_batched_tokens // max(len(batch), 1))
+        most: i64 = self._longest_chunk(batch)
         self.cadence.begin(batch, self._sent + 1)
         self._schedule_running(batch, plan, most)
+        # From here on, whoever joins the batch was waiting.
         plan.num_continued = plan.num_requests
+        # Blocks that a victim gave back are for those who run: nobody is admitted in the same step.
         if plan.preempted:
             plan.blocked = PREEMPTED if batch.waiting else 0
         else:
@@ -244,9 +231,7 @@ class VllmV1(Scheduler):
         if self.finished:
             plan.finished, self.finished = self.finished, []
         if self.connector is not None and self.worker is not None:
-            plan.transfers = self.connector.build_connector_meta(plan)
-            self.worker.start(plan.transfers)
-            plan.waits = (self.connector.busy or self.worker.busy) and self._steps_on(batch, plan)
+            self._start_transfers(batch, plan, self.connector, self.worker)
         if plan.num_requests:
             self._sent += 1
         self.cadence.end(batch, plan, self._sent)
@@ -256,12 +241,25 @@ class VllmV1(Scheduler):
             plan.drafter_ns = self.speculation.drafter_ns(plan)
         return plan
 
-    def _steps_on(self, batch: Batch, plan: Plan) -> bool:
-        """Whether a step takes place for the sake of transfers: to begin them, or because requests
-        wait."""
-        assert self.connector is not None and self.worker is not None
-        goes_on = self.worker.unsent or self.connector.restless
-        return bool(len(batch) or goes_on or plan.transfers.begin)
+    def _longest_chunk(self, batch: Batch) -> i64:
+        """The most tokens that a request takes on in a step."""
+        most: i64 = self.long_prefill_token_threshold
+        if most == 0 or (self.release.spares_the_only_request and len(batch) == 1):
+            return self.max_model_len
+        if self.long_prefill_token_threshold_adaptive:
+            return max(most, self.max_num_batched_tokens // max(len(batch), 1))
+        return most
+
+    def _start_transfers(
+        self, batch: Batch, plan: Plan, connector: Connector, worker: Worker
+    ) -> None:
+        """Starts the transfers of a step. One takes place for their sake, too: to begin them, or
+        because requests wait."""
+        plan.transfers = connector.build_connector_meta(plan)
+        worker.start(plan.transfers)
+        if connector.busy or worker.busy:
+            goes_on = worker.unsent or connector.restless
+            plan.waits = bool(len(batch) or goes_on or plan.transfers.begin)
 
     def waits(self, batch: Batch, plan: Plan, start_ns: int, next_ns: int) -> Moved:
         """How long a step that begins at `start_ns` waits for transfers before it computes. The
@@ -275,7 +273,8 @@ class VllmV1(Scheduler):
         order."""
         blocks: KVCacheManager = self.blocks
         running: list[Request] = batch.running
-        holds: bool = self.cadence.holds
+        cadence: Cadence = self.cadence
+        holds: bool = cadence.holds
         cuts: bool = blocks.cuts
         slots: i64 = self._slots
         lookahead: i64 = self._lookahead
@@ -286,6 +285,7 @@ class VllmV1(Scheduler):
         inputs: i64 = self._inputs
         k: i64 = 0
         while k < len(running):
+            # A drafter takes positions of the input that the budget does not count.
             left: i64 = min(budget, inputs - slots)
             if left <= 0:
                 break
@@ -296,60 +296,70 @@ class VllmV1(Scheduler):
             computed: i64 = request.computed
             known: i64 = request.length + request.placeholders
             tokens: i64 = min(min(known + request.drafts - computed, most), left)
-            tokens = min(tokens, longest - computed)
-            if cuts and tokens > 0:
+            # The token at `max_model_len` is never computed: the sequence ends with it.
+            tokens = max(min(tokens, longest - computed), 0)
+            if cuts:
                 tokens = blocks.cut(request, computed, tokens)
             if tokens <= 0:
                 k += 1
                 continue
-            while not blocks.allocate(request, tokens, lookahead, None):
-                self._budget, self._inputs = budget, inputs
-                k = self._preempt_for(batch, plan, request, k)
-                budget, inputs = self._budget, self._inputs
-                if k < 0:
-                    return
-                if request.state != RUNNING:
-                    break
-            else:
-                drafts: i64 = 0
-                if request.drafts:
-                    drafts = max(0, min(request.drafts, tokens + computed - known))
-                    request.drafts = 0
-                if request.passed_over:
-                    request.passed_over = False
-                    batch.note(request, records.CONTINUED)
-                if request.mid_prompt:
-                    self.cadence.carries = True
-                plan.add(request, tokens, drafts)
-                budget -= tokens
-                inputs -= tokens + slots
-                k += 1
+            if not blocks.allocate(request, tokens, lookahead, None):
+                self._budget, self._inputs, self._place = budget, inputs, k
+                has_blocks: bool = self._make_room(batch, plan, request, tokens)
+                budget, inputs, k = self._budget, self._inputs, self._place
+                if not has_blocks:
+                    continue
+            drafts: i64 = 0
+            # What is cut off a request that decodes are its drafts; its own token comes first.
+            if request.drafts:
+                drafts = max(0, min(request.drafts, tokens + computed - known))
+                request.drafts = 0
+            if request.passed_over:
+                request.passed_over = False
+                batch.note(request, records.CONTINUED)
+            cadence.carries |= request.mid_prompt
+            plan.add(request, tokens, drafts)
+            budget -= tokens
+            inputs -= tokens + slots
+            k += 1
         self._budget, self._inputs = budget, inputs
 
-    def _preempt_for(self, batch: Batch, plan: Plan, request: Request, k: i64) -> i64:
-        """Preempts somebody, so that a running request at place `k` gets blocks. Returns where it
-        stands afterwards, or who follows it if it was preempted itself; -1 if nobody else gets
-        slots."""
+    def _make_room(self, batch: Batch, plan: Plan, request: Request, tokens: i64) -> bool:
+        """Preempts others until the running request at `_place` has blocks for `tokens` more
+        tokens. Returns whether it has them; then `_place` is where it stands, else who follows."""
+        while self._preempt_for(batch, plan, request):
+            if self.blocks.allocate(request, tokens, self._lookahead, None):
+                return True
+        return False
+
+    def _preempt_for(self, batch: Batch, plan: Plan, request: Request) -> bool:
+        """Preempts somebody, so that a running request gets blocks. Returns whether it may ask for
+        them again."""
         running: list[Request] = batch.running
         victim: Request = _chosen(batch, self.choose_victim(batch, request))
         if self._is_late(victim):
-            # Its blocks would be released too late.
-            self._pass_over(batch, k)
-            return -1
+            # Its blocks would be released too late, so nobody else gets slots.
+            self._pass_over(batch, self._place)
+            self._place = len(running)
+            return False
         at: i64 = running.index(victim)
         del running[at]
-        if at < k:
+        # The victim had its tokens in this step already. They can be spent again, unless the
+        # release forgets to take it out of the batch.
+        if at < self._place:
             returned: i64 = plan.remove(victim)
             if returned and self.release.keeps_victims_in_the_batch:
                 plan.ghosts.append((victim, returned))
             elif returned:
                 self._budget += returned
                 self._inputs += returned + self._slots
-                k -= 1
+                self._place -= 1
             elif not self.release.passes_over_behind_victims:
-                k -= 1
+                self._place -= 1
         self._preempt(batch, victim)
-        return -1 if victim is request and self.release.ends_at_own_preemption else k
+        if victim is request and self.release.ends_at_own_preemption:
+            self._place = len(running)
+        return victim is not request
 
     def _pass_over(self, batch: Batch, first: i64) -> None:
         """A running request and those behind it get no slots in this step."""
@@ -374,6 +384,8 @@ class VllmV1(Scheduler):
         batch.preempt(victim)
         self.requeue(batch.waiting, victim)
         delivers = self.connector is not None and self.connector.delivers
+        # The step in flight still yields a token. Where another engine goes on with the KV, it is
+        # worthless without.
         victim.drops_stale = delivers or (victim.drops_stale and victim.stale > 0)
         victim.stale, victim.placeholders, victim.drafts = victim.in_flight, 0, 0
         victim.passed_over = False
@@ -387,38 +399,20 @@ class VllmV1(Scheduler):
         passed: list[Request] = []
         passed_holding: list[Request] = []
         self.adapters.begin(batch.running)
-        while True:
-            holds: bool = len(batch.holding) > 0
-            queue = batch.holding if holds else batch.waiting
-            if not queue:
-                break
+        while queue := batch.holding or batch.waiting:
             request: Request = queue[0]
-            if self._budget <= 0 or self._inputs <= self._slots:
-                plan.blocked = TOKENS
-            elif len(batch.running) >= self.max_num_active_seqs:
-                plan.blocked = SLOTS
-            if plan.blocked:
+            admitted: i64 = self._try(batch, plan, request, most)
+            if admitted < 0 and admitted != ASIDE:
+                plan.blocked = -admitted
                 request.blocked_steps += 1
                 break
-            if self._ready(batch, request):
-                admitted: i64 = self._try(batch, plan, request, most)
-                if admitted == ASIDE:
-                    queue.popleft()
-                    passed.append(request)
-                    continue
-                if admitted < 0:
-                    plan.blocked = -admitted
-                    request.blocked_steps += 1
-                    break
-                if admitted > 0:
-                    queue.popleft()
-                    continue
             queue.popleft()
-            self.cadence.passed(request)
-            if request.load != UNLOADED or request.computed > 0:
-                passed_holding.append(request)
-            else:
+            if admitted == ASIDE:
                 passed.append(request)
+            elif admitted == 0:
+                self.cadence.passed(request)
+                keeps: bool = request.load != UNLOADED or request.computed > 0
+                (passed_holding if keeps else passed).append(request)
         if self.adapters.refuses and not plan.blocked:
             plan.blocked = LORAS
         self._put_back(batch.waiting, passed)
@@ -429,6 +423,7 @@ class VllmV1(Scheduler):
         if self.priority:
             for request in passed:
                 self.requeue(queue, request)
+        # `extendleft` reverses them; releases that set long prompts aside let it.
         elif passed:
             queue.extendleft(passed if self.release.sets_long_prompts_aside else passed[::-1])
 
@@ -439,15 +434,24 @@ class VllmV1(Scheduler):
         if request.load == LOADED:
             request.load = UNLOADED
             self.blocks.publish(request, request.computed)
+            # Everything was loaded, but the model must run for a token: the last one is computed
+            # again.
             if request.computed == request.length:
                 request.computed -= 1
+        # Its token of a step in flight is still to come.
         if request.stale and not request.drops_stale:
             return False
         return self.adapters.admits(request)
 
     def _try(self, batch: Batch, plan: Plan, request: Request, most: i64) -> i64:
         """Admits the head of a waiting queue, if it can. Returns the tokens that it takes on; 0: it
-        waits for its connector; less than 0 for the reason why it is refused."""
+        cannot be scheduled now; less than 0 for the reason why it is refused."""
+        if self._budget <= 0 or self._inputs <= self._slots:
+            return -TOKENS
+        if len(batch.running) >= self.max_num_active_seqs:
+            return -SLOTS
+        if not self._ready(batch, request):
+            return 0
         if request.computed:
             self.blocks.forget_hits()
             return self._admit(batch, plan, request, request.computed, 0, NO_MATCH, most)
@@ -491,11 +495,13 @@ class VllmV1(Scheduler):
         """The same for a request of which `computed` tokens are computed, or found."""
         tokens: i64 = 0
         drafts: i64 = 0
+        # Tokens that are loaded while others compute are no work for this step.
         if not match.asynchronous:
             tokens, drafts = self._num_new_tokens(plan, request, computed, most)
             if tokens <= 0:
                 return tokens
         loads: bool = match.asynchronous
+        # With nobody running, nobody would ever free the blocks of the watermark.
         watermark: i64 = self.watermark_blocks if batch.running else 0
         admission: Admission = Admission(found, match.tokens, self.reserve_full_isl)
         admission.watermark = watermark
@@ -504,27 +510,32 @@ class VllmV1(Scheduler):
         if not self.blocks.allocate(request, tokens, 0 if loads else self._lookahead, admission):
             return -WATERMARK if 0 < self.blocks.short_blocks <= watermark else -BLOCKS
         if self.connector is not None:
-            self.connector.update_state_after_alloc(request, found, match)
-            if match.tokens:
-                request.match = match
+            self._has_blocks(self.connector, request, computed + tokens, found, match)
         request.computed = computed
         if loads:
             request.load = LOADING
             again = request.num_preemptions > 0
             kind = records.RELOADING if again else records.LOADING
             batch.note(request, kind, match.tokens)
-            self._prefills[request] = None
             return 0
         batch.join(request)
         self.cadence.left(request)
         self.cadence.carries |= computed < request.length - 1
         self.adapters.admitted(request)
-        if self.connector is not None and computed + tokens < request.length:
-            self._prefills[request] = None
         plan.add(request, tokens, drafts)
         self._budget -= tokens
         self._inputs -= tokens + self._slots
         return tokens
+
+    def _has_blocks(
+        self, connector: Connector, request: Request, upto: i64, found: i64, match: Match
+    ) -> None:
+        """A connector hears that a request has blocks, and will have its first `upto` tokens."""
+        connector.update_state_after_alloc(request, found, match)
+        if match.tokens:
+            request.match = match
+        if match.asynchronous or upto < request.length:
+            self._prefills[request] = None
 
     def _num_new_tokens(
         self, plan: Plan, request: Request, computed: i64, most: i64
@@ -534,34 +545,35 @@ class VllmV1(Scheduler):
         if self.cadence.holds and computed < request.length - 1:
             return -TOKENS, 0
         left: i64 = min(self._budget, self._inputs - self._slots)
-        spec: i64 = self._num_spec_tokens
-        drafts: i64 = 0
-        tokens: i64 = request.length - computed
-        joins: bool = tokens == 1 and (plan.num_continued > 0 or computed > 0)
-        fits: bool = computed + spec + 2 <= self.max_model_len
-        if spec and joins and fits and self._all_decode(plan):
-            # Padded with drafts, so that all who decode in the step have equally many.
-            if 1 + spec > left:
-                return -TOKENS, 0
-            drafts = spec
-            tokens += spec
-        tokens = min(tokens, most)
+        drafts: i64 = self._padding(plan, request, computed)
+        if drafts and 1 + drafts > left:
+            return -TOKENS, 0
+        tokens: i64 = min(request.length - computed + drafts, most)
         if tokens > left and not self.chunked:
-            return (ASIDE if self.release.sets_long_prompts_aside else -TOKENS), 0
+            return self._too_long, 0
         tokens = min(tokens, left)
         if self.blocks.cuts:
             tokens = self.blocks.cut(request, computed, tokens)
         if tokens == 0:
             return -TOKENS, 0
+        # Some of the padding was cut off. Groups of states do that, others must not.
         if drafts and tokens != 1 + drafts:
             if not self.blocks.keeps_states:
                 raise died("padding-cut", request, padded=1 + drafts, most=most)
             return 1, 0
         return tokens, drafts
 
-    def _all_decode(self, plan: Plan) -> bool:
-        """Whether none of the requests that the step continues is in the middle of a prompt."""
-        return not any(request.mid_prompt for request in plan.requests[: plan.num_continued])
+    def _padding(self, plan: Plan, request: Request, computed: i64) -> i64:
+        """Drafts beside the one token that a request lacks, so that all who decode in the step have
+        equally many."""
+        spec: i64 = self._num_spec_tokens
+        if spec == 0 or request.length - computed != 1 or computed + spec + 2 > self.max_model_len:
+            return 0
+        continued: i64 = plan.num_continued
+        if continued == 0 and computed == 0:
+            return 0
+        # Nobody who goes on is in the middle of a prompt.
+        return 0 if any(each.mid_prompt for each in plan.requests[:continued]) else spec
 
     def _reserved(self) -> i64:
         """The blocks that unfinished prompts and loads will still need. A load holds its blocks
@@ -617,6 +629,8 @@ class VllmV1(Scheduler):
             request.in_flight += tokens
             request.batch = sent
             request.mid_prompt = after < known
+            # The step samples a token for it. Scheduled ahead, it counts as a placeholder until the
+            # step is settled, so that the next step can go on behind it.
             if after >= known:
                 if connected and self._prefills:
                     self._prefills.pop(request, None)
@@ -631,9 +645,8 @@ class VllmV1(Scheduler):
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
         """Settles a step once its time has passed: tokens exist, requests and transfers end."""
         batch.now_ns = now_ns
-        if plan.num_requests:
-            self._known += 1
-            self._release_late()
+        self._known += plan.computes
+        self._release_late()
         over = len(batch.ended)
         waiting_ended: bool = False
         self._verified_seqs = self._verified = self._met = 0
@@ -648,6 +661,7 @@ class VllmV1(Scheduler):
                 continue
             tokens: i64 = scheduled[k]
             request.in_flight -= tokens
+            # Tokens from before a preemption come home first.
             stale: bool = request.stale > 0
             request.stale = max(0, request.stale - tokens)
             if yields[k] == 0 or (stale and request.drops_stale):
@@ -659,15 +673,12 @@ class VllmV1(Scheduler):
             if _update_request_with_output(blocks, batch, request, accepted, stale, spec):
                 waiting_ended |= request.state != RUNNING
                 self._retire(batch, request, False)
-        if self._num_spec_tokens:
-            counts = self._verified_seqs, self._verified, self._met
-            self.draft_log.end_step(now_ns, plan.drafter_ns, *counts)
-            if not self.asynchronous:
-                self._propose(plan)
+        if spec:
+            self._propose(plan, now_ns)
         if len(batch.ended) > over:
             batch.remove_ended()
-            if waiting_ended:
-                batch.remove_waiting()
+        if waiting_ended:
+            batch.remove_waiting()
         if self.worker is not None:
             self._hear(batch, self.worker.collect(now_ns))
         self.after_step(batch, plan, now_ns)
@@ -687,15 +698,18 @@ class VllmV1(Scheduler):
             self._verified += drafts
             self._met += accepted
         if not stale:
+            # Rejected drafts were counted as computed when the step was composed.
             if request.computed > 0:
                 request.computed -= drafts - accepted
             if request.placeholders > 0:
                 request.placeholders -= drafts - accepted
         return accepted
 
-    def _propose(self, plan: Plan) -> None:
-        """Makes drafts for the next step."""
-        for request in plan.requests:
+    def _propose(self, plan: Plan, now_ns: int) -> None:
+        """Logs what became of the drafts of a step, and makes those for the next one."""
+        counts = self._verified_seqs, self._verified, self._met
+        self.draft_log.end_step(now_ns, plan.drafter_ns, *counts)
+        for request in [] if self.asynchronous else plan.requests:
             if request.state < FINISHED:
                 drafts: i64 = self.speculation.propose(request)
                 request.drafts = 0 if request.mid_prompt else drafts
@@ -710,6 +724,7 @@ class VllmV1(Scheduler):
             self._prefills.pop(request, None)
             if keeps:
                 self._kept[request] = blocks.detach(request)
+            # A step in flight may write to its blocks; a load into them must not begin before.
             elif self._is_late(request):
                 self._late.append((self._sent, blocks.detach(request)))
         self.finished.append(request)
@@ -756,6 +771,35 @@ class VllmV1Async(VllmV1):
 
     def schedules_ahead(self) -> bool:
         return True
+
+
+def _check_seqs(most: int, active: int, max_num_batched_tokens: int) -> None:
+    """Raises `ValueError` for numbers of sequences that no step can hold."""
+    if max_num_batched_tokens < most:
+        raise ValueError(
+            f"max_num_batched_tokens ({max_num_batched_tokens}) is below max_num_seqs ({most}):"
+            " every running sequence needs one token a step; raise it, or lower --max-num-seqs"
+        )
+    if active > most:
+        raise ValueError(
+            f"max_num_active_seqs ({active}) is above max_num_seqs ({most}); lower it, or raise"
+            " --max-num-seqs"
+        )
+
+
+def _order(
+    release: Release,
+    by_priority: bool,
+    victim: Callable[..., Request] | None,
+    requeue: str | Callable[[Any, Any], None] | None,
+) -> tuple[Callable[..., Request] | None, Callable[[Any, Any], None]]:
+    """Whom to preempt, and how victims join the queue: by the rules given, or by the engine's."""
+    if not by_priority:
+        return victim, make_requeue(requeue)
+    joins, own = make_requeue(requeue, "priority", sorts=True), victims.priority
+    if release.ties_in_order_of_the_trace:
+        joins, own = priority_by_trace, victims.priority_by_trace
+    return own if victim is None else victim, joins
 
 
 # No methods: those of a scheduler of your own are looked up at each call, that is for each request.
