@@ -107,10 +107,10 @@ class Host:
         raise NotImplementedError
 
     def copy(self, plan: Any) -> Waiting:
-        """Makes the swap copies of a step, which wait for them. Returns the time spent copying and
-        the time spent waiting for the link, in nanoseconds."""
+        """Makes the swap copies of a step, which waits for them. Returns how long they took, in
+        nanoseconds."""
         yield from ()
-        return 0, 0
+        return 0
 
     def runs(self, plan: Any, now_ns: int, after_ns: int, lasts_ns: int) -> tuple[int, int, int]:
         """Starts a step that was composed at `now_ns` and lasts `lasts_ns`, copies included.
@@ -156,20 +156,27 @@ class Host:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SimulatedTime(Host):
-    """An inbox, a link and step times of a cost model, in one environment of SimPy
+    """An inbox, and the times of copies and of steps, in one environment of SimPy
     (`kvsim.run.replica.time.Clock`)."""
 
     inbox: Receiver
     _env: Any
     _events: list[Any]
     _price: Callable[[Any], int]
-    _link: Any
+    _transfer_ns: Callable[[int], int]
     _listens: bool
 
-    def __init__(self, env: Any, price: Callable[[Any], int], link: Any, inbox: Receiver) -> None:
-        """`price` returns the nanoseconds of a plan."""
+    def __init__(
+        self,
+        env: Any,
+        price: Callable[[Any], int],
+        transfer_ns: Callable[[int], int],
+        inbox: Receiver,
+    ) -> None:
+        """`price` returns the nanoseconds of a plan, `transfer_ns` those of a copy of so many
+        blocks between GPU and CPU, which nobody else uses meanwhile."""
         super().__init__()
-        self._env, self._price, self._link, self.inbox = env, price, link, inbox
+        self._env, self._price, self._transfer_ns, self.inbox = env, price, transfer_ns, inbox
         self._events, self._listens = env.events, inbox.listens
 
     def next_event_ns(self) -> int:
@@ -195,15 +202,13 @@ class SimulatedTime(Host):
         return ns
 
     def copy(self, plan: Any) -> Waiting:
-        """Copies blocks over the link, first out, then in."""
-        waited = busy = 0
+        """Copies blocks, first out, then in."""
+        before_ns = self._env.now
         for blocks in (len(plan.swaps_out), len(plan.swaps_in)):
             if blocks:
-                wait_ns, copy_ns = yield from self._link.transfer(blocks)
-                waited += wait_ns
-                busy += copy_ns
+                yield self._env.later(self._transfer_ns(blocks))
         self.now_ns = self._env.now
-        return busy, waited
+        return self._env.now - before_ns
 
     def passes(self, until_ns: int) -> bool:
         # Clients that listen read the clock of the environment.
@@ -215,7 +220,7 @@ class SimulatedTime(Host):
     def wait(self, until_ns: int) -> Waiting:
         now_ns = int(self._env.now)
         if until_ns > now_ns:
-            yield self._link.later(until_ns - now_ns)
+            yield self._env.later(until_ns - now_ns)
             self.now_ns = max(self.now_ns, until_ns)
         self.inbox.collect(until_ns)
 

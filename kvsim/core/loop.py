@@ -109,8 +109,9 @@ class Loop:
                 step_ns: i64 = self._priced(plan, now_ns)
                 ended = self._drain()
                 if step_ns >= 0:
-                    copied = (yield from host.copy(plan)) if plan.swaps else None
-                    self._dispatch(plan, now_ns, self._moved(plan, copied, rank_wait_ns), step_ns)
+                    copied_ns = (yield from host.copy(plan)) if plan.swaps else None
+                    moved = self._moved(plan, copied_ns, rank_wait_ns)
+                    self._dispatch(plan, now_ns, moved, step_ns)
                 elif self._idles(plan, now_ns, len(ended)):
                     if (yield from host.sleep(self._departure_ns())):
                         continue
@@ -225,12 +226,12 @@ class Loop:
         if self._gauged:
             plan.gauges = self._scheduler.gauges(batch)
 
-    def _moved(self, plan: Plan, copied: tuple[int, int] | None, rank_wait_ns: int) -> Moved:
+    def _moved(self, plan: Plan, copied_ns: int | None, rank_wait_ns: int) -> Moved:
         """What a step spends besides computing. Where it waits for transfers, those in flight are
         over."""
         moved: Moved = NOTHING_MOVED
-        if copied is not None:
-            moved = Moved(*copied)
+        if copied_ns is not None:
+            moved = Moved(copied_ns)
         elif plan.waits:
             host, flying = self._host, self._flying
             start_ns: i64 = flying[-1].end_ns if flying else host.now_ns

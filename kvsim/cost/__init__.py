@@ -72,15 +72,7 @@ def make_cost(config: RunConfig, model: Model, hardware: Hardware) -> Cost:
     other arguments alone mean `roofline`. The subtables `LINKS` price copies and are skipped. A
     constructor receives `model`, `hardware` and `config` if it names them. Raises `ConfigError`.
     """
-    args = {key: value for key, value in config.cost.items() if key not in ("model", *LINKS)}
-    name = config.cost.get("model")
-    if "profile" not in args and (name == "table" or (name is None and not args)):
-        shipped = profile_for(model, hardware, config)
-        if name == "table" and shipped is None:
-            refuse_special(model)
-        args |= {} if shipped is None else {"profile": shipped}
-    if name is None:
-        name = "table" if "profile" in args else "roofline"
+    name, args = _chosen(config, model, hardware)
     if not isinstance(name, str):
         raise ConfigError(f"cost: model: expected a name of {', '.join(COSTS)}, got {name!r}")
     cost = construct("cost", COSTS, name, args, model=model, hardware=hardware, config=config)
@@ -90,6 +82,21 @@ def make_cost(config: RunConfig, model: Model, hardware: Hardware) -> Cost:
             " source, as kvsim.cost.Cost says"
         )
     return cost
+
+
+def _chosen(config: RunConfig, model: Model, hardware: Hardware) -> tuple[Any, dict[str, Any]]:
+    """The name of the cost model, and its arguments."""
+    args = {key: value for key, value in config.cost.items() if key not in ("model", *LINKS)}
+    name = config.cost.get("model")
+    if "profile" not in args and (name == "table" or (name is None and not args)):
+        shipped = profile_for(model, hardware, config)
+        if shipped is not None:
+            args["profile"] = shipped
+        elif name == "table":
+            refuse_special(model)
+    if name is None:
+        name = "table" if "profile" in args else "roofline"
+    return name, args
 
 
 def checked_prices(cost: Cost) -> Cost | Checked:

@@ -35,13 +35,11 @@ host time, as if all passes were one CUDA graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.cost.explain import Explains, Wrapped, terms_of
-from kvsim.errors import ConfigError
-from kvsim.machine.hardware import STAGE_LINK, AllReduce, Hardware
+from kvsim.machine.hardware import STAGE_LINK, AllReduce, Hardware, link_settings
 from kvsim.machine.models import DTYPE_BYTES, Model
 from kvsim.settings.config import RunConfig
 from kvsim.settings.library import convert
@@ -80,12 +78,10 @@ class StagedCost(Wrapped):
         self._token_bytes = SENT_TENSORS * model.hidden_size
         self._token_bytes *= DTYPE_BYTES[model.dtype(config.dtype)]
         self._link, self._link_source = hardware.all_reduce, f"all-reduce of {hardware.name}"
-        given = config.cost.get(STAGE_LINK)
-        if given is not None:
-            where = "cost.stage_link"
-            if not isinstance(given, Mapping):
-                raise ConfigError(f"{where}: expected a table of keys, got {given!r}")
-            self._link, self._link_source = convert(given, AllReduce, where), "as set"
+        if config.cost.get(STAGE_LINK) is not None:
+            given = link_settings(config, STAGE_LINK)
+            self._link = convert(given, AllReduce, "cost.stage_link")
+            self._link_source = "as set"
 
     def passage(self, plan: Plan, step_ns: int) -> Passage:
         """Divides the price of a step among the stages."""

@@ -138,7 +138,6 @@ class ExpertLayers:
         return us
 
     def _roofline_us(self, shard: Shard, tokens: float, rows: float, active: float) -> float:
-        us: float = layer.experts_us(
+        return layer.experts_us(
             *(shard, tokens, rows, active, self._peaks, self._element_bytes), self._reached
         )
-        return us

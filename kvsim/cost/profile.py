@@ -353,11 +353,19 @@ def refuse_special(model: Model, priced: Collection[str] = ()) -> None:
 
 def _problem(part: object) -> str:
     """The fault of a part of `fit`, in words; empty if there is none."""
+    if isinstance(part, MixedGrid):
+        return _problem_of_mixed(part)
+    if not isinstance(part, Curve | Grid):
+        return ""
+    if len(part.us) != len(part.x):
+        times = "times" if isinstance(part, Curve) else "rows of times"
+        return f"{len(part.us)} {times} for {len(part.x)} points; give one each"
     if isinstance(part, Curve):
-        return _problem_of_curve(part)
-    if isinstance(part, Grid):
-        return _problem_of_grid(part)
-    return _problem_of_mixed(part) if isinstance(part, MixedGrid) else ""
+        return _problem_of_axis(part.x)
+    for row in part.us:
+        if not 2 <= len(row) <= len(part.ctx):
+            return f"a row of {len(row)} times for {len(part.ctx)} contexts; give 2 up to all"
+    return _problem_of_axis(part.x) or _problem_of_axis(part.ctx)
 
 
 def _problem_of_mixed(grid: MixedGrid) -> str:
@@ -379,7 +387,7 @@ def _problem_of_errors(error: Mapping[str, Any], where: str) -> str:
     for key, value in error.items():
         place = f"{where}.{key}"
         is_figure = key == "points" or key.endswith("_percent")
-        if is_figure and (isinstance(value, bool) or not isinstance(value, int | float)):
+        if is_figure and type(value) not in (int, float):
             return f"{place}: {shortened(repr(value))} is not a number; give one"
         if where == "error" and key == "others":
             tables = value.values() if isinstance(value, Mapping) else [None]
@@ -388,21 +396,6 @@ def _problem_of_errors(error: Mapping[str, Any], where: str) -> str:
         if isinstance(value, Mapping) and (problem := _problem_of_errors(value, place)):
             return problem
     return ""
-
-
-def _problem_of_curve(curve: Curve) -> str:
-    if len(curve.us) != len(curve.x):
-        return f"{len(curve.us)} times for {len(curve.x)} points; give one each"
-    return _problem_of_axis(curve.x)
-
-
-def _problem_of_grid(grid: Grid) -> str:
-    if len(grid.us) != len(grid.x):
-        return f"{len(grid.us)} rows of times for {len(grid.x)} points; give one each"
-    for row in grid.us:
-        if not 2 <= len(row) <= len(grid.ctx):
-            return f"a row of {len(row)} times for {len(grid.ctx)} contexts; give 2 up to all"
-    return _problem_of_axis(grid.x) or _problem_of_axis(grid.ctx)
 
 
 def _problem_of_axis(points: list[float]) -> str:

@@ -166,8 +166,7 @@ class _Side(NamedTuple):
 
     def layers_us(self, tokens: float) -> float:
         """Microseconds of all layers by the roofline, without attention, experts, all-reduces."""
-        us: float = layer.layers_us(self.shard, tokens, self.peaks, self.element_bytes)
-        return us
+        return float(layer.layers_us(self.shard, tokens, self.peaks, self.element_bytes))
 
     @property
     def expert(self) -> tuple[Experts | None, int, int]:
@@ -176,8 +175,7 @@ class _Side(NamedTuple):
         return model.experts, model.hidden_size, self.element_bytes
 
     def head_us(self, samples: float) -> float:
-        us: float = layer.head_us(self.shard, samples, self.peaks, self.element_bytes)
-        return us
+        return float(layer.head_us(self.shard, samples, self.peaks, self.element_bytes))
 
 
 class _Change:

@@ -35,13 +35,9 @@ from kvsim.cost.experts import AllReduces, ExpertLayers
 from kvsim.cost.explain import Compiled
 from kvsim.cost.kernels import ByTokens, Kernels
 from kvsim.cost.profile import (
-    Curve,
     DecodeGrid,
     Fit,
-    Grid,
-    MixedGrid,
     Profile,
-    Tail,
     device_of,
     distrust,
     load_profile,
@@ -61,15 +57,6 @@ from kvsim.workload.clients import random_stream
 
 if TYPE_CHECKING:
     import numpy as np
-
-
-_KINDS = {
-    "measured": "measured",
-    "scaled": "scaled",
-    "roofline": "roofline",
-    "public-table": "estimated",
-    "estimated": "estimated",
-}
 
 
 class TableCost(Compiled):
@@ -101,61 +88,73 @@ class TableCost(Compiled):
             self._measured, self._path = profile, "a profile at hand"
         else:
             self._measured, self._path = load_profile(profile), profile
-        special = self._measured.model.special
-        refuse_special(model, ("experts", *special.split(", ")))
+        refuse_special(model, ("experts", *self._measured.model.special.split(", ")))
         self._hardware_name, self._sustained = hardware.name, check(sustained)
         self._scaled_in = differences(self._measured, model, config)
-        self._profile = self._measured
-        if special and self._scaled_in:
-            key, (of, wanted) = next(iter(self._scaled_in.items()))
-            raise ConfigError(
-                f"profile {profile}: {key}: made for {of}, the run has {wanted}, and times of"
-                f" {special} are not scaled; use --cost-model roofline"
-            )
-        if self._scaled_in:
-            self._profile = scaled(self._measured, model, config, hardware)
+        self._profile = self._for_run(model, config, hardware)
         fit = self._profile.fit_at(config.block_size or DEFAULT_BLOCK_SIZE) or self._profile.fit
         self._decode_kernel = decode_kernel
-        tail = fit.tail if isinstance(fit.tail, Tail) else None
-        if uneven and tail is None:
-            raise ValueError(f"uneven: profile {profile} has no term of uneven batches (fit.tail)")
+        self._uneven = self._term_of_uneven(fit, uneven)
         fit = self._drawn(fit, config.seed)
-        uses = tail is not None and (tail.used if uneven is None else uneven)
-        self._uneven = Uneven(tail) if tail is not None and uses else None
-        if self._uneven is not None:
-            self.rest = "attention_decode"
-        self._beside: list[ByTokens] = []
+        beside: list[ByTokens] = []
         if isinstance(fit.all_reduce, AllReduce):
             width = model.hidden_size * DTYPE_BYTES[self._profile.model.dtype]
             number, gpus = 2 * model.num_hidden_layers, config.tensor_parallel_size
-            self._beside.append(AllReduces(fit.all_reduce, gpus, number, width))
+            beside.append(AllReduces(fit.all_reduce, gpus, number, width))
         self._experts = None
         if model.experts is not None:
             grid, link = fit.experts or None, fit.all_reduce or hardware.exchange
             self._experts = ExpertLayers(model, config, hardware, grid, link)
-            self._beside.append(self._experts)
+            beside.append(self._experts)
         decode = fit.decode_v1 if decode_kernel == "v1" else fit.decode_v2
         if not isinstance(decode, DecodeGrid):
             kernel = f"decode_{decode_kernel}"
-            raise ValueError(f"decode_kernel: profile {profile} has no {kernel}")
-        eager = not self._profile.engine.graph
-        self._ungrouped: DecodeGrid | None = None
-        if isinstance(fit.l2_mib, float | int) and not isinstance(fit.mixed, MixedGrid):
-            made = self._profile.model
-            row_bytes = 2 * made.head_dim * DTYPE_BYTES[made.kv_dtype]
-            group = max(1, made.heads // made.kv_heads)
-            self._ungrouped = beside_prompts(decode, group, row_bytes, fit.l2_mib)
+            raise ValueError(f"decode_kernel: profile {self._path} has no {kernel}")
+        self._ungrouped = self._beside_prompts(fit, decode)
         self._compiled = self._kernels = Kernels(
             fit,
             decode,
             model.num_hidden_layers,
-            self._beside,
+            beside,
             self._uneven,
-            eager,
+            not self._profile.engine.graph,
             self._ungrouped,
             self._experts,
             self._sustained,
         )
+
+    def _for_run(self, model: Model, config: RunConfig, hardware: Hardware) -> Profile:
+        """The profile, scaled where the run differs from what it was made for."""
+        if not self._scaled_in:
+            return self._measured
+        if special := self._measured.model.special:
+            key, (of, wanted) = next(iter(self._scaled_in.items()))
+            raise ConfigError(
+                f"profile {self._path}: {key}: made for {of}, the run has {wanted}, and times of"
+                f" {special} are not scaled; use --cost-model roofline"
+            )
+        return scaled(self._measured, model, config, hardware)
+
+    def _term_of_uneven(self, fit: Fit, asked: bool | None) -> Uneven | None:
+        """The term of uneven batches if it counts; it then explains the rest of a step."""
+        tail = fit.tail
+        if not tail:
+            if asked:
+                what = f"profile {self._path} has no term of uneven batches (fit.tail)"
+                raise ValueError(f"uneven: {what}")
+            return None
+        if not (tail.used if asked is None else asked):
+            return None
+        self.rest = "attention_decode"
+        return Uneven(tail)
+
+    def _beside_prompts(self, fit: Fit, decode: DecodeGrid) -> DecodeGrid | None:
+        """Decodes in launches with prompts, where they take longer and nobody measured them."""
+        if not fit.l2_mib or fit.mixed:
+            return None
+        made = self._profile.model
+        row_bytes = 2 * made.head_dim * DTYPE_BYTES[made.kv_dtype]
+        return beside_prompts(decode, max(1, made.heads // made.kv_heads), row_bytes, fit.l2_mib)
 
     def _drawn(self, fit: Fit, seed: int) -> Fit:
         """The tables that price the run of a seed."""
@@ -165,10 +164,11 @@ class TableCost(Compiled):
     def kind(self) -> str:
         """`measured`, `scaled`, `roofline`, or `estimated`: with other kernels or terms, or by a
         profile that its own checks do not bear out."""
+        source = self._profile.source
         estimated = self._experts is not None and self._experts.estimated
-        if estimated or distrust(self._measured.error):
+        if estimated or distrust(self._measured.error) or source == "public-table":
             return "estimated"
-        return _KINDS[self._profile.source]
+        return source
 
     @property
     def source(self) -> str:
@@ -291,7 +291,7 @@ class UncertainCost(TableCost):
 
     def describe(self) -> dict[str, Any]:
         """The description of the profile, the factor of each table, and the tables without one."""
-        tables = [key for key in ERRORS if _is_table(getattr(self._profile.fit, key))]
+        tables = [key for key in ERRORS if getattr(self._profile.fit, key)]
         return {
             **super().describe(),
             "error_factors": self._factors,
@@ -325,7 +325,7 @@ def draw_factors(profile: Profile, seed: int) -> dict[str, float]:
     factors = {}
     for key, regions in ERRORS.items():
         error = next((e for r in regions if _judged(e := profile.error.get(r))), None)
-        if error is not None and _is_table(getattr(profile.fit, key)):
+        if error is not None and getattr(profile.fit, key):
             factors[key] = _factor(error, random_stream(seed, f"cost error of {key}"))
     return factors
 
@@ -342,10 +342,6 @@ def multiplied(fit: Fit, factors: dict[str, float]) -> Fit:
 
 def _judged(error: Any) -> bool:
     return isinstance(error, dict) and isinstance(error.get("p95_percent"), int | float)
-
-
-def _is_table(part: object) -> bool:
-    return isinstance(part, Curve | Grid | MixedGrid)
 
 
 def _factor(error: dict[str, Any], random: np.random.Generator) -> float:

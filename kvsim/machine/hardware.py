@@ -319,7 +319,7 @@ def make_link(
 
     `whole`: blocks are one piece unless the table says otherwise, as in vLLM V1's offload.
     """
-    args = _table(config, LINK)
+    args = link_settings(config, LINK)
     if whole and not {"layout", "block_us"} & args.keys():
         args = {**args, "layout": "cross"}
     tensors = sum(each.layers * each.tensors for each in model.shard(1).kv_groups)
@@ -364,7 +364,7 @@ class TransferTimes:
 
 def make_transfer_times(config: RunConfig) -> TransferTimes:
     """The network that the table `[cost.kv_transfer]` describes; raises `ConfigError`."""
-    return build("cost.kv_transfer", TransferTimes, _table(config, KV_TRANSFER))
+    return build("cost.kv_transfer", TransferTimes, link_settings(config, KV_TRANSFER))
 
 
 class FrontEndTimes:
@@ -386,10 +386,10 @@ def make_front_end_times(config: RunConfig) -> FrontEndTimes | None:
     """What the table `[cost.front_end]` says; None without one. Raises `ConfigError`."""
     if FRONT_END not in config.cost:
         return None
-    return build("cost.front_end", FrontEndTimes, _table(config, FRONT_END))
+    return build("cost.front_end", FrontEndTimes, link_settings(config, FRONT_END))
 
 
-def _table(config: RunConfig, key: str) -> Mapping[str, Any]:
+def link_settings(config: RunConfig, key: str) -> Mapping[str, Any]:
     """What the settings say of a way. Raises `ConfigError`."""
     args = config.cost.get(key, {})
     if not isinstance(args, Mapping):

@@ -287,17 +287,17 @@ def expert_parallel_size(config: RunConfig) -> int:
     return 1
 
 
-def _stage_budget(formula: Formula, stage: Stage) -> Budget:
-    """The budget of a GPU of a pipeline stage."""
-    shard, hardware, config, layers = stage.shard, stage.hardware, stage.config, stage.layers
+def _terms(formula: Formula, stage: Stage) -> dict[str, int]:
+    """What is in use on a GPU when its blocks are counted; names as in `Budget`."""
+    shard, config, layers = stage.shard, stage.config, stage.layers
     taken, weights = formula.taken(stage), shard.weight_bytes(config.dtype, layers)
     offloaded = min(weights, int(config.cpu_offload_gb * GIB))
-    gpus = config.tensor_parallel_size * config.pipeline_parallel_size
     slots = (config.max_loras or 1) if config.enable_lora else 0
     rank = config.max_lora_rank or DEFAULT_LORA_RANK
     nvlink = LEAST_NVLINK_BUFFER_BYTES if stage.least else NVLINK_BUFFER_BYTES
-    buffers = nvlink if hardware.nvlink else PCIE_BUFFER_BYTES
-    terms = {
+    buffers = nvlink if stage.hardware.nvlink else PCIE_BUFFER_BYTES
+    gpus = config.tensor_parallel_size * config.pipeline_parallel_size
+    return {
         "weight_bytes": weights - offloaded,
         "drafter_bytes": drafter(shard, config).weight_bytes,
         "adapter_bytes": adapter_bytes(shard, config.dtype, layers, slots, rank) if slots else 0,
@@ -305,6 +305,12 @@ def _stage_budget(formula: Formula, stage: Stage) -> Budget:
         "overhead_bytes": int(taken.overhead_bytes),
         "communication_bytes": buffers if gpus > 1 else 0,
     }
+
+
+def _stage_budget(formula: Formula, stage: Stage) -> Budget:
+    """The budget of a GPU of a pipeline stage."""
+    shard, hardware, config, layers = stage.shard, stage.hardware, stage.config, stage.layers
+    terms = _terms(formula, stage)
     utilization = config.gpu_memory_utilization
     if utilization is None:
         utilization = gpu_memory_utilization(config.vllm_version)
@@ -327,7 +333,7 @@ def _stage_budget(formula: Formula, stage: Stage) -> Budget:
         gpu_memory_utilization=utilization,
         num_hidden_layers=len(layers),
         **terms,
-        cpu_offload_bytes=offloaded,
+        cpu_offload_bytes=shard.weight_bytes(config.dtype, layers) - terms["weight_bytes"],
         kv_bytes=left,
         kv_bytes_given=given is not None,
         block_bytes=block,

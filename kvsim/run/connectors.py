@@ -17,20 +17,18 @@ from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.engines.vllm_v1.nixl import Nixl
 from kvsim.engines.vllm_v1.offloading import Offloading
 from kvsim.engines.vllm_v1.simple import SimpleOffload
-from kvsim.engines.vllm_v1.storage import Storage, TieredCpu
+from kvsim.engines.vllm_v1.storage import Storage
 from kvsim.engines.vllm_v1.timed import TimedWorker
 from kvsim.errors import ConfigError
-from kvsim.machine.hardware import GIB, Hardware, TransferTimes, make_link, make_transfer_times
+from kvsim.machine.hardware import Hardware, TransferTimes, make_link, make_transfer_times
 from kvsim.machine.memory import block_bytes
 from kvsim.machine.models import Model
-from kvsim.run.offload import NATIVE, ROLES, KvTransferConfig, asked
+from kvsim.run.offload import NATIVE, ROLES, asked
 from kvsim.settings.config import RunConfig
 from kvsim.settings.library import build, construct, look_up
 
 PAGE_BYTES = 4096
 """Chunks begin at a multiple of this."""
-SIMPLE_BYTES = 8 * GIB
-"""Size of the simple tier where nothing is said."""
 TIERED = "TieringOffloadingSpec"
 
 
@@ -81,9 +79,15 @@ def offload_of(
     assert wanted.kv_connector is not None
     size = block_bytes(model, config)
     whole = size * config.tensor_parallel_size
+    name, args = wanted.kv_connector, wanted.kv_connector_extra_config
     if wanted.kv_role is not None:
-        return _side(config, wanted, wanted.kv_role, blocks, whole)
-    name = wanted.kv_connector
+        if config.data_parallel_size > 1:
+            raise ConfigError(
+                "data_parallel_size: ranks of a prefill/decode split are not simulated; use 1"
+            )
+        lease = build("kv_connector_extra_config", Lease, args)
+        nixl = Nixl(blocks, wanted.kv_role)
+        return Side(ROLES[wanted.kv_role], nixl, make_transfer_times(config), lease, whole)
     if config.kv_offloading_size and name not in CONNECTORS:
         raise ConfigError(
             f"kv_offloading_size: {name} does not obey it; leave it out, or leave kv_connector"
@@ -92,7 +96,7 @@ def offload_of(
     connector = build(
         "kv_connector_extra_config" if name in CONNECTORS else f"kv_connector: {name}",
         _class(name),
-        wanted.kv_connector_extra_config,
+        args,
         blocks=blocks,
         block_bytes=whole,
         world_size=config.tensor_parallel_size,
@@ -147,17 +151,16 @@ def _native(
         raise ValueError(
             f"a chunk takes {chunk_bytes:,} bytes, more than --kv-offloading-size; raise it"
         )
-    rules: dict[str, Any] = {
-        "policy": look_up("eviction_policy", POLICIES, eviction_policy),
-        "store_threshold": store_threshold,
-        "max_tracker_size": max_tracker_size,
-    }
-    if secondary_tiers:
-        if spec_name != TIERED:
-            raise ValueError(f'secondary_tiers have no effect without "spec_name": "{TIERED}"')
-        tier: CpuTier = TieredCpu(chunks, _storage(secondary_tiers, chunk_bytes), **rules)
-    else:
-        tier = CpuTier(chunks, **rules)
+    policy = look_up("eviction_policy", POLICIES, eviction_policy)
+    if secondary_tiers and spec_name != TIERED:
+        raise ValueError(f'secondary_tiers have no effect without "spec_name": "{TIERED}"')
+    tier = CpuTier(
+        chunks,
+        policy=policy,
+        store_threshold=store_threshold,
+        max_tracker_size=max_tracker_size,
+        storage=_storage(secondary_tiers, chunk_bytes) if secondary_tiers else None,
+    )
     return Offloading(
         blocks,
         tier,
@@ -201,33 +204,9 @@ def _storage(tiers: list[dict[str, Any]], chunk_bytes: int) -> Storage:
     return storage
 
 
-def _simple(
-    *,
-    blocks: KVCacheManager,
-    block_bytes: int,
-    world_size: int,
-    max_num_batched_tokens: int,
-    cpu_bytes_to_use: int = SIMPLE_BYTES,
-    cpu_bytes_to_use_per_rank: int | None = None,
-    num_cpu_blocks: int | None = None,
-    lazy_offload: bool = False,
-) -> SimpleOffload:
-    room = cpu_bytes_to_use
-    if cpu_bytes_to_use_per_rank is not None:
-        room = cpu_bytes_to_use_per_rank * world_size
-    most = room // block_bytes
-    number = most if num_cpu_blocks is None else num_cpu_blocks
-    if not 1 < number <= most:
-        raise ValueError(
-            f"num_cpu_blocks: {number} blocks, of which one is never used; the memory has room for"
-            f" {most}"
-        )
-    return SimpleOffload(blocks, number, max_num_batched_tokens, lazy_offload)
-
-
 CONNECTORS: dict[str, Callable[..., Connector]] = {
     NATIVE: _native,
-    "SimpleCPUOffloadConnector": _simple,
+    "SimpleCPUOffloadConnector": SimpleOffload,
 }
 """Values of `kv_connector`; also `package.module:Class`."""
 
@@ -278,16 +257,3 @@ class Side(NamedTuple):
     def describe(self) -> dict[str, Any]:
         """Returns the entries of the provenance of a result."""
         return {"kv_transfer": {"role": self.role, **self.times.describe()}}
-
-
-def _side(
-    config: RunConfig, wanted: KvTransferConfig, role: str, blocks: KVCacheManager, block_bytes: int
-) -> Side:
-    """An engine as one side of a split. Raises `ConfigError`."""
-    if config.data_parallel_size > 1:
-        raise ConfigError(
-            "data_parallel_size: ranks of a prefill/decode split are not simulated; use 1"
-        )
-    lease = build("kv_connector_extra_config", Lease, wanted.kv_connector_extra_config)
-    times = make_transfer_times(config)
-    return Side(ROLES[role], Nixl(blocks, role), times, lease, block_bytes)

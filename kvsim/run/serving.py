@@ -22,7 +22,7 @@ from kvsim.errors import EngineStopped
 from kvsim.results.ledger.account import account_prompts, account_times
 from kvsim.run.assembly import Parts
 from kvsim.run.blame import blaming
-from kvsim.run.replica.time import Link, PipelineTime, Process, Ranks, RankTime
+from kvsim.run.replica.time import PipelineTime, Process, Ranks, RankTime
 from kvsim.run.result import Books, Outcome, Result, provenance
 from kvsim.workload.clients import Requests
 from kvsim.workload.trace import Row, Rows, Trace, column
@@ -117,10 +117,10 @@ class Serving:
 
     def _host_of(self, env: simpy.Environment, ranks: Ranks | None) -> SimulatedTime:
         """What lets time pass: alone, with the ranks of one engine, or on stages of a pipeline."""
-        cost, link = self.parts.cost, Link(env, self.parts.link)
+        cost, transfer_ns = self.parts.cost, self.parts.link.transfer_ns
         if isinstance(cost, StagedCost):
-            return PipelineTime(env, cost, link, self.inbox)
-        time = env, checked_prices(cost).step_ns, link, self.inbox
+            return PipelineTime(env, cost, transfer_ns, self.inbox)
+        time = env, checked_prices(cost).step_ns, transfer_ns, self.inbox
         return SimulatedTime(*time) if ranks is None else RankTime(*time, ranks)
 
     def run(self) -> Process:

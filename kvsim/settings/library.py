@@ -184,13 +184,7 @@ def build(label: str, constructor: Callable[..., B], args: Mapping[str, Any], /,
     """
     hints, required, anything = _parameters(label, constructor)
     settable = [key for key in hints if key not in given]
-    for key in args:
-        if key not in settable and not anything:
-            takes = f"it takes {', '.join(settable)}" if settable else "it takes no arguments"
-            raise ConfigError(f"{label} takes no {key!r};{nearest(key, settable)} {takes}")
-    for key in settable:
-        if key in required and key not in args:
-            raise ConfigError(f"{label} needs {key!r}")
+    _check_names(label, args, settable, required, anything)
     named = {k: v for k, v in given.items() if k in hints or (anything and k != "future")}
     if "future" in named:
         named["future"].given_to(label)
@@ -209,6 +203,19 @@ def takes(label: str, constructor: Callable[..., Any], key: str) -> bool:
     """Whether `build` would pass an argument of this name on. Errors as in `build`."""
     hints, _, anything = _parameters(label, constructor)
     return key in hints or anything
+
+
+def _check_names(
+    label: str, args: Mapping[str, Any], settable: list[str], required: set[str], anything: bool
+) -> None:
+    """Refuse arguments that nothing takes, and the absence of those that something needs."""
+    for key in args:
+        if key not in settable and not anything:
+            takes = f"it takes {', '.join(settable)}" if settable else "it takes no arguments"
+            raise ConfigError(f"{label} takes no {key!r};{nearest(key, settable)} {takes}")
+    for key in settable:
+        if key in required and key not in args:
+            raise ConfigError(f"{label} needs {key!r}")
 
 
 def _shipped(folder: str) -> Path:

@@ -85,7 +85,8 @@ def _short(text: str) -> int:
     return int(text)
 
 
-def _refuse_constant(text: str) -> NoReturn:
+def refuse_constant(text: str) -> NoReturn:
+    """Raise `ValueError` for NaN and infinities, which Python's parser takes."""
     raise ValueError(f"{text} is not a number of JSON")
 
 
@@ -96,9 +97,9 @@ def _finite(text: str) -> float:
     return number
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, parse_int=_short)
+_DECODER = json.JSONDecoder(parse_constant=refuse_constant, parse_float=_finite, parse_int=_short)
 _WITH_INFINITIES = json.JSONDecoder(
-    parse_constant=lambda text: _refuse_constant(text) if text == "NaN" else float(text),
+    parse_constant=lambda text: refuse_constant(text) if text == "NaN" else float(text),
     parse_float=_finite,
     parse_int=_short,
 )

@@ -163,17 +163,23 @@ def settle_kind(trace: Trace) -> None:
 
 def _refuse_size(source: Source, size: int, counts: list[tuple[Row, int]], remedy: str) -> NoReturn:
     """Refuse `size`, naming the sizes that fit every row, or the first row that does not fit."""
-    low = max(Fraction(row.input_length, max(n, 1)) for row, n in counts)
-    high = min((Fraction(row.input_length, n - 1) for row, n in counts if n > 1), default=inf)
+    low, high = _sizes([(row.input_length, n - 1) for row, n in counts])
     if low < high and all(n for _, n in counts):
         raise _misfit(source, size, f"[{float(low):g}, {float(high):g})", remedy)
-    low = max(Fraction(row.input_length, n + 1) for row, n in counts)
-    high = min((Fraction(row.input_length, n) for row, n in counts if n), default=inf)
+    low, high = _sizes([(row.input_length, n) for row, n in counts])
     if low < high:
         raise _misfit(source, size, f"({float(low):g}, {float(high):g}]", remedy)
     row, n = next((row, n) for row, n in counts if n != -(-row.input_length // size))
     expected = f"{-(-row.input_length // size)} = ceil({row.input_length}/{size})"
     raise source.error(f"{n} ids, expected {expected}; fix the ids", "hash_ids", row.line)
+
+
+def _sizes(counts: list[tuple[int, int]]) -> tuple[Fraction, Fraction | float]:
+    """The bounds of the block sizes that split so many tokens into so many blocks and a part of
+    one."""
+    low = max(Fraction(tokens, max(blocks + 1, 1)) for tokens, blocks in counts)
+    high = min((Fraction(tokens, blocks) for tokens, blocks in counts if blocks > 0), default=inf)
+    return low, high
 
 
 def _misfit(source: Source, size: int, admitted: str, remedy: str) -> TraceError:

@@ -216,6 +216,13 @@ def check_total(source: Source, input_length: int, output_length: int, key: str)
         raise source.excess(what, source.most_output_tokens)
 
 
+def foreign_trace(source: Source, format: str, rows: Sequence[Row], notes: list[str]) -> Trace:
+    """The trace of these rows of a foreign file, which has been read to its end."""
+    digest = source.sha256
+    facts = {"format": format, "file": Path(source.path).name, "sha256": digest}
+    return Trace(source.path, format, digest, rows, source=facts, notes=notes)
+
+
 class Gathered:
     """Requests in the order of a file, until `trace` makes rows of them.
 
@@ -295,15 +302,7 @@ class Gathered:
         self._changed.update(sorting)
         self._name(rows)
         changes = [f"{what} ({n:,} of {total:,} requests)" for what, n in self._changed.items()]
-        facts = {"format": self._format, "file": Path(source.path).name, "sha256": source.sha256}
-        return Trace(
-            path=source.path,
-            format=self._format,
-            sha256=source.sha256,
-            rows=rows,
-            source=facts,
-            notes=[*notes, *losses, *changes],
-        )
+        return foreign_trace(source, self._format, rows, [*notes, *losses, *changes])
 
     def _name(self, rows: Sequence[Row]) -> None:
         """Number the rows from 0 if the file does not give each a name of its own."""
@@ -313,6 +312,11 @@ class Gathered:
             self._changed["ids are not unique, so requests are numbered"] = len(rows)
         for number, row in enumerate(rows):
             row.id = str(number)
+
+
+def next_turn(before: Row | None) -> int:
+    """The number of the turn after that of a row; None: of the first one."""
+    return 0 if before is None else (before.turn or 0) + 1
 
 
 def sort_rows(rows: Sequence[Row]) -> tuple[Sequence[Row], dict[str, int]]:

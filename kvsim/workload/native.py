@@ -204,7 +204,7 @@ def _check_whole(source: Source, trace: Trace) -> None:
         raise source.error(what, "hash_ids", row.line)
 
 
-def _header(source: Source, table: dict[str, Any]) -> Trace:
+def _check_version(source: Source, table: dict[str, Any]) -> None:
     if "kvsim_trace" not in table:
         found = ", ".join(map(shown, table)) or "none"
         raise source.error(
@@ -213,6 +213,10 @@ def _header(source: Source, table: dict[str, Any]) -> Trace:
     if shown(table["kvsim_trace"]) != str(VERSION):
         what = f"version {shown(table['kvsim_trace'])}; give one of those understood: {VERSION}"
         raise source.error(what, "kvsim_trace")
+
+
+def _header(source: Source, table: dict[str, Any]) -> Trace:
+    _check_version(source, table)
     _own(source, table, _HEADER_KEYS)
     given = [key for key in _HASH_KEYS if key in table]
     missing = [key for key in _HASH_KEYS if key not in table]

@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from functools import partial
 from itertools import filterfalse, islice
-from typing import Any, NoReturn
+from typing import Any
 
 from kvsim.errors import TraceError
 from kvsim.settings import limits
+from kvsim.settings.parsing import refuse_constant
 
 MAX_TOKENS = (1 << 24) - 1
 """Most tokens of one request, prompt and output together."""
@@ -296,10 +297,6 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a number of JSON")
-
-
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
@@ -308,9 +305,9 @@ def _finite(text: str) -> float:
 
 
 _DECODER = json.JSONDecoder(
-    object_pairs_hook=_without_repeats, parse_constant=_refuse_constant, parse_float=_finite
+    object_pairs_hook=_without_repeats, parse_constant=refuse_constant, parse_float=_finite
 )
-_SCAN = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite).raw_decode
+_SCAN = json.JSONDecoder(parse_constant=refuse_constant, parse_float=_finite).raw_decode
 
 
 def shown(value: object) -> str:

@@ -361,10 +361,8 @@ def _thread(random: Random, name: str, start_ns: int, prompt: int, turns: int) -
     while len(made) < turns:
         before = made[-1]
         before.hints, pause_ns = _tool_call(random)
-        keep, grown = (
-            before.input_length + before.output_length,
-            max(1, draw(_THREADS["growth"], random)),
-        )
+        keep = before.input_length + before.output_length
+        grown = max(1, draw(_THREADS["growth"], random))
         if keep + grown > _MOST_TOKENS:
             keep, grown = shared, _SUMMARY_TOKENS
         made.append(

@@ -74,8 +74,7 @@ class StepWorker(Worker):
         self.heard = Done([], [])
         """What the last result reported."""
 
-    def start(self, transfers: Transfers | None) -> None:
-        assert transfers is not None
+    def start(self, transfers: Transfers) -> None:
         self._results.append(self.done(transfers, self._step))
         self._step += 1
 
@@ -99,30 +98,40 @@ class StepWorker(Worker):
         raise NotImplementedError
 
 
-class OffloadingWorker(StepWorker):
-    """Copies to and from a CPU tier. A store begins with the step after the one that computes."""
+class CopyWorker(StepWorker):
+    """Copies to and from a tier. A store begins with the step that hands it over where the
+    connector says so; if not, with the step after the one that computes."""
 
-    def __init__(self, config: Config, connector: Offloading) -> None:
+    def __init__(self, config: Config, connector: Connector) -> None:
         super().__init__()
-        self._connector = connector
+        self._at_once = connector.stores_at_once
         self._loads = Lane(config.get("load_steps", 1))
         self._stores = Lane(config.get("store_steps", 1))
         self._later: list[Job] = []
 
     def done(self, transfers: Transfers, step: int) -> Done:
-        flush = set(transfers.flush)
-        for job in transfers.loads:
-            if not job.within_step:
-                self._loads.submit(job, step)
+        lanes, flush = (self._loads, self._stores), set(transfers.flush)
+        awaited = [lane.numbers() if transfers.flush_all else flush for lane in lanes]
+        stores = transfers.stores
+        if not self._at_once:
+            stores = self._later + [job for job in transfers.stores if job.number in flush]
+            self._later = [job for job in transfers.stores if job.number not in flush]
         within = [job for job in transfers.loads if job.within_step]
-        for job in self._later:
-            self._stores.submit(job, step)
-        for job in transfers.stores:
-            if job.number in flush:
-                self._stores.submit(job, step)
-        self._later = [job for job in transfers.stores if job.number not in flush]
-        stores = self._stores.over(step, flush)
-        return Done(self._loads.over(step, flush) + within, stores)
+        loads = [job for job in transfers.loads if not job.within_step]
+        over = []
+        for lane, jobs, flushed in zip(lanes, (loads, stores), awaited, strict=True):
+            for job in jobs:
+                lane.submit(job, step)
+            over.append(lane.over(step, flushed))
+        return Done(over[0] + within, over[1])
+
+
+class OffloadingWorker(CopyWorker):
+    """Copies to and from a CPU tier."""
+
+    def __init__(self, config: Config, connector: Offloading) -> None:
+        super().__init__(config, connector)
+        self._connector = connector
 
     def handed_over(self, transfers: Transfers) -> dict[str, Any]:
         tier = self._connector.tier
@@ -137,24 +146,12 @@ class OffloadingWorker(StepWorker):
         return [job.number for job in (*self.heard.stores, *self.heard.loads)]
 
 
-class SimpleWorker(StepWorker):
-    """Copies to and from a second pool. Stores begin with the step that hands them over."""
+class SimpleWorker(CopyWorker):
+    """Copies to and from a second pool."""
 
     def __init__(self, config: Config, connector: SimpleOffload) -> None:
-        super().__init__()
+        super().__init__(config, connector)
         self._connector = connector
-        self._loads, self._stores = (
-            Lane(config.get(f"{name}_steps", 1)) for name in ("load", "store")
-        )
-
-    def done(self, transfers: Transfers, step: int) -> Done:
-        over = []
-        for lane, jobs in ((self._loads, transfers.loads), (self._stores, transfers.stores)):
-            before = lane.numbers() if transfers.flush_all else set()
-            for job in jobs:
-                lane.submit(job, step)
-            over.append(lane.over(step, before))
-        return Done(*over)
 
     def handed_over(self, transfers: Transfers) -> dict[str, Any]:
         cpu = self._connector.cpu
@@ -259,10 +256,12 @@ def _offloading(config: Config, blocks: KVCacheManager) -> Built:
 def _simple(config: Config, blocks: KVCacheManager) -> Built:
     settings = config["simple"]
     connector = SimpleOffload(
-        blocks,
-        settings["cpu_blocks"],
-        config["max_num_batched_tokens"],
-        settings.get("lazy_offload", False),
+        blocks=blocks,
+        block_bytes=1,
+        world_size=1,
+        max_num_batched_tokens=config["max_num_batched_tokens"],
+        cpu_bytes_to_use=settings["cpu_blocks"],
+        lazy_offload=settings.get("lazy_offload", False),
     )
     return connector, SimpleWorker(settings, connector)
 

@@ -31,7 +31,7 @@ and every second row of the others. The host's time is the estimate of the hardw
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import product
 from math import ceil
@@ -95,6 +95,8 @@ FURTHER = {"qk_norm": 1}
 """How often each operator that only some models have is called in a decoder layer."""
 PER_SEQUENCE = ("lm_head", "sampler")
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+_PER_GPU = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
+"""Sizes of a model that its GPUs may share."""
 AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 _GRID = re.compile(r"(\d{1,12})(?:-(\d{1,12}) x([1-9](?:\.\d{1,2})?))?")
 
@@ -191,62 +193,53 @@ def read_bundle(
     all-reduces, and the multiprocessors; None: the GPU that `meta.yaml` names, if it is known.
     Raises `ConfigError` that names file, line and field.
     """
-    meta_path = folder / "meta.yaml"
-    meta = read_yaml(meta_path)
-    model = load_model(model_name or _text(meta, "model", meta_path).split("/")[-1].lower())
+    meta = _Meta(folder / "meta.yaml")
+    model = load_model(model_name or meta.text("model").split("/")[-1].lower())
     refuse_special(model, ("experts",))
-    engine = meta.get("engine_effective")
-    if not isinstance(engine, dict):
-        raise ConfigError(f"{meta_path}: engine_effective: expected a table of keys")
-    _refuse_other_model(meta, engine.get("hf_overrides") or {}, model, meta_path)
+    meta.refuse_other_than(model)
     tables = folder / f"tp{tp}"
     attention_path = tables / "attention.csv"
-    attention, beside = _on_grid(_attention(attention_path), meta, meta_path)
-    gpu = _text(meta, "gpu", meta_path)
+    attention, beside = meta.on_grid(_attention(attention_path))
+    gpu, all_reduce = meta.text("gpu"), None
     if hardware is None:
         with suppress(ConfigError):  # of a GPU that has no such name here
             hardware = load_hardware(gpu)
-    if tp > 1 and hardware is None:
-        raise ConfigError(
-            f"{meta_path}: gpu: all-reduces were not measured, and no GPU is named {gpu!r}; give"
-            " the figures of its links (--hardware)"
-        )
+    if tp > 1:
+        if hardware is None:
+            raise ConfigError(
+                f"{meta.path}: gpu: all-reduces were not measured, and no GPU is named {gpu!r};"
+                " give the figures of its links (--hardware)"
+            )
+        all_reduce = hardware.all_reduce
     decodes, prefills, both = _parts(attention)
     decode = DecodeGrid(*_grid(attention_path, decodes, (2, 3)))
     mixed = MixedGrid(*_grid(attention_path, both, (0, 1, 2, 3)))
     uneven = None
     if hardware is not None and hardware.multiprocessors:
         tail = derived(decode, mixed, model.shard(tp).kv_heads, hardware.multiprocessors)
-        timed = meta.get("measurement_iterations")
-        iterations = timed if isinstance(timed, int) and timed > 0 else 1
-        uneven = judged(tail, decode, mixed, tables / "skew.csv", iterations)
+        uneven = judged(tail, decode, mixed, tables / "skew.csv", meta.iterations)
     fit = Fit(
         dense=_dense(tables / "dense.csv", model),
         head=_head(tables / "per_sequence.csv"),
         prefill=PrefillGrid(*_grid(attention_path, prefills, (0, 1))),
         decode_v2=decode,
         mixed=mixed,
-        all_reduce=hardware.all_reduce if hardware is not None and tp > 1 else UNSET,
+        all_reduce=all_reduce or UNSET,
         tail=UNSET if uneven is None else uneven[0],
         experts=_experts(folder) if model.experts is not None else UNSET,
     )
-    software = {
-        "vllm": _text(meta, "vllm_version", meta_path),
-        "cuda": str(meta.get("cuda_version", "")),
-        "profiler": f"LLMServingSim {meta.get('profiler_version', '')}".strip(),
-    }
-    variant = _text(meta, "variant", meta_path)
-    if variant not in DTYPES:
-        raise ConfigError(f"{meta_path}: variant: {variant!r} is not one of {', '.join(DTYPES)}")
-    dtype = DTYPES[variant]
     profile = Profile(
         version="kvsim.profile/1",
         source="measured" if tp == 1 else "estimated",
-        created=str(meta.get("profiled_at", ""))[:10],
+        created=meta.said("profiled_at")[:10],
         device={"name": gpu},
-        software=software,
-        model=ProfiledModel.of(model, dtype, dtype, tp),
-        engine=ProfiledEngine(block_size=_block_size(meta, engine, tp, meta_path)),
+        software={
+            "vllm": meta.text("vllm_version"),
+            "cuda": meta.said("cuda_version"),
+            "profiler": f"LLMServingSim {meta.said('profiler_version')}".strip(),
+        },
+        model=ProfiledModel.of(model, meta.dtype, meta.dtype, tp),
+        engine=ProfiledEngine(block_size=meta.block_size(tp)),
         fit=fit,
         error={
             "held_out": "rows off the grid" if beside else "none: imported as measured",
@@ -300,21 +293,84 @@ def attention_errors(fit: Fit, rows: Attention) -> dict[str, Any]:
     return {name: table_error(table, part) for name, (table, part) in parts.items() if part}
 
 
-def _refuse_other_model(
-    meta: dict[str, Any], overrides: dict[str, Any], model: Model, path: Path
-) -> None:
-    """`ConfigError` if the tables were measured with another geometry than `model` has.
+class _Meta:
+    """What `meta.yaml` says of a measurement. Raises `ConfigError` for what it does not say."""
 
-    The overrides are one GPU's share at one of the degrees of `tp_degrees`.
-    """
-    degrees = meta.get("tp_degrees") or [1]
-    for key in ("intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size"):
-        found, wanted = overrides.get(key), getattr(model, key)
-        if found is not None and wanted not in (found * degree for degree in degrees):
-            raise ConfigError(
-                f"{path}: engine_effective.hf_overrides.{key}: measured with {found}, but"
-                f" {model.name} has {wanted}; give the model that was measured (--model)"
-            )
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._table = read_yaml(path)
+
+    def said(self, key: str) -> str:
+        """A value as text; empty if there is none."""
+        return str(self._table.get(key, ""))
+
+    def text(self, key: str) -> str:
+        """A value as text."""
+        if not isinstance(self._table.get(key), str | float | int):
+            raise ConfigError(f"{self.path}: {key}: missing")
+        return self.said(key)
+
+    @property
+    def dtype(self) -> str:
+        """Type of weights and activations."""
+        variant, known = self.text("variant"), ", ".join(DTYPES)
+        if variant not in DTYPES:
+            raise ConfigError(f"{self.path}: variant: {variant!r} is not one of {known}")
+        return DTYPES[variant]
+
+    @property
+    def iterations(self) -> int:
+        """Launches whose times may have been added up."""
+        timed = self._table.get("measurement_iterations")
+        return timed if isinstance(timed, int) and timed > 0 else 1
+
+    @property
+    def _engine(self) -> dict[str, Any]:
+        """Arguments of the engine."""
+        engine = self._table.get("engine_effective")
+        if not isinstance(engine, dict):
+            raise ConfigError(f"{self.path}: engine_effective: expected a table of keys")
+        return engine
+
+    def refuse_other_than(self, model: Model) -> None:
+        """`ConfigError` if the tables were measured with another geometry than `model` has.
+
+        The overrides are one GPU's share at one of the degrees of `tp_degrees`.
+        """
+        overrides = self._engine.get("hf_overrides") or {}
+        degrees = self._table.get("tp_degrees") or [1]
+        for key in _PER_GPU:
+            found, wanted = overrides.get(key), getattr(model, key)
+            if found is not None and wanted not in (found * degree for degree in degrees):
+                raise ConfigError(
+                    f"{self.path}: engine_effective.hf_overrides.{key}: measured with {found}, but"
+                    f" {model.name} has {wanted}; give the model that was measured (--model)"
+                )
+
+    def on_grid(self, table: Attention) -> tuple[Attention, Attention]:
+        """The rows on the grid of `attention_grid`, and those beside it; without a grid, all are
+        on."""
+        stated = self._table.get("attention_grid")
+        if not stated:
+            return table, {}
+        chunks, n, kv = (
+            _grid_values(stated, key, self.path) for key in ("chunks", "n_decode", "kv")
+        )
+        axes = (chunks, kv, n, kv)
+        on = {p: us for p, us in table.items() if all(map(set.__contains__, axes, p))}
+        return on, {p: us for p, us in table.items() if p not in on}
+
+    def block_size(self, tp: int) -> int:
+        """Tokens per block: those asked for, or of newer profilers those that the engine chose."""
+        size: Any = self._table.get("engine_resolved")
+        for key in ("per_tp", str(tp), "block_size"):
+            known = size if isinstance(size, dict) else {}
+            size = {str(name): value for name, value in known.items()}.get(key)
+        size = self._engine.get("block_size", size)
+        if not isinstance(size, int) or size < 1:
+            what = f"engine_effective.block_size: expected a number of tokens, got {size!r}"
+            raise ConfigError(f"{self.path}: {what}")
+        return size
 
 
 def _attention(path: Path) -> Attention:
@@ -337,17 +393,6 @@ def _attention(path: Path) -> Attention:
             raise ConfigError(f"{path}:{line}: an earlier line has the same point; remove one")
         table[tuple(point)] = us
     return table
-
-
-def _on_grid(table: Attention, meta: dict[str, Any], path: Path) -> tuple[Attention, Attention]:
-    """The rows on the grid of `attention_grid`, and those beside it; without a grid, all are on."""
-    stated = meta.get("attention_grid")
-    if not stated:
-        return table, {}
-    chunks, n, kv = (_grid_values(stated, key, path) for key in ("chunks", "n_decode", "kv"))
-    axes = (chunks, kv, n, kv)
-    on = {p: us for p, us in table.items() if all(map(set.__contains__, axes, p))}
-    return on, {p: us for p, us in table.items() if p not in on}
 
 
 def _grid_values(stated: dict[str, Any], key: str, path: Path) -> set[float]:
@@ -407,6 +452,17 @@ def _experts(folder: Path) -> ExpertGrid | UnsetType:
     path = folder / "tp1" / "moe.csv"
     if not path.is_file():
         return UNSET
+    rows = _expert_rows(path)
+    x, experts = sorted(rows), sorted({active for row in rows.values() for active in row})
+    if len(x) < 2 or len(experts) < 2:
+        raise ConfigError(f"{path}: tokens and activated_experts need at least 2 values each")
+    curves = (dict(sorted(rows[tokens].items())) for tokens in x)
+    lines = (np.interp(experts, list(curve), list(curve.values())) for curve in curves)
+    return ExpertGrid(x, experts, [line.round(3).tolist() for line in lines])
+
+
+def _expert_rows(path: Path) -> dict[float, dict[float, float]]:
+    """Tokens → active experts → time of a layer."""
     named = "ep", "tokens", "activated_experts", "time_us"
     measured = list(numbers(path, named, usual={"ep": "1"}))
     least = min((row[0] for _, row in measured), default=1.0)
@@ -420,13 +476,7 @@ def _experts(folder: Path) -> ExpertGrid | UnsetType:
         if active in rows.setdefault(tokens, {}):
             raise ConfigError(f"{path}:{line}: an earlier line has the same point; remove one")
         rows[tokens][active] = us
-    x, experts = sorted(rows), sorted({active for row in rows.values() for active in row})
-    if len(x) < 2 or len(experts) < 2:
-        raise ConfigError(f"{path}: tokens and activated_experts need at least 2 values each")
-    rows = {tokens: dict(sorted(row.items())) for tokens, row in rows.items()}
-    lines = (np.interp(experts, list(rows[tokens]), list(rows[tokens].values())) for tokens in x)
-    us = [line.round(3).tolist() for line in lines]
-    return ExpertGrid(x, experts, us)
+    return rows
 
 
 def _head(path: Path) -> HeadCurve:
@@ -434,11 +484,11 @@ def _head(path: Path) -> HeadCurve:
 
 
 def _summed(
-    path: Path, axis: str, calls: dict[str, int], further: dict[str, int] | None = None
+    path: Path, axis: str, calls: Mapping[str, int], further: Mapping[str, int] = {}
 ) -> tuple[list[float], list[float]]:
     """Points of `axis`, and the time of all calls of all operators at each; those of `further` are
     called where the table has them."""
-    known = calls | (further or {})
+    known = {**calls, **further}
     times: dict[str, dict[float, float]] = {name: {} for name in calls}
     for line, (name, point, us) in numbers(path, (axis, "time_us"), label="layer"):
         if name not in known:
@@ -455,26 +505,6 @@ def _summed(
         round(added(known[name] * curve[point] for name, curve in times.items()), 3)
         for point in points
     ]
-
-
-def _text(meta: dict[str, Any], key: str, path: Path) -> str:
-    if not isinstance(meta.get(key), str | float | int):
-        raise ConfigError(f"{path}: {key}: missing")
-    return str(meta[key])
-
-
-def _block_size(meta: dict[str, Any], engine: dict[str, Any], tp: int, path: Path) -> int:
-    """Tokens per block: those asked for, or of newer profilers those that the engine chose."""
-    size: Any = meta.get("engine_resolved")
-    for key in ("per_tp", str(tp), "block_size"):
-        known = size if isinstance(size, dict) else {}
-        size = {str(name): value for name, value in known.items()}.get(key)
-    size = engine.get("block_size", size)
-    if not isinstance(size, int) or size < 1:
-        raise ConfigError(
-            f"{path}: engine_effective.block_size: expected a number of tokens, got {size!r}"
-        )
-    return size
 
 
 C = TypeVar("C", bound=Curve)

@@ -115,10 +115,10 @@ class Connector:
         """Blocks were allocated for a waiting request: `local` tokens of them are hits, those of
         `match` behind them are to be loaded."""
 
-    def build_connector_meta(self, plan: Plan) -> Transfers | None:
-        """Returns what the worker does in a step that was composed; `Sequence.computed` does not
-        count its tokens yet. None: there is no worker."""
-        return None
+    def build_connector_meta(self, plan: Plan) -> Transfers:
+        """Returns what the worker does in a step that was composed; `Request.computed` does not
+        count its tokens yet."""
+        return NO_TRANSFERS
 
     def request_finished(self, request: Request) -> bool:
         """A request is over. Returns whether its blocks are kept until its transfer is reported."""
@@ -151,10 +151,10 @@ class Connector:
 class Worker:
     """Copies what a connector decided. This one has nothing to copy."""
 
-    def start(self, transfers: Transfers | None) -> None:
+    def start(self, transfers: Transfers) -> None:
         """A step was composed."""
 
-    def launch(self, transfers: Transfers | None, start_ns: int, idle: bool, next_ns: int) -> Moved:
+    def launch(self, transfers: Transfers, start_ns: int, idle: bool, next_ns: int) -> Moved:
         """A step begins at `start_ns`, or later, as it waits for transfers. Returns how long.
 
         `idle`: there is nothing to compute although requests wait, so that the engine does nothing
@@ -172,7 +172,7 @@ class Worker:
 
     @property
     def busy(self) -> bool:
-        """Whether a transfer is under way, or begins with the step that was composed."""
+        """Whether a transfer is under way."""
         return False
 
     @property

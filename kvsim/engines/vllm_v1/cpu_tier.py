@@ -1,18 +1,27 @@
 """Chunks of KV in CPU memory, and which of them make room for others.
 
+```
+ GPU ──store──► CPU ──write──► storage        as soon as the CPU has it
+ GPU ◄──load─── CPU ◄──read─── storage        when a request looks for it; it waits meanwhile
+```
+
 A chunk is a few consecutive blocks of one group. It is *pending* while it is written, then ready.
-Loads that read it keep it. vLLM 0.33.0 `v1/kv_offload/cpu/manager.py`, `policies/lru.py`,
-`policies/arc.py`.
+Loads that read it keep it. Only the CPU copies to and from the GPU. vLLM 0.33.0
+`v1/kv_offload/cpu/manager.py`, `policies/lru.py`, `policies/arc.py`, and, for a storage below, of
+which no log of a real engine was compared, `v1/kv_offload/tiering/manager.py`
+(`TieringOffloadingSpec`).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any, Final
 
 from mypy_extensions import i64, mypyc_attr
+
+from kvsim.engines.vllm_v1.storage import Below, Storage
 
 Key = Any
 """Identity of a chunk's tokens, of all before them and of its group: `KVCacheManager.content_key`.
@@ -46,38 +55,24 @@ class Access:
 
 
 class _Run:
-    """Chunks of one rank, and the order in which they make room: the tail of a sequence first."""
+    """The chunks of one rank, in the order of their sequence: its tail makes room first."""
 
-    def __init__(self, rank: int, access: Access, sign: int) -> None:
-        """Of chunks at one place, that of the first group makes room first where `sign` is 1, that
-        of the last group where it is -1."""
+    def __init__(self, rank: int, access: Access) -> None:
         self.rank = rank
-        self.sign = sign
-        self.held = 0
-        """Number of its chunks."""
-        self._added: list[Key] = []
-        """Chunks that came; some have left, or came again."""
+        self.chunks: dict[Key, None] = {}
+        self.ended = False
+        """Whether the request is over. Of chunks at one place, that of the first group makes room
+        first until then, and that of the last group from then on."""
+        self.sorted = True
         self._position = access.position
-        self._order: list[Key] | None = None
 
-    def add(self, key: Key) -> None:
-        """A chunk comes."""
-        self.held += 1
-        self._added.append(key)
-        self._order = None
-
-    def renew(self, rank: int, sign: int) -> None:
-        """Gives all chunks another rank, and their order in it."""
-        self.rank, self.sign, self._order = rank, sign, None
-
-    def sorted(self) -> list[Key]:
-        """The chunks in order, the first one to go at the end, and some that left."""
-        if self._order is None:
-            stayed = len(self._added) == self.held
-            added = self._added if stayed else set(self._added)
-            self._order = sorted(added, reverse=self.sign > 0)
-            self._order.sort(key=self._position.__getitem__)
-        return self._order
+    def in_order(self) -> dict[Key, None]:
+        """Returns the chunks, those that go first at the end."""
+        if not self.sorted:
+            chunks = sorted(self.chunks, reverse=not self.ended)
+            chunks.sort(key=self._position.__getitem__)
+            self.chunks, self.sorted = dict.fromkeys(chunks), True
+        return self.chunks
 
 
 class Lru:
@@ -89,10 +84,8 @@ class Lru:
 
     def __init__(self, capacity: int) -> None:
         self._run_of: dict[Key, _Run] = {}
-        self._runs: dict[int, _Run] = {}
-        """Rank → its chunks."""
-        self._ranks: list[int] = []
-        """Ranks in order, and some that have no chunks any more."""
+        self._runs: OrderedDict[int, _Run] = OrderedDict()
+        """Rank → its chunks, in order."""
         self._last = 0
 
     def missed(self, keys: list[Key]) -> None:
@@ -100,95 +93,70 @@ class Lru:
 
     def accessed(self, keys: list[Key], access: Access) -> None:
         """A request uses chunks for the first time. They may be absent."""
-        rank, run_of = self._rank(access), self._run_of
+        run, run_of = self._own(access), self._run_of
         older = []
         for key in keys:
-            run = run_of.get(key)
-            if run is not None and run.rank < rank:
+            before = run_of.get(key)
+            if before is not None and before.rank < run.rank:
                 older.append(key)
-        self._move(older, rank, access, 1)
+        self._move(older, run)
 
     def inserted(self, keys: list[Key], access: Access) -> None:
         """Chunks will be written for a request."""
         if keys:  # An offer of nothing is no first access.
-            self._move(keys, self._rank(access), access, 1)
+            self._move(keys, self._own(access))
 
     def ended(self, access: Access) -> None:
         """A request is over."""
+        run = self._own(access)
+        del self._runs[run.rank]
         self._last += 1
-        own = self._runs.pop(access.rank, None)
-        if own is not None:
-            own.renew(self._last, -1)
-            self._put(own)
-            if own.held == len(access.seen):
-                return
-        run_of = self._run_of
-        self._move([key for key in access.seen if key in run_of], self._last, access, -1)
+        run.rank, run.ended, run.sorted = self._last, True, False
+        if len(run.chunks) < len(access.seen):
+            self._move([key for key in access.seen if key in self._run_of], run)
+        if run.chunks:
+            self._runs[run.rank] = run
 
     def evict(self, number: int, evictable: Callable[[Key], bool]) -> list[Key] | None:
         """Removes and returns `number` chunks; None, and nothing changes, if there are too few."""
-        run_of = self._run_of
         chosen: list[Key] = []
-        passed: list[tuple[list[Key], int, list[Key]]] = []
-        for rank in self._ranks:
-            run = self._runs.get(rank)
-            if run is None:
-                continue
-            order, stay = run.sorted(), list[Key]()
-            place = len(order)
-            while place and len(chosen) < number:
-                place -= 1
-                key = order[place]
-                if run_of.get(key) is run:
-                    (chosen if evictable(key) else stay).append(key)
-            passed.append((order, place, stay))
+        for run in self._runs.values():
+            for key in reversed(run.in_order()):
+                if len(chosen) == number:
+                    break
+                if evictable(key):
+                    chosen.append(key)
             if len(chosen) == number:
                 break
-        if len(chosen) < number:
+        else:
             return None
-        for order, place, stay in passed:
-            stay.reverse()
-            order[place:] = stay
         for key in chosen:
-            self._leave(run_of.pop(key))
-        while self._ranks and self._ranks[0] not in self._runs:
-            del self._ranks[0]
+            self._leave(key, self._run_of.pop(key))
         return chosen
 
-    def _rank(self, access: Access) -> int:
-        if not access.rank:
+    def _own(self, access: Access) -> _Run:
+        """The run of a request, which begins with its first access."""
+        run = self._runs.get(access.rank)
+        if run is None:
             self._last += 1
             access.rank = self._last
-        return access.rank
+            run = self._runs[self._last] = _Run(self._last, access)
+        return run
 
-    def _move(self, keys: list[Key], rank: int, access: Access, sign: int) -> None:
-        """Gives chunks a rank, and their order in it (`_Run`)."""
-        if not keys:
-            return
+    def _move(self, keys: list[Key], run: _Run) -> None:
         run_of = self._run_of
-        run = self._runs.get(rank)
-        if run is None:
-            run = _Run(rank, access, sign)
-            self._put(run)
         for key in keys:
             before = run_of.get(key)
             if before is not run:
                 if before is not None:
-                    self._leave(before)
+                    self._leave(key, before)
                 run_of[key] = run
-                run.add(key)
+                run.chunks[key] = None
+                run.sorted = False
 
-    def _put(self, run: _Run) -> None:
-        """A run begins, or goes on at another rank."""
-        self._runs[run.rank] = run
-        place = bisect_left(self._ranks, run.rank)
-        if self._ranks[place : place + 1] != [run.rank]:
-            self._ranks.insert(place, run.rank)
-
-    def _leave(self, run: _Run) -> None:
-        """A chunk leaves its run."""
-        run.held -= 1
-        if not run.held:
+    def _leave(self, key: Key, run: _Run) -> None:
+        del run.chunks[key]
+        if run.ended and not run.chunks:
             del self._runs[run.rank]
 
 
@@ -237,16 +205,12 @@ class Arc:
         """A request is over."""
         once, again = self._once, self._again
         for key in reversed(access.in_order()):
-            if key in access.reused:
-                if key in once:
-                    del once[key]
+            for present in (once, again):
+                if key in present and key in access.reused:
+                    del present[key]
                     again[key] = None
-                elif key in again:
-                    again.move_to_end(key)
-            elif key in access.inserted:
-                for present in (once, again):
-                    if key in present:
-                        present.move_to_end(key)
+                elif key in present and key in access.inserted:
+                    present.move_to_end(key)
 
     def evict(self, number: int, evictable: Callable[[Key], bool]) -> list[Key] | None:
         """Removes and returns `number` chunks; None, and nothing changes, if there are too few."""
@@ -254,15 +218,11 @@ class Arc:
         size = len(self._once)
         chosen: list[Key] = []
         for _ in range(number):
-            key = next(once, None) if size >= int(self._target) else None
-            size -= key is not None
-            if key is None:
-                key = next(again, None)
-            if key is None:
-                key = next(once, None)
-                size -= 1
+            turns = (once, again) if size >= int(self._target) else (again, once)
+            key = next(chain(*turns), None)
             if key is None:
                 return None
+            size -= key in self._once
             chosen.append(key)
         for key in chosen:
             first = key in self._once
@@ -322,7 +282,7 @@ class _Held:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class CpuTier:
-    """The chunks in CPU memory."""
+    """The chunks in CPU memory, perhaps above a storage."""
 
     def __init__(
         self,
@@ -331,11 +291,13 @@ class CpuTier:
         policy: Callable[[int], Any] = Lru,
         store_threshold: int = 0,
         max_tracker_size: int = 64_000,
+        storage: Storage | None = None,
     ) -> None:
         """`capacity`: number of chunks. `policy` makes of it what decides who makes room.
         `store_threshold`: number of offers from which on a chunk is stored, counted for
         `max_tracker_size` chunks."""
         self.capacity = capacity
+        self.storage = storage
         self._policy = policy(capacity)
         self._counter = Counter(store_threshold, max_tracker_size) if store_threshold > 1 else None
         self._held: dict[Key, _Held] = {}
@@ -343,24 +305,41 @@ class CpuTier:
         """Places that were ever used; those above are free."""
         self._returned: list[int] = []
         """Free places that were used before; the last one is used first."""
-        self._evictable = 0
-        self.pending = 0
-        """Number of chunks that are being written."""
+        self.pending = self.evictable = 0
+        """Number of chunks that are being written, and that can be evicted."""
+        self.copying = 0
+        """Number of chunks on their way to or from the storage."""
+        self._wanted: list[Key] = []
+        """Chunks of the storage that a request looks for, to be read with this step."""
+        self._reading: dict[Key, Access] = {}
+        self._risen: set[Key] = set()
+        """Chunks that were read from the storage and not loaded since."""
+        self._stored: list[Key] = []
+        """Chunks to be written to the storage with this step."""
+        self._moved = {"written_chunks": 0, "read_chunks": 0}
 
     def look_up(self, key: Key) -> int | None:
-        """Returns the state of a chunk that a request looks for; None if it is absent."""
+        """Returns the state of a chunk that a request looks for; None if it is absent. What the
+        storage has is read first."""
         held = self._held.get(key)
-        return None if held is None else held.state
+        if held is not None:
+            return held.state
+        if self.storage is None or not self.storage.holds(key):
+            return None
+        access = Access()
+        access.position[key], access.seen[key] = 0, None
+        # It takes no room from chunks that come or came the same way and were not loaded yet.
+        if self._inserted([key], access, self._risen) is None:
+            return None
+        self._wanted.append(key)
+        self._reading[key] = access
+        self.copying += 1
+        return PENDING
 
     @property
     def free(self) -> int:
         """Number of chunks that fit without an eviction."""
         return self.capacity - self._fresh + len(self._returned)
-
-    @property
-    def evictable(self) -> int:
-        """Number of chunks that can be evicted."""
-        return self._evictable
 
     def offer(self, keys: list[Key], access: Access) -> dict[Key, int] | None:
         """A request offers chunks. Returns the places to which those must be written that are
@@ -385,20 +364,73 @@ class CpuTier:
             self._policy.missed(new)
             access.missed.update(new)
         self._accessed(used, access, ready)
-        return self._inserted(wanted, access, keys)
+        return self._inserted(wanted, access, set(ready))
 
     def stored(self, keys: list[Key]) -> None:
         """Chunks were written."""
-        for key in keys:
-            self._held[key].state = READY
-        self.pending -= len(keys)
-        self._evictable += len(keys)
+        self._become_ready(keys)
+        storage = self.storage
+        if storage is not None:
+            self._risen.difference_update(keys)
+            new = [key for key in keys if not storage.holds(key)]
+            # They stay until they are written there, too.
+            self._pin(new)
+            self._stored += new
 
     def load(self, keys: list[Key], access: Access) -> list[int]:
         """A request begins to read chunks. Returns their places."""
+        self._risen.difference_update(keys)
         self._pin(keys)
         self._accessed(keys, access, keys)
         return [self._held[key].place for key in keys]
+
+    def loaded(self, keys: list[Key]) -> None:
+        """Chunks have been read."""
+        for key in keys:
+            held = self._held[key]
+            held.state -= 1
+            self.evictable += held.state == READY
+
+    def ended(self, access: Access) -> None:
+        """A request is over."""
+        self._policy.ended(access)
+
+    def risen(self, keys: list[Key]) -> int:
+        """Returns how many of these chunks come from the storage."""
+        return len(self._risen.intersection(keys)) if self._risen else 0
+
+    # -- copies to and from the storage ----------------------------------------------------------
+
+    def copies(self) -> list[Below]:
+        """Returns the copies that begin with this step."""
+        storage = self.storage
+        if storage is None:
+            return []
+        found = []
+        wanted, self._wanted = self._wanted, []
+        if wanted:
+            found.append(Below(wanted, True, storage.read_ns(len(wanted))))
+            self._moved["read_chunks"] += len(wanted)
+        stored, self._stored = self._stored, []
+        if stored:
+            found.append(Below(stored, False, storage.write_ns(len(stored))))
+            self._moved["written_chunks"] += len(stored)
+            self.copying += len(stored)
+        return found
+
+    def copied(self, copy: Below) -> None:
+        """A copy is over."""
+        self.copying -= len(copy.keys)
+        if copy.upward:
+            self._become_ready(copy.keys)
+            self._risen.update(copy.keys)
+            for key in copy.keys:
+                self.ended(self._reading.pop(key))
+        elif self.storage is not None:
+            self.storage.keep(copy.keys)
+            self.loaded(copy.keys)
+
+    # -- for those who look on -------------------------------------------------------------------
 
     def contents(self) -> tuple[Iterable[int], Iterable[int]]:
         """Returns the places of its chunks, and their states
@@ -406,41 +438,14 @@ class CpuTier:
         chunks = self._held.values()
         return [held.place for held in chunks], [held.state for held in chunks]
 
-    def copies(self) -> Sequence[Any]:
-        """Returns the copies to and from a tier below that begin with this step."""
-        return ()
-
-    def copied(self, copy: Any) -> None:
-        """A copy to or from a tier below is over."""
-
-    @property
-    def cascades(self) -> bool:
-        """Whether what is stored goes on to a tier below."""
-        return False
-
-    @property
-    def copying(self) -> bool:
-        """Whether chunks are copied to or from a tier below."""
-        return False
-
     def describe(self) -> dict[str, Any]:
         """Returns its figures in plain values."""
-        return {"capacity_chunks": self.capacity}
+        figures: dict[str, Any] = {"capacity_chunks": self.capacity}
+        if self.storage is None:
+            return figures
+        return {**figures, "storage": type(self.storage).__name__, **self._moved}
 
-    def risen(self, keys: list[Key]) -> int:
-        """Returns how many of these chunks come from a tier below: none, as there is none."""
-        return 0
-
-    def loaded(self, keys: list[Key]) -> None:
-        """A request has read chunks."""
-        for key in keys:
-            held = self._held[key]
-            held.state -= 1
-            self._evictable += held.state == READY
-
-    def ended(self, access: Access) -> None:
-        """A request is over."""
-        self._policy.ended(access)
+    # --------------------------------------------------------------------------------------------
 
     def _accessed(self, keys: list[Key], access: Access, reused: Iterable[Key]) -> None:
         new = [key for key in keys if key not in access.seen]
@@ -451,41 +456,45 @@ class CpuTier:
         access.reused.update(key for key in reused if key not in access.inserted)
 
     def _inserted(
-        self, wanted: list[Key], access: Access, spared: Iterable[Key]
+        self, wanted: list[Key], access: Access, spared: set[Key]
     ) -> dict[Key, int] | None:
         """Makes room for chunks, without eviction of those that are spared. Returns their places;
         None if there is too little room."""
         chunks, lacking = self._held, len(wanted) - self.free
         if lacking > 0:
             evicted = None
-            if lacking <= self._evictable:
-                stay = set(spared)
+            if lacking <= self.evictable:
                 evicted = self._policy.evict(
-                    lacking, lambda key: chunks[key].state == READY and key not in stay
+                    lacking, lambda key: chunks[key].state == READY and key not in spared
                 )
             if evicted is None:
                 return None
-            self._evictable -= len(evicted)
+            self.evictable -= len(evicted)
             for key in evicted:
                 self._returned.append(chunks.pop(key).place)
         places: dict[Key, int] = {}
         for key in wanted:
-            places[key] = place = self._take()
+            if self._fresh < self.capacity:
+                place = self._fresh
+                self._fresh += 1
+            else:
+                place = self._returned.pop()
+            places[key] = place
             chunks[key] = _Held(place)
         self._policy.inserted(wanted, access)
         self.pending += len(wanted)
         access.inserted.update(wanted)
         return places
 
+    def _become_ready(self, keys: list[Key]) -> None:
+        for key in keys:
+            self._held[key].state = READY
+        self.pending -= len(keys)
+        self.evictable += len(keys)
+
     def _pin(self, keys: list[Key]) -> None:
         """Chunks are read, and stay meanwhile."""
         for key in keys:
             held = self._held[key]
-            self._evictable -= held.state == READY
+            self.evictable -= held.state == READY
             held.state += 1
-
-    def _take(self) -> int:
-        if self._fresh < self.capacity:
-            self._fresh += 1
-            return self._fresh - 1
-        return self._returned.pop()

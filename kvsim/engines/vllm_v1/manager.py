@@ -263,11 +263,6 @@ class KVCacheManager(BlockManager):
         """The content of a block of a group that ends with a unit."""
         return key * len(self.groups) + group
 
-    def key_of(self, block: int) -> tuple[int, int] | None:
-        """The unit and the group of the content of a block; None if it has none."""
-        content = self.gpu.content(block)
-        return divmod(content, len(self.groups)) if content else None
-
     def has_key(self, block: int) -> bool:
         """Whether a block has content."""
         return self.gpu.content(block) != 0

@@ -65,11 +65,24 @@ class ChunkedGroup(NamedTuple):
         return max(self.window_chunks, -(-(self.window - 1 + padding) // self.tokens))
 
 
+class _Chunks:
+    """The chunks of one group of a request."""
+
+    def __init__(self, group: ChunkedGroup) -> None:
+        self.group = group
+        self.keys: list[Key] = []
+        """Keys of the chunks whose tokens are all known."""
+        self.blocks: list[int] = []
+        """The table as the tier knows it; 0 where a block is not there, or was reused."""
+        self.next = 0
+        """First chunk that was not considered for a store yet."""
+
+
 class Search:
     """Looks up sequences in a tier."""
 
     def __init__(self, groups: Sequence[ChunkedGroup], tier: CpuTier) -> None:
-        self._groups, self._tier = groups, tier
+        self._tier = tier
         numbers = range(len(groups))
         self._windowed = sorted(
             [number for number in numbers if groups[number].window],
@@ -77,22 +90,22 @@ class Search:
         )
         self._order = [number for number in numbers if not groups[number].window] + self._windowed
 
-    def longest(self, keys: list[list[Key]], base: int, length: int) -> int | None:
+    def longest(self, groups: list[_Chunks], base: int, length: int) -> int | None:
         """Returns how many tokens behind the first `base` tokens of a sequence of `length` tokens
-        can be loaded. `keys` are those of its chunks, group by group. None: some of these chunks
-        are still being written."""
+        can be loaded. None: some of these chunks are still being written."""
         top, hit, later = length - bool(self._windowed), 0, False
         popped: set[int] = set()
         due = self._order
         while due:
             looked_up, numbers, due = False, due, []
             for number in numbers:
-                group = self._groups[number]
-                tokens, pops = group.tokens, group.rules.eagle and number not in popped
-                top = min(top, len(keys[number]) * tokens)
+                chunks = groups[number]
+                group, tokens = chunks.group, chunks.group.tokens
+                pops = group.rules.eagle and number not in popped
+                top = min(top, len(chunks.keys) * tokens)
                 if top - base < tokens:
                     return 0
-                first, count = base // tokens, self._count(number, keys[number], base, top, pops)
+                count = self._count(chunks, base, top, pops)
                 if count == 0:
                     return 0
                 if count is None:
@@ -100,7 +113,7 @@ class Search:
                 else:
                     if pops:
                         popped.add(number)
-                    top = min(top, tokens * (first + count - pops))
+                    top = min(top, tokens * (base // tokens + count - pops))
                 new = top - base
                 if new < tokens:
                     return 0
@@ -115,13 +128,12 @@ class Search:
                 hit = new
         return None if later else hit
 
-    def _count(self, number: int, keys: list[Key], base: int, top: int, pops: bool) -> int | None:
+    def _count(self, chunks: _Chunks, base: int, top: int, pops: bool) -> int | None:
         """Returns the chunks of one group, counted from that of token `base`, up to whose end the
         tier can restore it. With `pops`, one chunk more is asked for, which is lost again."""
-        group, known = self._groups[number], len(keys)
-        tokens = group.tokens
-        last = min(-(-top // tokens) + pops, known)
-        keys = keys[base // tokens : last]
+        group, tokens = chunks.group, chunks.group.tokens
+        last = min(-(-top // tokens) + pops, len(chunks.keys))
+        keys = chunks.keys[base // tokens : last]
         if not group.window:
             return self._leading(keys)
         end = min(top, (last - pops) * tokens)
@@ -155,30 +167,12 @@ class Search:
         return None if pending else run
 
 
-class _Chunks:
-    """The chunks of one group of a request."""
-
-    def __init__(self) -> None:
-        self.keys: list[Key] = []
-        """Keys of the chunks whose tokens are all known."""
-        self.blocks: list[int] = []
-        """The table as the tier knows it; 0 where a block is not there, or was reused."""
-        self.next = 0
-        """First chunk that was not considered for a store yet."""
-        self.grown, self.old = -1, 0
-        """The last step that went on with `blocks`, and how many there were before it."""
-
-
-_Holder = tuple[int, _Chunks, int]
-"""A block, the chunks of a request that it belongs to, and its place among their blocks."""
-
-
 class _Known:
     """What the tier knows of a request."""
 
-    def __init__(self, groups: int) -> None:
+    def __init__(self, groups: list[ChunkedGroup]) -> None:
         self.access = Access()
-        self.groups = [_Chunks() for _ in range(groups)]
+        self.groups = [_Chunks(group) for group in groups]
         self.events: set[str] = set()
         """What happened to it (`STORING` and those below)."""
         self.jobs: set[int] = set()
@@ -200,7 +194,7 @@ class _Copy:
         self.held = held
         """Blocks that it reads and that its request keeps until it is over."""
         self.fenced: set[int] = set()
-        """Blocks that it reads and that may be given to somebody else."""
+        """Blocks that it reads and that may be given to somebody else, who waits for it."""
 
 
 class Offloading(Connector):
@@ -238,8 +232,6 @@ class Offloading(Connector):
         self._tiers = Search(self._groups, tier)
         self._align = _alignment(self._groups)
         self._copies: dict[int, _Copy] = {}
-        self._fences: dict[int, set[int]] = {}
-        """Block → stores in flight that read it, where it may be reused."""
         self._being_loaded: set[Key] = set()
         self._jobs = 0
         self._new_loads: list[Job] = []
@@ -248,7 +240,6 @@ class Offloading(Connector):
         self._sparse = any(group.window for group in self._groups)
         self._holders: dict[int, list[tuple[_Chunks, int]]] = {}
         """Block of a group with a window → the tables that it was last put into, and its places."""
-        self._step = 0
 
     # -- a request waits -------------------------------------------------------------------------
 
@@ -280,16 +271,16 @@ class Offloading(Connector):
     def _search(self, request: Request, known: _Known) -> int | None:
         """Returns the tokens of a request in the tier behind its local ones; None: they may change
         before the next step."""
-        keys = [chunks.keys for chunks in known.groups]
-        found = self._tiers.longest(keys, known.local, request.sequences[0].length)
+        found = self._tiers.longest(known.groups, known.local, request.sequences[0].length)
         if found is None:
             self._happens(STORING, known)
             return None
         self._note_answers(known, known.local + found)
         if found and self._blocks.caching and self._being_loaded:
             end = known.local + found
-            for group, present in zip(self._groups, keys, strict=True):
-                wanted = present[known.local // group.tokens : -(-end // group.tokens)]
+            for chunks in known.groups:
+                group = chunks.group
+                wanted = chunks.keys[known.local // group.tokens : -(-end // group.tokens)]
                 if group.window:
                     wanted = wanted[-group.load_chunks(end) :]
                 if not self._being_loaded.isdisjoint(wanted):
@@ -299,68 +290,50 @@ class Offloading(Connector):
 
     def _from_below(self, known: _Known, found: int) -> int:
         """Returns how many of the tokens found came from a tier below."""
-        number = next((n for n, each in enumerate(self._groups) if not each.window), 0)
-        group, chunks = self._groups[number], known.groups[number]
-        first, last = known.local // group.tokens, (known.local + found) // group.tokens
-        return min(found, self.tier.risen(chunks.keys[first:last]) * group.tokens)
+        chunks = next((each for each in known.groups if not each.group.window), known.groups[0])
+        tokens = chunks.group.tokens
+        keys = chunks.keys[known.local // tokens : (known.local + found) // tokens]
+        return min(found, self.tier.risen(keys) * tokens)
 
     def _note_answers(self, known: _Known, end: int) -> None:
         """Notes whether a prompt goes on behind its hits with an answer that was not stored."""
         if self._unstored:
-            for group, chunks in zip(self._groups, known.groups, strict=True):
-                following = chunks.keys[end // group.tokens : end // group.tokens + 1]
-                if not self._unstored.isdisjoint(following):
+            for chunks in known.groups:
+                place = end // chunks.group.tokens
+                if not self._unstored.isdisjoint(chunks.keys[place : place + 1]):
                     self._happens(ANSWERS, known)
 
     def update_state_after_alloc(self, request: Request, local: int, match: Match) -> None:
         tables = self._blocks.tables(request.sequences[0])
         for table in tables:
-            self._touched.update(table)
-        self._touched.discard(0)
+            self._touch(table)
         if not match.tokens:
             return
         known: _Known = request.standing
-        end = local + match.tokens
+        end, within, has_key = local + match.tokens, not match.asynchronous, self._blocks.has_key
         keys: list[Key] = []
         targets: list[list[int]] = []
-        for group, chunks, table in zip(self._groups, known.groups, tables, strict=True):
-            size = group.rules.block_size
+        for chunks, table in zip(known.groups, tables, strict=True):
+            group, size = chunks.group, chunks.group.rules.block_size
             first, last = -(-local // size), -(-end // size)
-            while first < last and not self._to_load(table[first], match):
-                first += 1
+            while first < last and not (table[first] and (within or not has_key(table[first]))):
+                first += 1  # It holds what others know, or nothing.
             chunks.next = -(-end // group.tokens)
             if first < last:
                 keys += chunks.keys[first // self.blocks_per_chunk : chunks.next]
             targets.append(table[first:last])
         places = self.tier.load(keys, known.access)
-        within = not match.asynchronous
-        job = Job(self._number(), request, targets, [places], True, within)
+        job = Job(self._begin(known, _Copy(keys)), request, targets, [places], True, within)
         self._new_loads.append(job)
-        known.jobs.add(job.number)
-        self._copies[job.number] = _Copy(keys)
         if match.asynchronous:
             self._being_loaded.update(keys)
-
-    def _to_load(self, block: int, match: Match) -> bool:
-        """Whether a block is the first one to load into: it holds nothing that others know, unless
-        the step itself waits for the load."""
-        return block != 0 and (not match.asynchronous or self._blocks.key_of(block) is None)
 
     # -- a step is composed ----------------------------------------------------------------------
 
     def build_connector_meta(self, plan: Plan) -> Transfers:
         self._note_tables(plan)
         loads, self._new_loads = self._new_loads, []
-        flush: set[int] = set()
-        if plan.preempted:
-            new = {job.number for job in loads}
-            for request, _ in plan.preempted:
-                if request.standing is not None:
-                    flush |= request.standing.jobs - new
-            self.happened[PREEMPTED] += len(flush)
-        if self._fences:
-            for block in self._touched & self._fences.keys():
-                flush |= self._fences[block]
+        flush = self._flushed(plan, loads)
         stores: list[Job] = []
         k: i64
         for k in range(plan.num_requests):
@@ -381,17 +354,30 @@ class Offloading(Connector):
             return NO_TRANSFERS
         return Transfers(loads, stores, sorted(flush), [], below=below)
 
+    def _flushed(self, plan: Plan, loads: list[Job]) -> set[int]:
+        """Returns the transfers in flight for which the step waits: those of preempted requests,
+        and those of which it gave blocks away."""
+        flush: set[int] = set()
+        if plan.preempted:
+            for request, _ in plan.preempted:
+                if request.standing is not None:
+                    flush |= request.standing.jobs
+            flush.difference_update([job.number for job in loads])
+            self.happened[PREEMPTED] += len(flush)
+        touched = self._touched
+        if touched:
+            for number, copy in self._copies.items():
+                if not touched.isdisjoint(copy.fenced):
+                    flush.add(number)
+        return flush
+
     def _note_tables(self, plan: Plan) -> None:
         """Notes the tables of the batch, and forgets blocks that were reused."""
-        self._step += 1
-        touched, put = self._touched, list[_Holder]()
-        watches: bool = self._sparse or len(self._fences) > 0 or len(plan.finished) > 0
         requests: list[Request] = plan.places
         chunks: _Chunks
         table: Table
         k: i64
         number: i64
-        place: i64
         for k in range(plan.num_requests):
             request: Request = requests[k]
             known: _Known = self._known_of(request)
@@ -405,31 +391,27 @@ class Offloading(Connector):
                 if k >= plan.num_continued:
                     chunks.blocks.clear()
                 table = request.tables[number]
-                known_blocks: i64 = len(chunks.blocks)
-                if known_blocks == len(table.blocks):
-                    continue
-                chunks.grown, chunks.old = self._step, known_blocks
-                for place in range(known_blocks, len(table.blocks)):
-                    block = int(table.blocks[place])
-                    chunks.blocks.append(block)
-                    if block and watches:
-                        touched.add(block)
-                        if self._sparse and self._groups[number].window:
-                            put.append((block, chunks, place))
-        touched.discard(0)
-        if self._sparse:
-            self._forget_reused(put)
+                first: i64 = len(chunks.blocks)
+                if first < len(table.blocks):
+                    new = list(table.blocks[first:])
+                    self._touch(new)
+                    chunks.blocks += new
+                    if chunks.group.window:
+                        for place, block in enumerate(new, first):
+                            self._holders.setdefault(block, []).append((chunks, place))
 
-    def _forget_reused(self, put: list[_Holder]) -> None:
-        """Forgets who held the blocks that are used again, and notes who was `put` in their
-        place."""
-        for block in self._touched:
-            for chunks, at in self._holders.pop(block, ()):
-                end = chunks.old if chunks.grown == self._step else len(chunks.blocks)
-                if chunks.next * self.blocks_per_chunk <= at < end and chunks.blocks[at] == block:
-                    chunks.blocks[at] = 0
-        for block, chunks, at in put:
-            self._holders.setdefault(block, []).append((chunks, at))
+    def _touch(self, blocks: list[int]) -> None:
+        """The step gives blocks to somebody: who held them behind a window has lost them."""
+        touched = self._touched
+        if self._sparse:
+            for block in blocks:
+                if block in touched:
+                    continue
+                for chunks, at in self._holders.pop(block, ()):
+                    noted = chunks.next * self.blocks_per_chunk <= at < len(chunks.blocks)
+                    if noted and chunks.blocks[at] == block:
+                        chunks.blocks[at] = 0
+        touched.update(blocks)
 
     def _stored(self, request: Request, computed: int, flush: set[int]) -> list[Job]:
         """Offers the chunks of a request whose first `computed` tokens are computed. Returns the
@@ -441,121 +423,107 @@ class Offloading(Connector):
         tokens = min(computed, sequence.length)
         if self.prompts_only:
             tokens = min(tokens, request.input_length)
-        groups, numbers = known.groups, range(len(known.groups))
-        ends = [self._whole(self._groups[n], groups[n], request, tokens) for n in numbers]
-        if not (ended or any(ends[n] > groups[n].next for n in numbers)):
-            known.stored = self._all_offered(request, known)
-            return []
-        offers = [
-            self._offers(self._groups[n], groups[n], request, ends[n], known.junction)
-            for n in numbers
-        ]
-        keys = [groups[n].keys[at] for n in numbers for at in offers[n]]
-        places = self.tier.offer(keys, known.access) if keys else {}
-        if places is None:
-            self.happened[REFUSED] += 1
-            return []
-        for n in numbers:
-            groups[n].next = max(groups[n].next, ends[n])
+        stores: list[Job] = []
+        ends = [(chunks, self._whole(chunks, request, tokens)) for chunks in known.groups]
+        if ended or [end for chunks, end in ends if end > chunks.next]:
+            offers = [(chunks, self._offers(chunks, request, end, known)) for chunks, end in ends]
+            keys = [chunks.keys[at] for chunks, offered in offers for at in offered]
+            places = self.tier.offer(keys, known.access) if keys else {}
+            if places is None:
+                self.happened[REFUSED] += 1
+                return []
+            for chunks, end in ends:
+                chunks.next = max(chunks.next, end)
+            if places:
+                stores.append(self._store(request, offers, places, flush))
         known.stored = self._all_offered(request, known)
-        return [self._store(request, offers, places, flush)] if places else []
+        return stores
 
     def _store(
-        self, request: Request, offers: list[list[int]], places: dict[Key, int], flush: set[int]
+        self,
+        request: Request,
+        offers: list[tuple[_Chunks, list[int]]],
+        places: dict[Key, int],
+        flush: set[int],
     ) -> Job:
         """A store of offered chunks begins, of those that have places in the tier."""
         known: _Known = request.standing
         self._unstored.difference_update(places)
-        sources: list[list[int]] = []
-        watched: list[int] = []
-        later: list[int] = []
-        for group, chunks, offered in zip(self._groups, known.groups, offers, strict=True):
-            blocks = self._sources(chunks, offered, places)
-            sources.append(blocks)
-            (watched if group.window else later).extend(blocks)
-        job = Job(self._number(), request, sources, [[*places.values()]], False)
-        known.jobs.add(job.number)
-        self._copies[job.number] = _Copy([*places], later)
-        self._fence(job.number, watched)
-        if request.finish_ns >= 0:
-            self._fence(job.number, later)
-            if not self._touched.isdisjoint(later):
-                flush.add(job.number)
-        return job
-
-    def _sources(self, chunks: _Chunks, offered: list[int], places: dict[Key, int]) -> list[int]:
-        """Returns the blocks of the chunks that have places in the tier."""
         size: i64 = self.blocks_per_chunk
-        blocks: list[int] = []
-        for at in offered:
-            if chunks.keys[at] in places:
-                first: i64 = at * size
-                place: i64
-                for place in range(first, first + size):
+        place: i64
+        sources: list[list[int]] = []
+        windowed: list[int] = []
+        others: list[int] = []
+        for chunks, offered in offers:
+            blocks: list[int] = []
+            for at in offered:
+                if chunks.keys[at] not in places:
+                    continue
+                for place in range(at * size, (at + 1) * size):
                     block = chunks.blocks[place]
                     if block:
                         blocks.append(block)
-        return blocks
+            sources.append(blocks)
+            (windowed if chunks.group.window else others).extend(blocks)
+        copy = _Copy([*places], others)
+        number = self._begin(known, copy)
+        copy.fenced.update(windowed)
+        if request.finish_ns >= 0:
+            copy.fenced.update(others)
+            if not self._touched.isdisjoint(others):
+                flush.add(number)
+        return Job(number, request, sources, [[*places.values()]], False)
 
     def _all_offered(self, request: Request, known: _Known) -> bool:
         """Whether nothing of a request will be offered before it ends."""
         if not self.prompts_only:
             return False
-        for number, chunks in enumerate(known.groups):
-            if chunks.next < request.input_length // self._groups[number].tokens:
+        for chunks in known.groups:
+            if chunks.next < request.input_length // chunks.group.tokens:
                 return False
         return True
 
-    def _whole(self, group: ChunkedGroup, chunks: _Chunks, request: Request, tokens: int) -> int:
+    def _whole(self, chunks: _Chunks, request: Request, tokens: int) -> int:
         """Returns the number of chunks of a group that could be stored by now."""
-        end = tokens // group.tokens
-        if group.rules.eagle and tokens > request.input_length and request.finish_ns < 0:
+        end = tokens // chunks.group.tokens
+        if chunks.group.rules.eagle and tokens > request.input_length and request.finish_ns < 0:
             # Its last block may be written again while drafts are verified.
             end -= 1
         return max(0, min(end, len(chunks.blocks) // self.blocks_per_chunk, len(chunks.keys)))
 
-    def _offers(
-        self, group: ChunkedGroup, chunks: _Chunks, request: Request, end: int, junction: int
-    ) -> list[int]:
+    def _offers(self, chunks: _Chunks, request: Request, end: int, known: _Known) -> list[int]:
         """Returns the chunks of a group that are offered: those that a later load can use, and
         whose blocks are all there."""
-        size, first = self.blocks_per_chunk, chunks.next
-        offered: set[int] = set()
-        ended = request.finish_ns >= 0
-        mask = self._mask(group, request, junction, end, ended)
-        if ended and group.slides and mask.horizon and self._even(group):
-            # The end of the request was not known to be one when the last chunks were passed over.
-            segment = mask.align // group.rules.block_size
-            first = min(first, end * size // segment * segment // size)
-            before = self._mask(group, request, junction, request.input_length // group.tokens)
-            offered = self._worth(group, first, chunks.next, before)
-        used = self._used(group, first, end, mask)
-        if used is None and not (offered or 0 in chunks.blocks[first * size : end * size]):
+        group, size, first = chunks.group, self.blocks_per_chunk, chunks.next
+        masked = self._align > 0 and group.rules.marked()
+        if not masked and 0 not in chunks.blocks[first * size : end * size]:
             return [*range(first, end)]
+        offered: set[int] = set()
+        block_size = group.rules.block_size
+        ended = request.finish_ns >= 0
+        mask = self._mask(group, request, known.junction, end, ended)
+        if ended and masked and group.slides and mask.horizon and not mask.align % block_size:
+            # The end of the request was not known to be one when the last chunks were passed over.
+            segment = mask.align // block_size
+            first = min(first, end * size // segment * segment // size)
+            prompt = request.input_length // group.tokens
+            before = self._mask(group, request, known.junction, prompt)
+            passed = self._used(group, first, chunks.next, before)
+            offered = {first + place for place, used in enumerate(passed) if any(used)}
         found = []
-        for at in range(first, end):
+        for at, used in enumerate(self._used(group, first, end, mask), first):
             held = chunks.blocks[at * size : (at + 1) * size]
-            wanted = held if used is None else [*compress(held, used[at - first])]
+            wanted = [*compress(held, used)]
             if at not in offered and held[-1] and wanted and 0 not in wanted:
                 found.append(at)
         return found
 
-    def _worth(self, group: ChunkedGroup, first: int, end: int, mask: Mask) -> set[int]:
-        """Returns which of the chunks `first .. end - 1` a later request can use in part."""
-        used = self._used(group, first, end, mask)
-        return {at for at in range(first, end) if used is None or any(used[at - first])}
-
-    def _used(
-        self, group: ChunkedGroup, first: int, end: int, mask: Mask
-    ) -> list[list[bool]] | None:
-        """Returns which blocks of each of the chunks `first .. end - 1` a later request can use;
-        None for all."""
-        if not self._align or end <= first:
-            return None
+    def _used(self, group: ChunkedGroup, first: int, end: int, mask: Mask) -> list[list[bool]]:
+        """Returns which blocks of each of the chunks `first .. end - 1` a later request can use."""
         size = self.blocks_per_chunk
-        kept = group.rules.keeps(first * size, end * size, mask)
+        kept = group.rules.keeps(first * size, end * size, mask) if self._align else None
         if kept is None:
-            return None
+            kept = [True] * (end - first) * size
         return [kept[at : at + size] for at in range(0, len(kept), size)]
 
     def _mask(
@@ -570,10 +538,6 @@ class Offloading(Connector):
             horizon = 0
         return Mask(self._align or 1, interval, eagle, marks, horizon * self.blocks_per_chunk)
 
-    def _even(self, group: ChunkedGroup) -> bool:
-        """Whether hits end where blocks of a group do."""
-        return self._align > 0 and self._align % group.rules.block_size == 0
-
     # -- a request is over, or a transfer --------------------------------------------------------
 
     def request_finished(self, request: Request) -> bool:
@@ -581,7 +545,8 @@ class Offloading(Connector):
         if known is not None:
             self._extend_keys(request, known)
             for number in known.jobs:
-                self._fence(number, self._copies[number].held)
+                copy = self._copies[number]
+                copy.fenced.update(copy.held)
         return False
 
     def update_connector_output(self, done: Done) -> Reported:
@@ -599,10 +564,6 @@ class Offloading(Connector):
         """A transfer is over. Returns its chunks."""
         request, copy = job.request, self._copies.pop(job.number)
         assert request is not None
-        for block in copy.fenced:
-            self._fences[block].discard(job.number)
-            if not self._fences[block]:
-                del self._fences[block]
         known: _Known = request.standing
         known.jobs.remove(job.number)
         if known.over and not known.jobs:
@@ -611,11 +572,11 @@ class Offloading(Connector):
 
     @property
     def busy(self) -> bool:
-        return bool(self._copies) or self.tier.copying
+        return len(self._copies) > 0 or self.tier.copying > 0
 
     @property
     def restless(self) -> bool:
-        return self.tier.cascades and self.busy
+        return self.tier.storage is not None and self.busy
 
     def remarks(self) -> list[str]:
         return _remarks(self.happened)
@@ -637,17 +598,13 @@ class Offloading(Connector):
         known: _Known | None = request.standing
         if known is not None:
             known.over = True
-            self._note_unstored(request, known)
+            if self.prompts_only:
+                for chunks in known.groups:
+                    first = request.input_length // chunks.group.tokens
+                    self._unstored.update(chunks.keys[first : first + 1])
             self.tier.ended(known.access)
             if not known.jobs:
                 request.standing = None
-
-    def _note_unstored(self, request: Request, known: _Known) -> None:
-        """Notes where the answer of a request begins, if it is not stored."""
-        if self.prompts_only:
-            for number, chunks in enumerate(known.groups):
-                first = request.input_length // self._groups[number].tokens
-                self._unstored.update(chunks.keys[first : first + 1])
 
     def _happens(self, event: str, known: _Known) -> None:
         """Counts what happens to a request, once."""
@@ -655,16 +612,10 @@ class Offloading(Connector):
             known.events.add(event)
             self.happened[event] += 1
 
-    def _fence(self, number: int, blocks: Iterable[int]) -> None:
-        """Watches blocks that a store reads: who reuses them waits for it."""
-        self._copies[number].fenced.update(blocks)
-        for block in blocks:
-            self._fences.setdefault(block, set()).add(number)
-
     def _known_of(self, request: Request) -> _Known:
         known: _Known | None = request.standing
         if known is None:
-            known = request.standing = _Known(len(self._groups))
+            known = request.standing = _Known(self._groups)
         return known
 
     def _extend_keys(self, request: Request, known: _Known) -> None:
@@ -674,7 +625,7 @@ class Offloading(Connector):
         contents = blocks.number(request)
         length: i64 = len(contents)
         for number, chunks in enumerate(known.groups):
-            each: i64 = self._groups[number].tokens // unit
+            each: i64 = chunks.group.tokens // unit
             end: i64 = (len(chunks.keys) + 1) * each
             while end <= length:
                 key: Key = blocks.content_key(contents[end - 1], number)
@@ -682,9 +633,13 @@ class Offloading(Connector):
                 position[key] = end * unit
                 end += each
 
-    def _number(self) -> int:
+    def _begin(self, known: _Known, copy: _Copy) -> int:
+        """A transfer of a request begins. Returns its number."""
+        number = self._jobs
         self._jobs += 1
-        return self._jobs - 1
+        self._copies[number] = copy
+        known.jobs.add(number)
+        return number
 
 
 def _alignment(groups: list[ChunkedGroup]) -> int:

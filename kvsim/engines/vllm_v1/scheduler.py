@@ -257,9 +257,9 @@ class VllmV1(Scheduler):
         because requests wait."""
         plan.transfers = connector.build_connector_meta(plan)
         worker.start(plan.transfers)
+        plan.waits = plan.transfers.begin
         if connector.busy or worker.busy:
-            goes_on = worker.unsent or connector.restless
-            plan.waits = bool(len(batch) or goes_on or plan.transfers.begin)
+            plan.waits |= len(batch) > 0 or worker.unsent or connector.restless
 
     def waits(self, batch: Batch, plan: Plan, start_ns: int, next_ns: int) -> Moved:
         """How long a step that begins at `start_ns` waits for transfers before it computes. The

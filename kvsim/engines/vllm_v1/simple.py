@@ -8,9 +8,9 @@ while they are copied. vLLM 0.33.0 `v1/simple_kv_offload/manager.py`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from itertools import dropwhile, islice
-from typing import Any
+from collections.abc import Iterable, Iterator
+from itertools import chain, count, dropwhile, islice
+from typing import Any, NamedTuple
 
 from kvsim.core.plan import Move, Plan
 from kvsim.core.pool import Pool
@@ -19,9 +19,16 @@ from kvsim.engines.vllm_v1.connector import Connector, Done, Job, Match, Reporte
 from kvsim.engines.vllm_v1.cpu_tier import PENDING, READY
 from kvsim.engines.vllm_v1.groups import Chunked, Full, Sliding
 from kvsim.engines.vllm_v1.manager import Hits, KVCacheManager
+from kvsim.machine.hardware import GIB
 
-Copy = tuple[list[int], list[int]]
-"""GPU blocks, and the CPU blocks that belong to them."""
+
+class Copy(NamedTuple):
+    """Blocks that are copied."""
+
+    gpu: list[int]
+    cpu: list[int]
+    request: Request | None = None
+    """Who waits for it."""
 
 
 class _Stored:
@@ -47,23 +54,37 @@ class SimpleOffload(Connector):
 
     def __init__(
         self,
+        *,
         blocks: KVCacheManager,
-        cpu_blocks: int,
+        block_bytes: int,
+        world_size: int,
         max_num_batched_tokens: int,
-        lazy: bool = False,
+        cpu_bytes_to_use: int = 8 * GIB,
+        cpu_bytes_to_use_per_rank: int | None = None,
+        num_cpu_blocks: int | None = None,
+        lazy_offload: bool = False,
     ) -> None:
-        """`cpu_blocks`: size of the tier; one of them is never used. Raises `ValueError` where no
-        group has full attention."""
+        """Raises `ValueError` for a tier without room, and where no group has full attention."""
+        room = cpu_bytes_to_use
+        if cpu_bytes_to_use_per_rank is not None:
+            room = cpu_bytes_to_use_per_rank * world_size
+        most = room // block_bytes
+        number = most if num_cpu_blocks is None else num_cpu_blocks
+        if not 1 < number <= most:
+            raise ValueError(
+                f"num_cpu_blocks: {number} blocks, of which one is never used; the memory has room"
+                f" for {most}"
+            )
         if not any(isinstance(group, Full) for group in blocks.groups):
             raise ValueError("SimpleCPUOffloadConnector needs a group of full attention")
         self._blocks = blocks
-        size = cpu_blocks - 1 if blocks.caching else 0
+        size = number - 1 if blocks.caching else 0
         self.cpu = Pool(size, None, len(blocks.groups), blocks.layout.key_tokens)
         self.capacity = self.capacity_blocks = size
         blocks.tier = self
         self._preemptions = 0
         """Number of steps that waited for all transfers because of a preemption."""
-        self._lazy = lazy
+        self._lazy = lazy_offload
         self._ahead = 2 * sum(
             -(-group.window // group.block_size) + 1
             if isinstance(group, Sliding)
@@ -80,11 +101,11 @@ class SimpleOffload(Connector):
         """GPU blocks that an eager store reads."""
         self._waiting: list[Copy] = []
         """Stores of requests that have ended since the last step."""
-        self._new_loads: list[tuple[Request, Copy]] = []
-        self._loading: dict[int, list[tuple[Request, Copy]]] = {}
-        self._storing: dict[int, Copy] = {}
-        self._events = [0, 0]
-        """Number of loads, and of stores, so far."""
+        self._new_loads: list[Copy] = []
+        self._loading: dict[int, list[Copy]] = {}
+        self._storing: dict[int, list[Copy]] = {}
+        """Number of a job → what it copies."""
+        self._load_numbers, self._store_numbers = count(), count()
 
     # -- a request waits -------------------------------------------------------------------------
 
@@ -127,26 +148,15 @@ class SimpleOffload(Connector):
         self.cpu.hit(sources)
         self._forget(request)
         blocks.pin(targets)
-        self._new_loads.append((request, (targets, sources)))
+        self._new_loads.append(Copy(targets, sources, request))
 
     # -- a step is composed ----------------------------------------------------------------------
 
     def build_connector_meta(self, plan: Plan) -> Transfers:
-        copies = [self._reserved(self._evicted_next())] if self._lazy else self._confirmed(plan)
-        copies += self._waiting
-        self._waiting = []
-        gpu = [block for copy in copies for block in copy[0]]
-        cpu = [block for copy in copies for block in copy[1]]
-        stores: list[Job] = []
-        if gpu:
-            stores.append(self._event(1, gpu, cpu))
-            self._storing[stores[0].number] = gpu, cpu
-        loads: list[Job] = []
-        if self._new_loads:
-            gpu = [block for _, copy in self._new_loads for block in copy[0]]
-            cpu = [block for _, copy in self._new_loads for block in copy[1]]
-            loads.append(self._event(0, gpu, cpu))
-            self._loading[loads[0].number], self._new_loads = self._new_loads, []
+        copies = self._reserved(self._evicted_next()) if self._lazy else self._confirmed(plan)
+        stores = _begun(copies + self._waiting, self._storing, self._store_numbers)
+        loads = _begun(self._new_loads, self._loading, self._load_numbers)
+        self._waiting, self._new_loads = [], []
         waits = self._blocks.caching and bool(plan.preempted)
         self._preemptions += waits
         return Transfers(loads, stores, [], [], flush_all=waits)
@@ -157,7 +167,7 @@ class SimpleOffload(Connector):
         for request, _ in plan.preempted:
             if request in self._stored:
                 self._stored[request] = _Stored(groups)
-        copies = []
+        copies: list[Copy] = []
         for move in sorted(plan.moves, key=_told_first):
             stored = self._stored.get(move.request)
             if stored is None:
@@ -167,7 +177,7 @@ class SimpleOffload(Connector):
                 stored.blocks = [[] for _ in range(groups)]
             for known, table in zip(stored.blocks, self._blocks.tables(sequence), strict=True):
                 known += table[len(known) :]
-            copies.append(self._reserved(self._selected(sequence, stored, stored.blocks)))
+            copies += self._reserved(self._selected(sequence, stored, stored.blocks))
         return copies
 
     def _selected(self, sequence: Request, stored: _Stored, tables: list[list[int]]) -> list[int]:
@@ -217,12 +227,14 @@ class SimpleOffload(Connector):
                 chosen.append(block)
         return chosen
 
-    def _reserved(self, chosen: list[int]) -> Copy:
-        """Holds GPU blocks for a store, and takes CPU blocks for them."""
+    def _reserved(self, chosen: list[int]) -> list[Copy]:
+        """Holds GPU blocks for a store, if there are any, and takes CPU blocks for them."""
+        if not chosen:
+            return []
         self._blocks.pin(chosen)
         if not self._lazy:
             self._copied.update(chosen)
-        return chosen, self.cpu.take_many(len(chosen))
+        return [Copy(chosen, self.cpu.take_many(len(chosen)))]
 
     # -- a request is over, or a transfer --------------------------------------------------------
 
@@ -236,38 +248,34 @@ class SimpleOffload(Connector):
                     self._blocks.groups, self._blocks.tables(sequence), strict=True
                 )
             ]
-            self._waiting.append(self._reserved(self._selected(sequence, stored, tables)))
+            self._waiting += self._reserved(self._selected(sequence, stored, tables))
         return False
 
     def update_connector_output(self, done: Done) -> Reported:
-        received = []
-        for job in done.loads:
-            for request, (gpu, cpu) in self._loading.pop(job.number):
-                self.cpu.drop(cpu)
-                self._blocks.unpin(gpu)
-                received.append(request)
-        for job in done.stores:
-            gpu, cpu = self._storing.pop(job.number)
-            self._copied.difference_update(gpu)
-            pool = self._blocks.gpu
-            for source, target in zip(gpu, cpu, strict=True):
+        loads = [copy for job in done.loads for copy in self._loading.pop(job.number)]
+        stores = [copy for job in done.stores for copy in self._storing.pop(job.number)]
+        pool = self._blocks.gpu
+        for copy in stores:
+            self._copied.difference_update(copy.gpu)
+            for source, target in zip(copy.gpu, copy.cpu, strict=True):
                 self.cpu.label(target, pool.content(source), pool.end_of(source))
-            self.cpu.drop(cpu)
-            self._blocks.unpin(gpu)
-        return Reported(received, [])
+        for copy in loads + stores:
+            self.cpu.drop(copy.cpu)
+            self._blocks.unpin(copy.gpu)
+        return Reported([copy.request for copy in loads if copy.request is not None], [])
 
     @property
     def busy(self) -> bool:
-        return bool(self._storing) or any(gpu for gpu, _ in self._waiting)
+        return bool(self._storing or self._waiting)
 
     def contents(self) -> tuple[Iterable[int], Iterable[int]]:
         """Returns the places of its blocks, and their states
         (`kvsim.results.blockmap.Tier`)."""
-        loads = [copy for each in self._loading.values() for _, copy in each]
-        stores = [*self._storing.values(), *self._waiting]
+        loads = chain(*self._loading.values())
+        stores = chain(*self._storing.values(), self._waiting)
         state = dict.fromkeys((*self.cpu.cached_blocks(), *self.cpu.references), READY)
-        state |= Counter(block for _, cpu in loads for block in cpu)
-        state |= dict.fromkeys((block for _, cpu in stores for block in cpu), PENDING)
+        state |= Counter(block for copy in loads for block in copy.cpu)
+        state |= dict.fromkeys((block for copy in stores for block in copy.cpu), PENDING)
         return [block - self.cpu.first for block in state], state.values()
 
     def remarks(self) -> list[str]:
@@ -287,9 +295,18 @@ class SimpleOffload(Connector):
         if hits is not None:
             self.cpu.drop(_there(hits))
 
-    def _event(self, kind: int, gpu: list[int], cpu: list[int]) -> Job:
-        self._events[kind] += 1
-        return Job(self._events[kind] - 1, None, [gpu], [cpu])
+
+def _begun(
+    copies: list[Copy], under_way: dict[int, list[Copy]], numbers: Iterator[int]
+) -> list[Job]:
+    """Begins copies, as one job if there is anything to copy."""
+    if not copies:
+        return []
+    number = next(numbers)
+    under_way[number] = copies
+    gpu = [block for copy in copies for block in copy.gpu]
+    cpu = [block for copy in copies for block in copy.cpu]
+    return [Job(number, None, [gpu], [cpu])]
 
 
 def _there(hits: Hits) -> list[int]:

@@ -32,13 +32,12 @@ class Lane(Generic[T]):
     """Copies that follow each other."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[int, T]] = deque()
-        """(nanoseconds alone on the link, copy) of those that have not begun."""
+        self.copies: deque[tuple[int, T]] = deque()
+        """(nanoseconds alone on the link, copy) of those that are not over, in order."""
         self._left = 0
+        """What is left of the first one, in nanoseconds times `_FULL`."""
         self._over: deque[tuple[int, T]] = deque()
         """(end in nanoseconds, copy) of those that are over and were not taken out."""
-        self.copies: deque[T] = deque()
-        """Those that are not over, in order."""
         self.finished = 0
         """Number of copies that are over."""
         self.busy_ns = 0
@@ -48,9 +47,7 @@ class Lane(Generic[T]):
         """A copy is asked for that takes `alone_ns` where it is alone on the link."""
         if not self.copies:
             self._left = alone_ns * _FULL
-        else:
-            self._waiting.append((alone_ns, copy))
-        self.copies.append(copy)
+        self.copies.append((alone_ns, copy))
 
     def take(self, now_ns: int) -> list[T]:
         """Takes out the copies that are over at a time."""
@@ -68,10 +65,10 @@ class Lane(Generic[T]):
         self.busy_ns += ns
         self._left -= speed * ns
         if self._left <= 0:
-            self._over.append((now_ns, self.copies.popleft()))
+            self._over.append((now_ns, self.copies.popleft()[1]))
             self.finished += 1
-            if self._waiting:
-                self._left = self._waiting.popleft()[0] * _FULL
+            if self.copies:
+                self._left = self.copies[0][0] * _FULL
 
 
 class Lanes(Generic[T]):
@@ -136,12 +133,10 @@ class TimedWorker(Worker):
         self.reads, self.writes = Lane[Below](), Lane[Below]()
         self._device = Lanes([[self.reads], [self.writes]])
         self._later: list[Job] = []
-        self._begins = False
         self.blocks = {"stored": 0, "loaded": 0}
         """GPU blocks copied so far, or being copied."""
 
-    def launch(self, transfers: Transfers | None, start_ns: int, idle: bool, next_ns: int) -> Moved:
-        assert transfers is not None
+    def launch(self, transfers: Transfers, start_ns: int, idle: bool, next_ns: int) -> Moved:
         self._link.advance(start_ns)
         self._device.advance(start_ns)
         before = [len(lane.copies) if transfers.flush_all else 0 for lane in self._all]
@@ -164,13 +159,9 @@ class TimedWorker(Worker):
         wait_ns = self._link.now_ns - start_ns - flush_ns
         return Moved(0, wait_ns, flush_ns) if wait_ns or flush_ns else NOTHING_MOVED
 
-    def start(self, transfers: Transfers | None) -> None:
-        assert transfers is not None
-        self._begins = transfers.begin
-
     @property
     def busy(self) -> bool:
-        return self._begins or any(lane.copies for lane in self._all)
+        return any(lane.copies for lane in self._all)
 
     @property
     def unsent(self) -> bool:
@@ -211,5 +202,5 @@ class TimedWorker(Worker):
 
 def _last(lane: Lane[Job], wanted: set[int]) -> int:
     """Returns the place behind the last wanted copy of a lane."""
-    places = [place for place, job in enumerate(lane.copies, 1) if job.number in wanted]
+    places = [place for place, (_, job) in enumerate(lane.copies, 1) if job.number in wanted]
     return places[-1] if places else 0

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +26,7 @@ from kvsim.errors import ConfigError
 from kvsim.machine.models.geometry import Model, Shard
 from kvsim.machine.models.parts import (
     DTYPE_BYTES,
-    METHOD_WORDS,
+    NAMES,
     Experts,
     KvGroup,
     Latent,
@@ -53,8 +52,6 @@ __all__ = [
     "model_of",
 ]
 
-_NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text("utf-8"))
-
 
 class Meaning(NamedTuple):
     """What a spelling stands for."""
@@ -69,7 +66,7 @@ def meaning(spelling: str, shipped: Iterable[str]) -> Meaning | None:
     """The shipped model that a spelling means; None for an unknown one."""
     known = {_compact(name): name for name in shipped}
     known |= {
-        _compact(alias): name for alias, name in _NAMES["aliases"].items() if name in known.values()
+        _compact(alias): name for alias, name in NAMES["aliases"].items() if name in known.values()
     }
     words = words_of(spelling)
     method = method_of(spelling)
@@ -90,13 +87,13 @@ def nearest_names(spelling: str, shipped: Iterable[str]) -> list[str]:
 def _candidates(words: list[str]) -> Iterator[str]:
     """Names that the words may mean, the most exact one first."""
     yield "-".join(words)
-    stored = {*METHOD_WORDS, *_NAMES["quantization"].split()}
+    stored = {*NAMES["method_of"], *NAMES["quantization"].split()}
     words = [word for word in words if word not in stored]
     yield "-".join(words)
     if "coder" in words:  # the longest sequence of the instruct model of the size
         words = [*(word for word in words if word not in ("coder", "instruct")), "instruct"]
         yield "-".join(words)
-    words = [word for word in words if word not in _NAMES["tuning"].split()]
+    words = [word for word in words if word not in NAMES["tuning"].split()]
     yield "-".join(words)
     words = [word for word in words if not re.fullmatch(r"\d{4}|\d{6}", word)]
     yield "-".join(words)

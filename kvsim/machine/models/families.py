@@ -43,12 +43,30 @@ class VisionConfig(Struct, frozen=True, kw_only=True):
     deepstack_visual_indexes: list[Natural] = []
     """Layers after which there is a projector, too."""
 
+    @property
+    def width(self) -> int | None:
+        """Columns of the residual stream."""
+        return self.embed_dim or self.vt_hidden_size or self.hidden_size
+
+    @property
+    def layers(self) -> int | None:
+        """Layers of the encoder."""
+        return self.num_hidden_layers or self.depth or self.vt_num_hidden_layers
+
+    @property
+    def table_rows(self) -> int:
+        """Rows of the tables from which a patch gets its position and its pixels."""
+        patch = self.patch_size or 14
+        places = self.num_position_embeddings or 2 * (self.position_embedding_size or 0)
+        places = places or ((self.image_size or 0) // patch) ** 2
+        return 3 * patch * patch * self.temporal_patch_size + places
+
 
 class _Tower(NamedTuple):
     """A published tower: what its files may leave out."""
 
-    layers: int
-    intermediate_size: int
+    layers: int | None = None
+    intermediate_size: int | None = None
     gated_mlp: bool = False
     projector: Literal["one", "two", "merge", "wide"] = "two"
     """One matrix; two; two after one that merges 2 x 2 patches; or two that are as wide as four
@@ -81,24 +99,17 @@ def vision_parameters(config: VisionConfig, text_hidden_size: int) -> tuple[int,
 
     The sentence of a tower that cannot be estimated says that its weights are not counted.
     """
-    known = _TOWERS.get(config.model_type or "")
-    if known is None and (config.depth or config.vt_hidden_size):
-        known = _WIDE
-    hidden = config.embed_dim or config.vt_hidden_size or config.hidden_size
-    layers = config.num_hidden_layers or config.depth or config.vt_num_hidden_layers
-    layers = layers or (known.layers if known else None)
-    columns = config.intermediate_size or config.vt_intermediate_size
-    columns = columns or (known.intermediate_size if known else None)
+    usual = _WIDE if config.depth or config.vt_hidden_size else _Tower()
+    known = _TOWERS.get(config.model_type or "", usual)
+    hidden, layers = config.width, config.layers or known.layers
     if hidden is None or layers is None:
         return 0, "vision_config does not give the size of its tower: its weights are not counted"
-    gated = known is not None and known.gated_mlp
-    layer = 4 * hidden * hidden + (3 if gated else 2) * hidden * (columns or 4 * hidden)
-    patch = config.patch_size or 14
-    places = config.num_position_embeddings or 2 * (config.position_embedding_size or 0)
-    places = places or ((config.image_size or 0) // patch) ** 2
-    found = layers * layer + hidden * (3 * patch * patch * config.temporal_patch_size + places)
+    columns = config.intermediate_size or config.vt_intermediate_size
+    columns = columns or known.intermediate_size or 4 * hidden
+    layer = 4 * hidden * hidden + (3 if known.gated_mlp else 2) * hidden * columns
+    found = layers * layer + hidden * config.table_rows
     projectors = 1 + len(config.deepstack_visual_indexes)
-    found += projectors * _projector(known.projector if known else "two", hidden, text_hidden_size)
+    found += projectors * _projector(known.projector, hidden, text_hidden_size)
     return found, f"{found / 1e6:,.0f} M parameters of its vision tower are an estimate"
 
 

@@ -453,39 +453,43 @@ class Shard(Struct, frozen=True):
 
     def layer(self, index: int) -> Layer:
         """The parameters of a layer, counted from 0."""
-        model, kind = self.model, self.model.layer_type(index)
-        vectors = model.norms_per_layer * model.hidden_size
-        if model.compressed is not None:
-            sizes = (model.hidden_size, model.head_dim, self.heads, self.tensor_parallel_size)
-            attention, small = compressed_attention(model.compressed, index, *sizes, model.indexer)
-        elif kind == "linear_attention":
-            assert model.linear is not None
-            tp = self.tensor_parallel_size
-            attention, small = model.linear.parameters(model.hidden_size, tp)
-        elif kind == "none":
-            attention, small = 0, 0
-        elif model.latent is not None:
-            attention, small = self._latent_attention(model.latent)
-        else:
-            attention, small = self._attention(kind, index >= model.keeping_layers)
-        indexer = None if model.compressed is not None else model.indexer
-        if indexer is not None and index not in indexer.without:
-            query = model.latent and model.latent.q_lora_rank
-            attention += indexer.parameters(model.hidden_size, query or model.hidden_size)
+        model = self.model
+        attention, vectors = self._attention(index)
+        vectors += model.norms_per_layer * model.hidden_size
         columns = model.mlp_columns(index)
         if columns is not None:
             matrices = 3 if model.gated_mlp else 2
             mlp = matrices * model.hidden_size * -(-columns // self.tensor_parallel_size)
-            return Layer(attention, mlp, 0, 0, vectors + small)
+            return Layer(attention, mlp, 0, 0, vectors)
         shared, routed, router, biases = self._experts()
-        return Layer(attention, shared, routed, router, vectors + small + biases)
+        return Layer(attention, shared, routed, router, vectors + biases)
 
     def _layers(self) -> list[Layer]:
         return [self.layer(index) for index in range(self.model.num_hidden_layers)]
 
-    def _attention(self, kind: LayerType, shares: bool) -> tuple[int, int]:
-        """Weights of the products of an attention layer, and its vectors; one that `shares` keys
-        and values has queries only."""
+    def _attention(self, index: int) -> tuple[int, int]:
+        """Weights of the products of a layer's attention, of whatever kind, and its vectors."""
+        model, kind, tp = self.model, self.model.layer_type(index), self.tensor_parallel_size
+        if model.compressed is not None:
+            sizes = (model.hidden_size, model.head_dim, self.heads, tp)
+            return compressed_attention(model.compressed, index, *sizes, model.indexer)
+        if kind == "linear_attention":
+            assert model.linear is not None
+            products, vectors = model.linear.parameters(model.hidden_size, tp)
+        elif kind == "none":
+            products, vectors = 0, 0
+        elif model.latent is not None:
+            products, vectors = self._latent_attention(model.latent)
+        else:
+            products, vectors = self._full_attention(kind, index >= model.keeping_layers)
+        if model.indexer is not None and index not in model.indexer.without:
+            query = model.latent and model.latent.q_lora_rank
+            products += model.indexer.parameters(model.hidden_size, query or model.hidden_size)
+        return products, vectors
+
+    def _full_attention(self, kind: LayerType, shares: bool) -> tuple[int, int]:
+        """The same of a layer that attends with keys and values; one that `shares` them has queries
+        only."""
         model, tp = self.model, self.tensor_parallel_size
         own = model.heads_of(kind)
         heads, kv_heads = own.num_attention_heads // tp, max(1, own.num_key_value_heads // tp)

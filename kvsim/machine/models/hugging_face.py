@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta, Struct, field
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from kvsim.errors import ConfigError, shortened
 from kvsim.machine.models.families import (
@@ -32,7 +32,6 @@ from kvsim.machine.models.layouts import LAYER_TYPES, NONE, layouts
 from kvsim.machine.models.parts import (
     ALL,
     METHODS,
-    NF4,
     Compressed,
     Heads,
     Indexer,
@@ -59,6 +58,15 @@ SIZES = (
 )
 """Keys without which there is no geometry."""
 
+
+_GATED_DELTA_NET = (
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+)
+"""Keys without which there is no geometry of a layer of `linear_attention` (Qwen3-Next)."""
 
 Bits = Annotated[int, Meta(ge=1, le=16)]
 
@@ -90,7 +98,7 @@ class _SideCar(Struct, frozen=True, kw_only=True):
     quant_algo: str | None = None
     kv_cache_quant_algo: str | None = None
     quantized_layers: dict[str, _Layer] | None = None
-    exclude_modules: list[str] | None = None
+    ignore: list[str] | None = field(default=None, name="exclude_modules")
 
 
 class QuantizationConfig(Struct, frozen=True, kw_only=True):
@@ -115,6 +123,20 @@ class QuantizationConfig(Struct, frozen=True, kw_only=True):
     llm_int8_skip_modules: list[str] | None = None
     exclude: list[str] | None = None
     global_quant_config: dict[str, Any] | None = None
+
+    @property
+    def method(self) -> str:
+        """`quant_method` in small letters and with dashes."""
+        return self.quant_method.lower().replace("_", "-")
+
+    @property
+    def spared(self) -> list[str]:
+        """Modules that are not quantised."""
+        rest_in_8_bits = self.quantized_layers and self.weight_block_size
+        ignore = None if rest_in_8_bits else self.ignore
+        lists = (self.modules_to_not_convert, ignore, self.ignored_layers)
+        further = (self.llm_int8_skip_modules, self.exclude)
+        return [module for each in (*lists, *further) for module in each or ()]
 
 
 class _Decoder(Struct, frozen=True, kw_only=True):
@@ -190,6 +212,11 @@ class _Document(Struct, frozen=True, kw_only=True):
     dtype: str | None = None
     tie_word_embeddings: bool | None = None
 
+    @property
+    def inner(self) -> dict[str, Any] | None:
+        """The decoder of a model with several towers; None for one that has no other parts."""
+        return self.text_config or self.llm_config or self.language_config
+
 
 def from_hugging_face(
     config: Mapping[str, Any], where: str, side_car: QuantizationConfig | None = None
@@ -204,44 +231,26 @@ def from_hugging_face(
     in a way that is not read.
     """
     document = converted(config, _Document, where)
-    inner = document.text_config or document.llm_config or document.language_config
+    inner = document.inner
     text = _usual(config, inner, where)
-    kind = text.get("model_type")
-    family = FAMILIES.get(kind or "", Family())  # the plainest one for an unknown one
+    family = FAMILIES.get(text.get("model_type") or "", Family())  # the plainest for an unknown one
     missing = {key: value for key, value in family.defaults.items() if key not in text}
     if "sliding_window" in (config if inner is None else inner):  # null says that there is none
         missing.pop("sliding_window", None)
-    text = {**missing, **text}
-    text.setdefault("intermediate_size", text.get("moe_intermediate_size"))
-    for key in SIZES:
-        if text.get(key) is None:
-            raise ConfigError(f"{where}: {key}: missing; the geometry needs it")
-    decoder = converted(text, _Decoder, where)
-    if kind not in FAMILIES and decoder.hidden_act not in _GATED:
-        raise ConfigError(
-            f"{where}: model_type {kind!r:.40} with hidden_act {decoder.hidden_act!r:.40} is not"
-            " known, so nor is whether its MLPs have gates; choose another model, or give its"
-            " geometry as a TOML like those of configs/models"
-        )
+    decoder = _decoder({**missing, **text}, where)
+    tied = (decoder.tie_word_embeddings, document.tie_word_embeddings, family.tied)
+    remarks: list[str] = []
     table = {
         **_sizes(decoder, family),
         **_attention(decoder, family, where),
         **_experts(decoder, where),
-        **_around(document, side_car, decoder, text, family),
+        **_stored(document, side_car, decoder, text.get("torch_dtype"), remarks),
+        **_towers(document, family, decoder.hidden_size, remarks),
+        "tie_word_embeddings": next(each for each in tied if each is not None),
         "name": Path(document.name or str(Path(where).parent)).name or where,
         "source": f"{where} (text_config)" if inner is not None else where,
     }
-    remarks = table.pop("remarks")
-    if missing:
-        keys = ", ".join(f"{key} {value}" for key, value in missing.items())
-        remarks.append(f"not given, so taken from transformers' {kind}: {keys}")
-    if kind not in FAMILIES:
-        remarks.append(f"model_type {kind!r:.40} is not known; read as a decoder with gated MLPs")
-    if "quantization" not in table and (method := method_of(table["name"])):
-        remarks.append(
-            f"no file says how weights are stored, though the name says {method}: they are counted"
-            " as unquantised, an upper bound; --quantization sets it"
-        )
+    remarks += _assumed(table, decoder.model_type, missing)
     return convert(
         {**table, "remarks": tuple(f"{where}: {each}" for each in remarks)}, Model, where
     )
@@ -278,6 +287,22 @@ _GATED = ("silu", "swish", "gelu_pytorch_tanh", "swigluoai", "situ")
 """Activations of MLPs with gates."""
 
 
+def _decoder(text: dict[str, Any], where: str) -> _Decoder:
+    """The decoder of a configuration under usual keys. Raises `ConfigError` for a missing size, and
+    for one of which nobody knows whether its MLPs have gates."""
+    text.setdefault("intermediate_size", text.get("moe_intermediate_size"))
+    _present(text, SIZES, where)
+    decoder = converted(text, _Decoder, where)
+    kind, activation = decoder.model_type, decoder.hidden_act
+    if kind not in FAMILIES and activation not in _GATED:
+        raise ConfigError(
+            f"{where}: model_type {kind!r:.40} with hidden_act {activation!r:.40} is not known, so"
+            " nor is whether its MLPs have gates; choose another model, or give its geometry as a"
+            " TOML like those of configs/models"
+        )
+    return decoder
+
+
 def _sizes(decoder: _Decoder, family: Family) -> dict[str, Any]:
     heads = decoder.num_attention_heads
     bias = decoder.attention_bias
@@ -310,17 +335,15 @@ def _attention(decoder: _Decoder, family: Family, where: str) -> dict[str, Any]:
         found["sliding_window"] = decoder.sliding_window
     if CHUNKED in types:
         found["attention_chunk_size"] = decoder.attention_chunk_size
-    if LINEAR in types and decoder.linear is not None:
+    if LINEAR in types:
         found["linear"] = decoder.linear
-    elif LINEAR in types:
-        keys = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
-        found["linear"] = _present(decoder, [f"linear_{key}" for key in keys], where)
-        found["linear"]["linear_conv_kernel_dim"] = decoder.linear_conv_kernel_dim
-        found["linear"]["mamba_ssm_dtype"] = decoder.mamba_ssm_dtype
-        found["attn_output_gate"] = decoder.attn_output_gate is not False
+        if decoder.linear is None:
+            found["linear"] = _present(asdict(decoder), _GATED_DELTA_NET, where)
+            found["linear"]["mamba_ssm_dtype"] = decoder.mamba_ssm_dtype
+            found["attn_output_gate"] = decoder.attn_output_gate is not False
     if decoder.kv_lora_rank is not None:
         keys = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-        latent = found["latent"] = _present(decoder, keys, where)
+        latent = found["latent"] = _present(asdict(decoder), keys, where)
         latent["q_lora_rank"] = decoder.q_lora_rank
         latent["output_gate"] = decoder.latent_output_gate
         found["head_dim"] = latent["qk_nope_head_dim"] + latent["qk_rope_head_dim"]
@@ -332,29 +355,29 @@ def _attention(decoder: _Decoder, family: Family, where: str) -> dict[str, Any]:
 
 def _layer_types(decoder: _Decoder, family: Family) -> tuple[str, ...]:
     """The pattern of the layers; a window that no sequence can leave counts as full attention."""
-    window, layers = decoder.sliding_window, decoder.num_hidden_layers
-    uses = decoder.use_sliding_window
-    slides = bool(window) and (family.uses_window if uses is None else uses)
+    longest, uses = decoder.max_position_embeddings, decoder.use_sliding_window
+    kept = {LINEAR, NONE}
+    if decoder.layer_types is not None or (family.uses_window if uses is None else uses):
+        kept |= {SLIDING} if 0 < (decoder.sliding_window or 0) < longest else set()
+    if (decoder.attention_chunk_size or longest) < longest:
+        kept.add(CHUNKED)
+    return tuple(each if each in kept else FULL for each in _pattern(decoder, family))
+
+
+def _pattern(decoder: _Decoder, family: Family) -> tuple[str, ...]:
+    """The pattern of the layers, as the file or the family says it."""
+    layers = decoder.num_hidden_layers
     if decoder.layer_types is not None:
-        types = tuple(LAYER_TYPES.get(each, each) for each in _own(decoder.layer_types, decoder))
-        slides = bool(window)
-    elif decoder.linear_num_value_heads is not None:
+        return tuple(LAYER_TYPES.get(each, each) for each in _own(decoder.layer_types, decoder))
+    types = tuple(family.windows)
+    if decoder.linear_num_value_heads is not None:
         types = (*[LINEAR] * ((decoder.full_attention_interval or 4) - 1), FULL)
     elif decoder.sliding_window_pattern is not None:
         types = (*[SLIDING] * (min(decoder.sliding_window_pattern, layers) - 1), FULL)
-    elif uses and decoder.max_window_layers is not None:
+    elif decoder.use_sliding_window and decoder.max_window_layers is not None:
         full = min(decoder.max_window_layers, layers)
         types = (*[FULL] * full, *[SLIDING] * (layers - full))
-    else:
-        types = tuple(family.windows)
-    longest, chunk = decoder.max_position_embeddings, decoder.attention_chunk_size
-    kept = {LINEAR: LINEAR, NONE: NONE}
-    if slides and (window or 0) < longest:
-        kept[SLIDING] = SLIDING
-    if (chunk or longest) < longest:
-        kept[CHUNKED] = CHUNKED
-    known = tuple(kept.get(each, FULL) for each in types)
-    return known[:layers] if decoder.layer_types is None else known
+    return types[:layers]
 
 
 def _own(entries: list[T], decoder: _Decoder) -> list[T]:
@@ -373,8 +396,7 @@ def _experts(decoder: _Decoder, where: str) -> dict[str, Any]:
         shared = (decoder.n_shared_experts or 0) * columns
     return {
         "experts": {
-            "num_experts": decoder.num_experts,
-            **_present(decoder, ["num_experts_per_tok"], where),
+            **_present(asdict(decoder), ["num_experts", "num_experts_per_tok"], where),
             "moe_intermediate_size": columns,
             "shared_expert_intermediate_size": shared,
             "shared_expert_gate": bool(shared) and (decoder.model_type or "").startswith("qwen"),
@@ -387,31 +409,35 @@ def _experts(decoder: _Decoder, where: str) -> dict[str, Any]:
     }
 
 
-def _around(
+def _stored(
     document: _Document,
     side_car: QuantizationConfig | None,
     decoder: _Decoder,
-    text: Mapping[str, Any],
-    family: Family,
+    dtype: object,
+    remarks: list[str],
 ) -> dict[str, Any]:
-    """What the whole model has: types, quantisation, ties, towers."""
-    dtype = text.get("torch_dtype") or document.torch_dtype or document.dtype
-    tied = decoder.tie_word_embeddings
-    if tied is None:
-        tied = document.tie_word_embeddings
-    remarks: list[str] = []
-    found: dict[str, Any] = {}
+    """How weights are stored; `dtype`: what the decoder says of it. Adds to the remarks."""
+    dtype = dtype or document.torch_dtype or document.dtype
     said = document.quantization_config or decoder.quantization_config or side_car
-    if said is not None:
-        found["quantization"] = stored_as(said, decoder.num_hidden_layers, decoder.expert_dtype)
-        if found["quantization"] is None:
-            method = said.quant_method
-            remarks.append(
-                f"quantization_config: method {method!r:.40} is not known; weights are counted as"
-                " unquantised, an upper bound"
-            )
+    if said is None:
+        return {"torch_dtype": "float32" if dtype is None else dtype}
+    stored = stored_as(said, decoder.num_hidden_layers, decoder.expert_dtype)
+    if stored is None:
+        remarks.append(
+            f"quantization_config: method {said.quant_method!r:.40} is not known; weights are"
+            " counted as unquantised, an upper bound"
+        )
+    # Quantised checkpoints without a type were made from 16-bit ones.
+    return {"quantization": stored, "torch_dtype": "bfloat16" if dtype is None else dtype}
+
+
+def _towers(
+    document: _Document, family: Family, hidden_size: int, remarks: list[str]
+) -> dict[str, int]:
+    """Parameters of the towers for images and sounds. Adds to the remarks."""
+    found: dict[str, int] = {}
     if document.vision_config is not None:
-        tower, remark = vision_parameters(document.vision_config, decoder.hidden_size)
+        tower, remark = vision_parameters(document.vision_config, hidden_size)
         found["apart_parameters" if family.text_alone else "vision_parameters"] = tower
         remarks.append(remark)
     elif family.tower:
@@ -425,20 +451,28 @@ def _around(
         tower, remark = audio_parameters(document.audio_config)
         found["vision_parameters"] = found.get("vision_parameters", 0) + tower
         remarks.append(remark)
-    if dtype is None:
-        # Quantised checkpoints without a type were made from 16-bit ones.
-        dtype = "float32" if said is None else "bfloat16"
-    return {
-        **found,
-        "torch_dtype": dtype,
-        "tie_word_embeddings": family.tied if tied is None else tied,
-        "remarks": remarks,
-    }
+    return found
 
 
-def _present(decoder: _Decoder, keys: list[str] | tuple[str, ...], where: str) -> dict[str, Any]:
+def _assumed(
+    table: Mapping[str, Any], kind: str | None, missing: Mapping[str, Any]
+) -> Iterator[str]:
+    """Remarks on what no file says, and was taken to be so."""
+    if missing:
+        keys = ", ".join(f"{key} {value}" for key, value in missing.items())
+        yield f"not given, so taken from transformers' {kind}: {keys}"
+    if kind not in FAMILIES:
+        yield f"model_type {kind!r:.40} is not known; read as a decoder with gated MLPs"
+    if "quantization" not in table and (method := method_of(table["name"])):
+        yield (
+            f"no file says how weights are stored, though the name says {method}: they are counted"
+            " as unquantised, an upper bound; --quantization sets it"
+        )
+
+
+def _present(values: Mapping[str, Any], keys: Iterable[str], where: str) -> dict[str, Any]:
     """The values of keys that must be there."""
-    found = {key: getattr(decoder, key) for key in keys}
+    found = {key: values.get(key) for key in keys}
     for key, value in found.items():
         if value is None:
             raise ConfigError(f"{where}: {key}: missing; the geometry needs it")
@@ -448,13 +482,7 @@ def _present(decoder: _Decoder, keys: list[str] | tuple[str, ...], where: str) -
 def of_side_car(table: Mapping[str, Any], where: str) -> QuantizationConfig:
     """What `hf_quant_config.json` says, as a `quantization_config` would."""
     said = converted(table.get("quantization", {}), _SideCar, where)
-    return QuantizationConfig(
-        quant_method="modelopt",
-        quant_algo=said.quant_algo,
-        kv_cache_quant_algo=said.kv_cache_quant_algo,
-        quantized_layers=said.quantized_layers,
-        ignore=said.exclude_modules,
-    )
+    return QuantizationConfig(quant_method="modelopt", **asdict(said))
 
 
 def stored_as(
@@ -470,11 +498,7 @@ def stored_as(
     found = _by_part(rules)
     if expert_dtype == "fp4" and found.get("experts", rules[0][1]).bits >= 8:
         found["experts"] = quantization("mxfp4")
-    if config.quantized_layers and config.weight_block_size:
-        config = replace(config, ignore=None)  # what is not in 4 bits is in 8
-    lists = (config.modules_to_not_convert, config.ignore, config.ignored_layers)
-    further = (config.llm_int8_skip_modules, config.exclude)
-    spared = [module for each in (*lists, *further) for module in each or ()]
+    spared = config.spared
     parts = [part for part in ALL if part in found and not _spares(part, spared, layers)]
     first = rules[0][1]
     others = {part: found[part].bits for part in parts if found[part].bits != first.bits}
@@ -502,7 +526,7 @@ def _has_fp8_cache(config: QuantizationConfig) -> bool:
     Source: vLLM of 2026, utils/torch_utils.py, `get_kv_cache_quant_algo_string`, for ModelOpt;
     model_executor/layers/attention/attention.py, `Attention`, for compressed-tensors.
     """
-    scheme, method = config.kv_cache_scheme, config.quant_method.lower().replace("_", "-")
+    scheme, method = config.kv_cache_scheme, config.method
     if method.startswith("modelopt"):
         fp8 = {"dynamic": False, "num_bits": 8, "type": "float"}
         if scheme:
@@ -519,25 +543,24 @@ def _rules(config: QuantizationConfig) -> Iterator[_Rule]:
     for algo, modules in of_algo.items():
         if stored := _of_algo(algo):
             yield modules, stored
-    method = config.quant_method.lower().replace("_", "-")
-    if of_algo and method != "fp8":
+    if of_algo and config.method != "fp8":
         return
     groups: list[_Rule] = []
-    if not of_algo and method in ("compressed-tensors", "modelopt"):
-        groups = [*_of_groups(config, method)]
+    if not of_algo and config.method in ("compressed-tensors", "modelopt"):
+        groups = [*_of_groups(config)]
     yield from groups
-    if not groups and (found := _bits(config)):
+    if not groups and (found := _of_method(config)):
         yield None, found
 
 
-def _of_groups(config: QuantizationConfig, method: str) -> Iterator[_Rule]:
+def _of_groups(config: QuantizationConfig) -> Iterator[_Rule]:
     """The rules of `config_groups`."""
     for group in (config.config_groups or {}).values():
         if group.weights is None:
             continue
         named = [target for target in group.targets if "." in target or ":" in target]
         stored = _compressed(group)
-        if method == "modelopt":
+        if config.method == "modelopt":
             stored = replace(stored, method="modelopt_fp4" if stored.bits < 8 else "modelopt")
         yield named or None, stored
 
@@ -554,37 +577,43 @@ def _of_algo(algo: str) -> Quantization | None:
     return quantization("awq") if "AWQ" in algo or "INT4" in algo else None
 
 
-def _bits(config: QuantizationConfig) -> Quantization | None:
-    method = config.quant_method.lower().replace("_", "-")
-    group = config.group_size if config.group_size and config.group_size > 0 else None
-    if method in ("awq", "gptq", "auto-round"):
-        bits = config.bits or config.w_bit or 4
-        zeros = 0 if config.zero_point is False else bits
-        return Quantization(method=method, bits=grouped(bits, group or 128, 16, zeros))
-    if method == "fp8" and config.weight_block_size:
-        rows, columns, *_ = [*config.weight_block_size, 1]
-        return Quantization(method="fp8", bits=grouped(8, rows * columns, 32), fp8_products=True)
-    if method == "modelopt" and config.quant_algo:
-        return _of_algo(config.quant_algo)
-    if method == "quark" and config.global_quant_config:
-        weight = config.global_quant_config.get("weight")
-        if isinstance(weight, Mapping) and weight.get("dtype") == "fp4":
-            return replace(quantization("mxfp4"), method="quark", parts=ALL, fp4=True)
-    if method in ("bitsandbytes", ""):
-        if config.load_in_4bit:
-            return Quantization(method="bitsandbytes", bits=NF4)
-        return Quantization(method="bitsandbytes", bits=8) if config.load_in_8bit else None
-    named = [name for name in (config.quant_method.lower(), method) if name in METHODS]
-    return quantization(named[0]) if named else None
+def _of_method(config: QuantizationConfig) -> Quantization | None:
+    """How all weights are stored; None for an unknown method."""
+    match config.method:
+        case "awq" | "gptq" | "auto-round":
+            return _in_groups(config)
+        case "fp8" if config.weight_block_size:
+            rows, columns, *_ = [*config.weight_block_size, 1]
+            bits = grouped(8, rows * columns, 32)
+            return Quantization(method="fp8", bits=bits, fp8_products=True)
+        case "modelopt" if config.quant_algo:
+            return _of_algo(config.quant_algo)
+        case "quark":
+            match config.global_quant_config:
+                case {"weight": {"dtype": "fp4"}}:
+                    return replace(quantization("mxfp4"), method="quark", parts=ALL, fp4=True)
+        case "bitsandbytes" | "":
+            if config.load_in_4bit:
+                return METHODS["bitsandbytes"]
+            return Quantization(method="bitsandbytes", bits=8) if config.load_in_8bit else None
+    return METHODS.get(config.quant_method.lower()) or METHODS.get(config.method)
+
+
+def _in_groups(config: QuantizationConfig) -> Quantization:
+    """Integers in groups, each with a scale and, unless they are symmetric, a zero point."""
+    bits = config.bits or config.w_bit or 4
+    zeros = 0 if config.zero_point is False else bits
+    group = max(config.group_size or 0, 0) or 128
+    return Quantization(method=config.method, bits=grouped(bits, group, 16, zeros))
 
 
 def _compressed(group: _Group) -> Quantization:
     """A group of layers of a `compressed-tensors` checkpoint."""
     weights = group.weights or _Weights()
-    size = weights.group_size if weights.group_size and weights.group_size > 0 else None
+    size = max(weights.group_size or 0, 0)
     is_float = weights.type == "float"
     bits = float(weights.num_bits)
-    if size is not None:
+    if size:
         # Microscaling formats (4-bit floats) have scales of 8 bits, the others of 16.
         scale = 8 if is_float and weights.num_bits == 4 else 16
         bits = grouped(weights.num_bits, size, scale, 0 if weights.symmetric else weights.num_bits)

@@ -9,7 +9,9 @@ model, as they do in the usual checkpoints. Layers of compressed attention are c
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta, Struct
@@ -355,7 +357,7 @@ class Quantization(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             return None
         if not (self.fp4 or "fp4" in self.method):
             return "int4"
-        return "nvfp4" if bits >= NVFP4 else "mxfp4"
+        return "nvfp4" if bits >= METHODS["modelopt_fp4"].bits else "mxfp4"
 
 
 def grouped(bits: int, group_size: int, scale_bits: int, zero_bits: int = 0) -> float:
@@ -363,39 +365,17 @@ def grouped(bits: int, group_size: int, scale_bits: int, zero_bits: int = 0) -> 
     return bits + (scale_bits + zero_bits) / group_size
 
 
-INT4 = grouped(4, 128, 16, 4)
-"""AWQ and GPTQ at their usual group of 128: a 16-bit scale, a 4-bit zero point."""
-NF4 = 4 + 8 / 64 + 32 / (64 * 256)
-"""bitsandbytes: 8-bit scales of 64 weights, themselves scaled in groups of 256 (QLoRA, section 3).
-"""
-BLOCK_FP8 = grouped(8, 128 * 128, 32)
-"""One float32 scale for a block of 128 x 128 weights, as in DeepSeek-V3."""
-NVFP4 = grouped(4, 16, 8)
-MXFP4 = grouped(4, 32, 8)
-"""An 8-bit exponent for 32 weights (OCP Microscaling Formats 1.0)."""
-MXFP8 = grouped(8, 32, 8)
-
-_EXPERTS: tuple[Part, ...] = ("experts",)
-_USUAL: tuple[tuple[str, float, tuple[Part, ...], bool], ...] = (
-    (
-        "fp8 fp8_per_tensor fp8_per_channel fbgemm_fp8 compressed-tensors modelopt quark",
-        *(8, ALL, True),
-    ),
-    ("fp8_per_block", BLOCK_FP8, ALL, True),
-    ("mxfp8 modelopt_mxfp8", MXFP8, ALL, True),
-    ("modelopt_fp4 nvfp4_per_token", NVFP4, ALL, False),
-    ("awq auto_awq awq_marlin gptq auto_gptq gptq_marlin w4a16", INT4, ALL, False),
-    ("gptq-int8", grouped(8, 128, 16, 8), ALL, False),
-    ("w8a8 int8_per_channel_weight_only", 8, ALL, False),
-    ("bitsandbytes", NF4, ALL, False),
-    ("mxfp4 gpt_oss_mxfp4", MXFP4, _EXPERTS, False),
-    ("experts_int8", 8, _EXPERTS, False),
-)
-"""Methods, and the `bits`, `parts` and `fp8_products` of their usual form."""
+NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text("utf-8"))
+"""What words of names mean, and how methods of quantisation store weights."""
 METHODS = {
-    name: Quantization(method=name, bits=bits, parts=parts, fp8_products=fp8)
-    for methods, bits, parts, fp8 in _USUAL
-    for name in methods.split()
+    name: Quantization(
+        method=name,
+        bits=grouped(said["bits"], *said["group"]) if "group" in said else said["bits"],
+        parts=tuple(said.get("parts", ALL)),
+        fp8_products=said.get("fp8_products", False),
+    )
+    for said in NAMES["methods"]
+    for name in said["names"].split()
 }
 """Name → its usual form. Names and the parts that they quantise are vLLM 0.33.0's,
 `model_executor/layers/quantization/`; `w4a16`, `w8a8` and `gptq-int8` stand for suffixes of names.
@@ -406,25 +386,6 @@ def quantization(method: str) -> Quantization:
     """The usual form of a method; raises `ConfigError` with the nearest name for an unknown one."""
     check_choice("quantization", method, METHODS)
     return METHODS[method]
-
-
-METHOD_WORDS = {
-    "nvfp4": "modelopt_fp4",
-    "fp4": "modelopt_fp4",
-    "mxfp4": "mxfp4",
-    "mxfp8": "mxfp8",
-    "fp8": "fp8",
-    "awq": "awq",
-    "gptq": "gptq",
-    "bnb": "bitsandbytes",
-    "nf4": "bitsandbytes",
-    "w4a16": "w4a16",
-    "w8a8": "w8a8",
-    "int8": "w8a8",
-    "int4": "w4a16",
-    "4bit": "bitsandbytes",
-}
-"""Word of a name → method. Of several words, the one that comes first here counts."""
 
 
 def words_of(spelling: str) -> list[str]:
@@ -438,4 +399,4 @@ def method_of(spelling: str) -> str | None:
     words = words_of(spelling)
     if "gptq" in words and ("int8" in words or "8bit" in words):
         return "gptq-int8"
-    return next((method for word, method in METHOD_WORDS.items() if word in words), None)
+    return next((method for word, method in NAMES["method_of"].items() if word in words), None)

@@ -13,7 +13,7 @@ only what depends on a completion is timed by the event loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol, cast
+from typing import Protocol
 
 import simpy
 
@@ -42,25 +42,51 @@ class Senders(Protocol):
         """The requests that an ended one releases."""
 
 
-class Inbox(Receiver):
+class Waking(Receiver):
+    """Wakes an engine that waits for requests."""
+
+    def __init__(self, env: simpy.Environment, listens: bool) -> None:
+        super().__init__(listens)
+        self._env = env
+        self._wake: simpy.Event | None = None
+
+    def __len__(self) -> int:
+        return len(self.pending)
+
+    @property
+    def asleep(self) -> bool:
+        """Whether the engine waits."""
+        return self._wake is not None
+
+    def wake(self) -> None:
+        """Ends the wait."""
+        if self._wake is not None:
+            self._wake.succeed()
+            self._wake = None
+
+    def wait(self, until_ns: int) -> Process:
+        """Waits until a request arrives, or `wake` is called, at most until `until_ns`."""
+        if not self.pending:
+            self._wake = self._env.event()
+            self._set_alarm()
+            yield woken(self._wake, until_ns)
+            self._wake = None
+            yield Later(self._env, 0)
+
+    def _set_alarm(self) -> None:
+        """Wakes the engine when the next request with a fixed send time is due."""
+
+
+class Inbox(Waking):
     """Requests that have arrived and that the engine has not taken in yet."""
 
     def __init__(self, env: simpy.Environment, clients: Senders) -> None:
-        super().__init__(clients.listen)
-        self._env = env
+        super().__init__(env, clients.listen)
         self._clients = clients
-        self._wake: simpy.Event | None = None
         self._upcoming = iter(clients.start())
         """Requests that clients send at a fixed time, in order of time."""
         self._next: Request | None
         self.next_ns, self._next = next(self._upcoming, _NOBODY)
-
-    def __bool__(self) -> bool:
-        return bool(self.pending)
-
-    @property
-    def _now_ns(self) -> int:
-        return cast(int, self._env.now)
 
     def upcoming(self) -> tuple[int, int]:
         return self.next_ns, int(self._env.peek())
@@ -73,14 +99,14 @@ class Inbox(Receiver):
             if self._clients.offer(request, self.next_ns):
                 self.pending.append(request)
             self.next_ns, self._next = next(self._upcoming, _NOBODY)
-        if self._wake is not None:
-            self._rouse()
+        if self.pending:
+            self.wake()
 
     def release(self, ended: list[Request]) -> None:
         """Tells the clients of completions; they send more now or after their think time."""
         if not self.listens:
             return
-        now_ns = self._now_ns
+        now_ns = int(self._env.now)
         for request in ended:
             sent, later = self._clients.ended(request, now_ns)
             self.pending += sent
@@ -90,46 +116,31 @@ class Inbox(Receiver):
                 else:
                     timer = self._env.timeout(time_ns - now_ns, other)
                     timer.callbacks.append(lambda event: self._offer(event.value))
-        self._rouse()
-
-    def wait(self, until_ns: int) -> Process:
-        """Waits until a request arrives, at most until `until_ns`."""
-        if not self.pending:
-            self._wake = self._env.event()
-            self._set_alarm()
-            yield woken(self._wake, until_ns)
-            self._wake = None
-            yield Later(self._env, 0)
+        if self.pending:
+            self.wake()
 
     def _offer(self, request: Request) -> None:
         """Offers a request to its client's concurrency limit, which may hold it back."""
-        self.collect(self._now_ns)
-        if self._clients.offer(request, self._now_ns):
+        self.collect(int(self._env.now))
+        if self._clients.offer(request, int(self._env.now)):
             self.pending.append(request)
-            self._rouse()
-
-    def _rouse(self) -> None:
-        """Wakes the engine if it waits for a request that is here now."""
-        if self._wake is not None and self.pending:
-            self._wake.succeed()
-            self._wake = None
+            self.wake()
 
     def _set_alarm(self) -> None:
-        """Wakes the engine when the next request with a fixed send time is due, unless the
-        concurrency limit holds it back."""
+        # The concurrency limit may hold the request back.
         if self._wake is not None and self._next is not None:
-            timer = self._env.timeout(self.next_ns - self._now_ns)
+            timer = self._env.timeout(self.next_ns - int(self._env.now))
             timer.callbacks.append(self._ring)
 
     def _ring(self, event: simpy.Event) -> None:
-        self.collect(self._now_ns)
+        self.collect(int(self._env.now))
         self._set_alarm()
 
 
 Ended = Callable[[list[Request]], None]
 
 
-class Mailbox(Receiver):
+class Mailbox(Waking):
     """Holds the requests that somebody passes on to an engine until it takes them in. Nobody knows
     when the next one comes."""
 
@@ -138,41 +149,16 @@ class Mailbox(Receiver):
     ) -> None:
         """`upcoming_ns` returns the time before which nothing outside the engine matters to it;
         `ended` is told which requests ended, when they end."""
-        super().__init__(listens=True)
-        self._env = env
-        self._upcoming_ns = upcoming_ns
-        self._ended = ended
-        self._wake: simpy.Event | None = None
-
-    def __len__(self) -> int:
-        return len(self.pending)
-
-    @property
-    def asleep(self) -> bool:
-        """Whether the engine waits."""
-        return self._wake is not None
+        super().__init__(env, listens=True)
+        self._upcoming_ns, self._ended = upcoming_ns, ended
 
     def put(self, request: Request) -> None:
         """A request arrives."""
         self.pending.append(request)
         self.wake()
 
-    def wake(self) -> None:
-        """Ends the wait."""
-        if self._wake is not None:
-            self._wake.succeed()
-            self._wake = None
-
     def upcoming(self) -> tuple[int, int]:
         return self.next_ns, self._upcoming_ns()
 
     def release(self, ended: list[Request]) -> None:
         self._ended(ended)
-
-    def wait(self, until_ns: int) -> Process:
-        """Waits until a request arrives, or `wake` is called, at most until `until_ns`."""
-        if not self.pending:
-            self._wake = self._env.event()
-            yield woken(self._wake, until_ns)
-            self._wake = None
-            yield Later(self._env, 0)

@@ -13,7 +13,7 @@ in which they are asked for. A transfer needs the sender and the receiver. vLLM 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import simpy
 
@@ -22,18 +22,8 @@ from kvsim.core.request import Request
 from kvsim.engines.vllm_v1.connector import NOTHING, Done, Job, Transfers, Worker
 from kvsim.machine.hardware import TransferTimes
 from kvsim.run.connectors import Lease
+from kvsim.run.replica.inbox import Mailbox
 from kvsim.run.replica.time import Process
-
-
-class Sleeper(Protocol):
-    """An engine that sleeps while it has nothing to do."""
-
-    @property
-    def asleep(self) -> bool:
-        """Whether it waits."""
-
-    def wake(self) -> None:
-        """Ends the wait."""
 
 
 class Handover:
@@ -62,7 +52,7 @@ class Handover:
 class Keeper(Worker):
     """The worker of a prefill engine: keeps blocks until they are read, or the lease runs out."""
 
-    def __init__(self, env: simpy.Environment, lease: Lease, engine: Sleeper) -> None:
+    def __init__(self, env: simpy.Environment, lease: Lease, engine: Mailbox) -> None:
         self.lease = lease
         self.outward = simpy.Resource(env, capacity=1)
         """The sending half of its network."""
@@ -111,7 +101,7 @@ class Puller(Worker):
         lease: Lease,
         block_bytes: int,
         handovers: Mapping[int, Handover],
-        engine: Sleeper,
+        engine: Mailbox,
     ) -> None:
         """`handovers`: those of all prompts, by the index of the request."""
         self._env, self._times, self._handovers = env, times, handovers
@@ -124,7 +114,6 @@ class Puller(Worker):
         """What it has not read yet."""
         self._beat_ns = -lease.interval_ns
         self._under_way = 0
-        self._begins = False
         self._received: list[Any] = []
 
     def expect(self, handover: Handover) -> None:
@@ -150,17 +139,10 @@ class Puller(Worker):
                 extended_ns = now_ns + handover.keeper.lease.extension_ns
                 handover.lease_ns = max(handover.lease_ns, extended_ns)
 
-    def start(self, transfers: Transfers | None) -> None:
-        assert transfers is not None
-        self._begins = bool(transfers.loads)
+    def start(self, transfers: Transfers) -> None:
         self._beat(int(self._env.now))
 
-    @property
-    def busy(self) -> bool:
-        return self._begins
-
-    def launch(self, transfers: Transfers | None, start_ns: int, idle: bool, next_ns: int) -> Moved:
-        assert transfers is not None
+    def launch(self, transfers: Transfers, start_ns: int, idle: bool, next_ns: int) -> Moved:
         for job in transfers.loads:
             self._env.process(self._pull(job, start_ns))
         return NOTHING_MOVED

@@ -1,4 +1,4 @@
-"""Simulated time: SimPy's clock, the host link, engines on a pipeline, and ranks in lock step."""
+"""Simulated time: SimPy's clock, engines on a pipeline, and ranks in lock step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from kvsim.core.plan import Plan
 from kvsim.core.schema import STAGE_COLUMNS
 from kvsim.cost import checked_prices
 from kvsim.cost.estimates import StagedCost
-from kvsim.machine.hardware import LinkTimes
 
 Process = Generator[simpy.Event, Any, Any]
 
@@ -36,6 +35,10 @@ class Clock(simpy.Environment):
         error for an empty queue."""
         return int(self._queue[0][0]) if self._queue else NEVER_NS
 
+    def later(self, delay_ns: int) -> Later:
+        """An event of the engine, `delay_ns` from now."""
+        return Later(self, delay_ns)
+
 
 class Later(simpy.Event):
     """An event of the engine, `delay_ns` from now."""
@@ -53,29 +56,6 @@ def woken(wake: simpy.Event, until_ns: int) -> simpy.Event:
     """Returns an event that happens with `wake`, or when it is `until_ns` without it."""
     env = wake.env
     return wake if until_ns >= NEVER_NS else wake | env.timeout(until_ns - env.now)
-
-
-class Link:
-    """The host link. It makes one copy at a time, in the order of the requests for it."""
-
-    def __init__(self, env: simpy.Environment, times: LinkTimes) -> None:
-        self._env = env
-        self._times = times
-        self._lane = simpy.Resource(env, capacity=1)
-
-    def later(self, delay_ns: int) -> Later:
-        """An event of the engine, `delay_ns` from now."""
-        return Later(self._env, delay_ns)
-
-    def transfer(self, blocks: int) -> Process:
-        """Copies blocks one way. Returns the wait for the link and the copying time, in
-        nanoseconds."""
-        asked = self._env.now
-        with self._lane.request() as turn:
-            yield turn
-            started = self._env.now
-            yield Later(self._env, self._times.transfer_ns(blocks))
-        return started - asked, self._env.now - started
 
 
 class PipelineTime(SimulatedTime):
@@ -96,9 +76,13 @@ class PipelineTime(SimulatedTime):
     """
 
     def __init__(
-        self, env: simpy.Environment, cost: StagedCost, link: Link, inbox: Receiver
+        self,
+        env: simpy.Environment,
+        cost: StagedCost,
+        transfer_ns: Callable[[int], int],
+        inbox: Receiver,
     ) -> None:
-        super().__init__(env, checked_prices(cost).step_ns, link, inbox)
+        super().__init__(env, checked_prices(cost).step_ns, transfer_ns, inbox)
         self.gauged, self.records_empty = STAGE_COLUMNS, False
         self._cost = cost
         self._free_ns = [0] * cost.number
@@ -227,12 +211,12 @@ class RankTime(SimulatedTime):
         self,
         env: simpy.Environment,
         price: Callable[[Plan], int],
-        link: Link,
+        transfer_ns: Callable[[int], int],
         inbox: Receiver,
         ranks: Ranks,
     ) -> None:
         """See `SimulatedTime`; `ranks` are all ranks of the engine."""
-        super().__init__(env, price, link, inbox)
+        super().__init__(env, price, transfer_ns, inbox)
         self.meets = True
         self._ranks = ranks
         self._alone_ns = 0

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -89,25 +89,9 @@ class Table:
                     found[flag] = Flag(flag, takes, _effect(entry, key or flag))
         return found
 
-    @property
-    def program(self) -> str:
-        """The command as messages show it, such as `vllm serve`."""
-        return str(self._file["program"])
-
-    @property
-    def short(self) -> Mapping[str, str]:
-        """Short spellings: `-tp` → `tensor_parallel_size`."""
-        return cast(Mapping[str, str], self._file["short"])
-
-    @property
-    def positional(self) -> str:
-        """The argument that needs no flag."""
-        return str(self._file["positional"])
-
-    @property
-    def unused(self) -> Mapping[str, str]:
-        """Engine → settings that it does not have, though a command or a log may name them."""
-        return cast(Mapping[str, str], self._file.get("unused", {}))
+    def __getitem__(self, key: str) -> Any:
+        """What the file says under a key beside the arguments."""
+        return self._file[key]
 
     def find(self, name: str) -> Flag | None:
         """The flag with this name, or the only one whose name begins so, as argparse has it."""
@@ -261,7 +245,7 @@ def unknown_flag(name: str, table: Table, where: str) -> ConfigError:
     """The error for a flag that an engine does not have."""
     near = nearest(name.replace("-", "_"), table.flags)
     return ConfigError(
-        f"{where}: {table.program} has no flag {_short(spelled(name), quoted=False)};{near}"
+        f"{where}: {table['program']} has no flag {_short(spelled(name), quoted=False)};{near}"
         " correct it, or leave it out"
     )
 
@@ -315,7 +299,7 @@ def generation(version: str | None, use_v1: str | None) -> str:
 def leave_unused(meaning: Meaning) -> None:
     """Take away the settings that the engine does not have, with a note for those that are set."""
     engine = meaning.settings.get("engine", "")
-    for key in VLLM.unused.get(engine, "").split():
+    for key in VLLM["unused"].get(engine, "").split():
         meaning.sources.pop(key, None)
         if meaning.settings.pop(key, None):
             meaning.ignored.setdefault(f"not used by {engine}", []).append(key)

@@ -103,7 +103,7 @@ class _Words:
                 if positional:
                     raise self._stray(word)
                 positional = True
-                yield self._argument(self._table.positional, word)
+                yield self._argument(self._table["positional"], word)
                 continue
             name, equals, value = word.partition("=")
             head, _, keys = name.partition(".")
@@ -134,10 +134,10 @@ class _Words:
         """The flag of a word, and whether the word turns it on."""
         if not head.startswith("--"):
             short = "-O" if head.startswith("-O") else head
-            if short in self._table.short:
-                return self._table.flags[self._table.short[short]], True
+            if short in self._table["short"]:
+                return self._table.flags[self._table["short"][short]], True
             raise ConfigError(
-                f"{self._where}: {self._table.program} has no flag {head[:60]}; correct it, or"
+                f"{self._where}: {self._table['program']} has no flag {head[:60]}; correct it, or"
                 " leave it out"
             )
         name = head[2:].replace("-", "_")
@@ -228,7 +228,7 @@ def serve_line(arguments: Iterable[Argument], changes: Mapping[str, Any]) -> str
     kept = {each.name: each.value for each in arguments if _key(each.name) not in changes}
     kept |= {_names()[key]: value for key, value in changes.items()}
     model = kept.pop("model", None) or kept.pop("model_tag", None)
-    return shlex.join([*VLLM.program.split(), *([str(model)] if model else []), *flags(kept)])
+    return shlex.join([*VLLM["program"].split(), *([str(model)] if model else []), *flags(kept)])
 
 
 def flags(values: Mapping[str, Any]) -> list[str]:
@@ -385,19 +385,12 @@ def read_record(text: str, where: str) -> Said | None:
     if not isinstance(table, dict) or not isinstance(table.get("engine_kwargs"), dict):
         return None
     given: dict[str, Any] = {"model": table.get("model"), **table["engine_kwargs"]}
-    for key, name in _CACHE.items():
-        if (value := _inner(table, "kv_cache", key)) is not None:
-            given[name] = value
+    cache = _inner(table, "kv_cache")
+    given |= {name: cache[key] for key, name in _CACHE.items() if cache.get(key) is not None}
     if "num_gpu_blocks_override" in given:
-        blocks, ranks = given["num_gpu_blocks_override"], given.get("data_parallel_size") or 1
-        if type(blocks) is not int or type(ranks) is not int or blocks < ranks or ranks < 1:
-            raise ConfigError(
-                f"{where}: kv_cache.num_gpu_blocks {blocks!r} for data_parallel_size {ranks!r}:"
-                " expected at least a block for each rank; correct it, or remove kv_cache"
-            )
-        given["num_gpu_blocks_override"] = blocks // ranks
+        given["num_gpu_blocks_override"] = _blocks_of_rank(given, where)
     release = re.match(r"\d{1,4}\.\d{1,4}\.\d{1,4}", str(table.get("vllm_version")))
-    device = _inner(table, "hardware", "device_name")
+    device = _inner(table, "hardware").get("device_name")
     return Said(
         [Argument(name, value, f"{where}: {name}") for name, value in given.items()],
         release and release[0],
@@ -406,9 +399,18 @@ def read_record(text: str, where: str) -> Said | None:
     )
 
 
-def _inner(table: dict[str, Any], *keys: str) -> Any:
-    """A value of nested tables; None if there is none."""
-    value: Any = table
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
+def _blocks_of_rank(given: dict[str, Any], where: str) -> int:
+    """The blocks of one of the ranks that a record counts together."""
+    blocks, ranks = given["num_gpu_blocks_override"], given.get("data_parallel_size") or 1
+    if type(blocks) is not int or type(ranks) is not int or blocks < ranks or ranks < 1:
+        raise ConfigError(
+            f"{where}: kv_cache.num_gpu_blocks {blocks!r} for data_parallel_size {ranks!r}:"
+            " expected at least a block for each rank; correct it, or remove kv_cache"
+        )
+    return blocks // ranks
+
+
+def _inner(table: dict[str, Any], key: str) -> dict[str, Any]:
+    """A table in a table; empty if there is none."""
+    inner = table.get(key)
+    return inner if isinstance(inner, dict) else {}

@@ -102,6 +102,27 @@ class Start:
         """Whether it came as far as its pool."""
         return bool(self.cache_tokens or self.blocks or self.blocks_of_all)
 
+    @property
+    def generation(self) -> Fact | None:
+        """The engine, which a pool tells, too: only V0 has CPU blocks, and prints no tokens."""
+        if self.engine is not None:
+            return self.engine
+        if self.cpu_blocks is not None:
+            return self.cpu_blocks._replace(value="0")
+        pools = [*self.cache_tokens, *self.blocks]
+        return pools[0]._replace(value="1") if pools else None
+
+    def tell(self, meaning: Meaning, key: str, fact: Fact | None) -> None:
+        """Set what a line says of a setting, if one says it."""
+        if fact is not None:
+            meaning.set(key, fact.value, f"{self.path}:{fact.line}")
+
+    def tell_loaded(self, meaning: Meaning) -> None:
+        """Set the model that is loaded, and the GPUs that share it, where no argument says them."""
+        for key in ("model", "tensor_parallel_size"):
+            if key not in meaning.settings:
+                self.tell(meaning, key, getattr(self, key))
+
 
 CHUNK_BYTES = 1 << 20
 """If a line of a log is longer than two chunks of this size, only its beginning is read."""
@@ -179,7 +200,7 @@ def read_starts(path: str) -> list[Start]:
     starts: list[Start] = []
     for number, raw in lines_with(_WORTH, path):
         text = _COLOUR.sub("", raw.decode("utf-8", errors="replace")).rstrip()
-        for pattern in _LINES:
+        for pattern in _LINES.values():
             if match := re.search(pattern, text):
                 if not starts or _begins_anew(starts[-1], match):
                     starts.append(Start(path, number))
@@ -192,63 +213,46 @@ def read_starts(path: str) -> list[Start]:
     return starts
 
 
-_WORTH = (
-    b"KV cache size",
-    b"KV cache memory",
-    b" blocks: ",
-    b"num_gpu_blocks is",
-    b"LLM engine",
-    b"non-default args",
-    b"args: Namespace",
-    b"max_num_batched_tokens=",
-    b"max model len",
-    b"ynchronous scheduling",
-    b"version",
-    b"Maximum concurrency",
-    b"Model loading took",
-    b"before SM90",
-    b"Device capability",
-    b"device_name=",
-    b"block size to",
-    b"to load model ",
-    b" in world size ",
-)
-"""A line with none of these fits no pattern below; a server's log has millions of such lines."""
-
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _RANK = re.compile(r"\(EngineCore(\w*)")
 _GIB = r"\d{1,9}(?:\.\d{1,9})?"
 _COUNT = r"\d{1,3}(?:,\d{3}){1,5}|\d{1,18}"
-_LINES = (
-    r"vLLM (?:API )?server version (?P<version>\d[^\s,]*)",
-    r"█.* version +(?P<version>\d\S*)",
-    r"non-default args: (?P<arguments>\{.*)",
-    r" args: (?P<arguments>Namespace\(.*)",
-    r"Initializing an? (?:V(?P<engine>[01]) )?LLM engine \(v(?P<version>[^)\s]*)\) with config:"
-    r" (?P<config>.*)",
-    rf"Using max model len (?P<max_model_len>{_COUNT})",
-    rf"Maximum concurrency for (?P<max_model_len>{_COUNT}) tokens per request"
-    r"(?:: (?P<max_concurrency>\d{1,9}\.\d{1,9})x)?",
-    rf"Chunked prefill is enabled with max_num_batched_tokens=(?P<max_num_batched_tokens>{_COUNT})",
-    r"Asynchronous scheduling is (?P<async_scheduling>enabled|disabled)",
-    rf"ing (?:attention|kv cache) block size to (?P<block_size>{_COUNT})",
-    rf"Model loading took (?P<weights>{_GIB}) GiB",
-    rf"Available KV cache memory: (?P<available>{_GIB}) GiB",
-    r"[Ss]tarting to load model (?P<model>\S+?)\.\.\.",
+_LINES = {
+    "server version": r"vLLM (?:API )?server version (?P<version>\d[^\s,]*)",
+    "version": r"█.* version +(?P<version>\d\S*)",
+    "non-default args": r"non-default args: (?P<arguments>\{.*)",
+    "args: Namespace": r" args: (?P<arguments>Namespace\(.*)",
+    "LLM engine": r"Initializing an? (?:V(?P<engine>[01]) )?LLM engine \(v(?P<version>[^)\s]*)\)"
+    r" with config: (?P<config>.*)",
+    "max model len": rf"Using max model len (?P<max_model_len>{_COUNT})",
+    "Maximum concurrency": rf"Maximum concurrency for (?P<max_model_len>{_COUNT}) tokens per"
+    r" request(?:: (?P<max_concurrency>\d{1,9}\.\d{1,9})x)?",
+    "max_num_batched_tokens=": r"Chunked prefill is enabled with max_num_batched_tokens="
+    rf"(?P<max_num_batched_tokens>{_COUNT})",
+    "ynchronous scheduling": r"Asynchronous scheduling is (?P<async_scheduling>enabled|disabled)",
+    "block size to": rf"ing (?:attention|kv cache) block size to (?P<block_size>{_COUNT})",
+    "Model loading took": rf"Model loading took (?P<weights>{_GIB}) GiB",
+    "KV cache memory": rf"Available KV cache memory: (?P<available>{_GIB}) GiB",
+    "to load model ": r"[Ss]tarting to load model (?P<model>\S+?)\.\.\.",
     # All GPUs share a layer where there are no pipeline stages and no replicas, as the last
     # rank shows; of less than all ranks, the world says it.
-    rf"rank \d+ in world size (?P<tensor_parallel_size>{_COUNT}) is assigned as DP rank 0, PP rank"
-    r" 0(?!\d)",
-    r"(?P<not_hopper>GPUs before SM90|Device capability \d{1,3}\.\d not supported)",
-    r"device_name=(?P<device>[\w-]{1,80}?)(?:,|\.json)",
-    rf"\b(?!CPU )\w+ KV cache size: (?P<cache_tokens>{_COUNT}) tokens",
-    rf"# (?!CPU)\w+ blocks: (?P<blocks>{_COUNT})(?:, # CPU blocks: (?P<cpu_blocks>{_COUNT}))?",
-    rf"after num_gpu_blocks is: (?P<blocks_of_all>{_COUNT})",
-)
-"""A group is an attribute of `Start`; it sets the fact, or adds to those of each rank."""
+    " in world size ": rf"rank \d+ in world size (?P<tensor_parallel_size>{_COUNT}) is assigned as"
+    r" DP rank 0, PP rank 0(?!\d)",
+    "before SM90": r"(?P<not_hopper>GPUs before SM90)",
+    "Device capability": r"(?P<not_hopper>Device capability \d{1,3}\.\d not supported)",
+    "device_name=": r"device_name=(?P<device>[\w-]{1,80}?)(?:,|\.json)",
+    "KV cache size": rf"\b(?!CPU )\w+ KV cache size: (?P<cache_tokens>{_COUNT}) tokens",
+    " blocks: ": rf"# (?!CPU)\w+ blocks: (?P<blocks>{_COUNT})"
+    rf"(?:, # CPU blocks: (?P<cpu_blocks>{_COUNT}))?",
+    "num_gpu_blocks is": rf"after num_gpu_blocks is: (?P<blocks_of_all>{_COUNT})",
+}
+"""What a line holds that a pattern fits → the pattern: a server's log has millions of lines that
+hold none of them. A group is an attribute of `Start`; it sets the fact, or adds to those of each
+rank."""
+_WORTH = [word.encode() for word in _LINES]
 _READ: dict[str, Callable[[str], Any]] = {
     "version": str,
-    "model": str,
+    "model": values.model,
     "engine": str,
     "max_concurrency": float,
     "weights": float,
@@ -367,15 +371,20 @@ def pool_of(
     if tokens is None:
         assert printed is not None, "a start with its blocks"
         return Pool(printed.value, block_size or DEFAULT_BLOCK_SIZE, printed.line)
-    if not block_size and printed and printed.value and not tokens.value % printed.value:
-        # Less than what kernels take comes from groups of layers, which share the blocks.
-        each = tokens.value // printed.value
-        block_size = None if each % DEFAULT_BLOCK_SIZE else each
-    size = block_size or DEFAULT_BLOCK_SIZE
+    size = block_size or _size_printed(tokens, printed) or DEFAULT_BLOCK_SIZE
     if printed is not None and data_parallel_size == 1:
         return Pool(printed.value, size, printed.line)
     version = start.version.value if start.version else ""
     return Pool(blocks_of(tokens.value, size, max_model_len, version, sharing), size, tokens.line)
+
+
+def _size_printed(tokens: Fact, blocks: Fact | None) -> int | None:
+    """Tokens of a block of a pool that is printed in both."""
+    if blocks is None or not blocks.value:
+        return None
+    size, rest = divmod(tokens.value, blocks.value)
+    # Less than what kernels take comes from groups of layers, which share the blocks.
+    return None if rest or size % DEFAULT_BLOCK_SIZE else size
 
 
 def blocks_of(
@@ -420,8 +429,8 @@ def settings_of_log(path: str) -> tuple[Meaning, list[str], Start]:
             " has; give the log up to the line `GPU KV cache size`"
         )
     start = sized[-1]
-    meaning = _without_blocks(start, path)
-    pool = _count_blocks(meaning, start, path)
+    meaning = _without_blocks(start)
+    pool = _count_blocks(meaning, start)
     leave_unused(meaning)
     said = notes(meaning, path, pool)
     if len(starts) > 1:
@@ -432,8 +441,8 @@ def settings_of_log(path: str) -> tuple[Meaning, list[str], Start]:
     return meaning, said, start
 
 
-def _without_blocks(start: Start, path: str) -> Meaning:
-    """Arguments, in their place what the engine made of them, in their place what it says later."""
+def _made_of_arguments(start: Start) -> Meaning:
+    """Arguments, and in their place what the engine made of them."""
     meaning = interpret(start.arguments, VLLM)
     if start.lists_all:
         # Nobody wants to read what nobody gave.
@@ -446,39 +455,32 @@ def _without_blocks(start: Start, path: str) -> Meaning:
         # The format of a quantised checkpoint belongs to the model.
         if not kept and not (key == "quantization" and start.arguments):
             meaning.set(key, value, made.sources[key])
-    for key, fact, read in (
-        ("model", start.model, values.model),
-        ("tensor_parallel_size", start.tensor_parallel_size, values.whole),
-    ):
-        if fact is not None and not start.config and key not in meaning.settings:
-            meaning.set(key, read(fact.value), f"{path}:{fact.line}")
-    for key, fact in (
-        ("max_model_len", start.max_model_len),
-        ("max_num_batched_tokens", start.max_num_batched_tokens),
-        ("async_scheduling", start.async_scheduling),
-        ("hardware", start.device),
-        ("num_cpu_blocks_override", start.cpu_blocks),
-    ):
-        if fact is not None:
-            meaning.set(key, fact.value, f"{path}:{fact.line}")
-    # By how it prints its pool: only V0 has CPU blocks, and prints no tokens.
-    printed = [Fact("1", fact.line) for fact in (*start.cache_tokens, *start.blocks)]
-    if start.cpu_blocks is not None:
-        printed = [Fact("0", start.cpu_blocks.line)]
-    if engine := next(filter(None, [start.engine, *printed]), None):
-        meaning.set("engine", ENGINES[engine.value], f"{path}:{engine.line}")
-    if start.version is not None:
-        release = re.match(r"\d{1,4}\.\d{1,4}\.\d{1,4}", start.version.value)
-        if release:
-            meaning.set("vllm_version", release[0], f"{path}:{start.version.line}")
     return meaning
 
 
-def _count_blocks(meaning: Meaning, start: Start, path: str) -> str:
+def _without_blocks(start: Start) -> Meaning:
+    """What a start says of all but its pool; what it says later counts."""
+    meaning = _made_of_arguments(start)
+    if not start.config:
+        start.tell_loaded(meaning)
+    start.tell(meaning, "max_model_len", start.max_model_len)
+    start.tell(meaning, "max_num_batched_tokens", start.max_num_batched_tokens)
+    start.tell(meaning, "async_scheduling", start.async_scheduling)
+    start.tell(meaning, "hardware", start.device)
+    start.tell(meaning, "num_cpu_blocks_override", start.cpu_blocks)
+    if engine := start.generation:
+        start.tell(meaning, "engine", engine._replace(value=ENGINES[engine.value]))
+    if start.version is not None:
+        release = re.match(r"\d{1,4}\.\d{1,4}\.\d{1,4}", start.version.value)
+        if release:
+            start.tell(meaning, "vllm_version", start.version._replace(value=release[0]))
+    start.tell(meaning, "block_size", start.block_size)
+    return meaning
+
+
+def _count_blocks(meaning: Meaning, start: Start) -> str:
     """Set the blocks and their size, as if one table served all layers; returns both in words."""
-    said = meaning.settings
-    if start.block_size is not None:
-        meaning.set("block_size", start.block_size.value, f"{path}:{start.block_size.line}")
+    said, path = meaning.settings, start.path
     replicas, size = said.get("data_parallel_size", 1), said.get("block_size")
     if replicas < 1 or (size is not None and size < 1):
         raise ConfigError(f"{path}: data_parallel_size {replicas}, block_size {size}: below 1")

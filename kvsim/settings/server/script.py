@@ -77,16 +77,18 @@ def _found(text: str, where: str, nested: int = 0) -> Iterator[ServerCommand]:
         server = "vllm"
         if begin is None:
             (begin, version), server = _begin_sglang(words), "sglang"
-        quoted = []
-        if "-c" in words and nested < _MOST_NESTED:
-            script = (word for word in words[words.index("-c") + 1 :] if _SERVERS.search(word))
-            quoted = [
-                found for word in script if " " in word for found in _found(word, where, nested + 1)
-            ]
-        if quoted:
+        if quoted := list(_quoted(words, where, nested)):
             yield from (found._replace(version=found.version or version) for found in quoted)
         elif begin is not None:
             yield ServerCommand(words[begin:], version, variables, server)
+
+
+def _quoted(words: list[str], where: str, nested: int) -> Iterator[ServerCommand]:
+    """The server commands in the texts that a shell is given: `bash -c "..."`."""
+    if "-c" in words and nested < _MOST_NESTED:
+        for word in words[words.index("-c") + 1 :]:
+            if " " in word and _SERVERS.search(word):
+                yield from _found(word, where, nested + 1)
 
 
 def _begin(words: list[str]) -> tuple[int | None, str | None]:

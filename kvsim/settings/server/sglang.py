@@ -16,7 +16,7 @@ Sources: `srt/managers/scheduler.py`, `srt/mem_cache/memory_pool.py` and
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from kvsim.errors import ConfigError
 from kvsim.settings.server import values
@@ -35,28 +35,6 @@ from kvsim.settings.server.values import pairs, whole_pairs
 BACKENDS = ("attention_backend", "decode_attention_backend")
 """Arguments that are no settings, but may decide the page size."""
 
-_PAGES = {
-    "cutedsl_mla": (32, 64),
-    "cutlass_mla": (128,),
-    "flashmla": (64,),
-    "tokenspeed_mla": (32, 64),
-    "trtllm_mha": (16, 32, 64),
-    "trtllm_mla": (32, 64),
-}
-"""Attention backend → the page sizes that it can have; in place of another it takes the last one
-(`srt/arg_groups/overrides.py`, `_mla_backend_page_constraints`)."""
-
-_SPELLED = {
-    "CLIP_MAX_NEW_TOKENS_ESTIMATION": "clip_max_new_tokens",
-    "IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD": "in_batch_check_threshold",
-    "IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD": "in_batch_deprioritize_threshold",
-    "INIT_NEW_TOKEN_RATIO": "init_new_token_ratio",
-    "MIN_NEW_TOKEN_RATIO_FACTOR": "min_new_token_ratio_factor",
-    "NEW_TOKEN_RATIO_DECAY_STEPS": "new_token_ratio_decay_steps",
-    "RETRACT_DECODE_STEPS": "retract_decode_steps",
-}
-"""Environment variable without `SGLANG_` → field of `kvsim.engines.sglang.server.Environment`."""
-
 _MEASURED = "ENABLE_POST_CAPTURE_KV_SIZING"
 """The variable with which the pool is sized after CUDA graphs are captured."""
 
@@ -70,7 +48,7 @@ def complete(meaning: Meaning, variables: Mapping[str, str], where: str) -> None
     said = meaning.settings
     for name in BACKENDS:
         if name in said:
-            sizes, at = _PAGES.get(said.pop(name), ()), meaning.sources.pop(name)
+            sizes, at = SGLANG["pages"].get(said.pop(name), ()), meaning.sources.pop(name)
             if sizes and said.get("block_size", 1) not in sizes:
                 meaning.set("block_size", sizes[-1], at)
             elif not sizes:
@@ -87,16 +65,21 @@ def complete(meaning: Meaning, variables: Mapping[str, str], where: str) -> None
             f"{where}: SGLANG_{_MEASURED}: only the server can measure the memory that its graphs"
             " leave; add --max-total-tokens N as its log has it, or give the log (--startup-log)"
         )
+    if environment := _environment(variables, where):
+        meaning.set("scheduler_args.environment", environment, where)
+
+
+def _environment(variables: Mapping[str, str], where: str) -> dict[str, float]:
+    """What variables say to the scheduler."""
     found = {}
-    for name, key in _SPELLED.items():
+    for name, key in SGLANG["environment"].items():
         text = variables.get(f"SGLANG_{name}")
         if text is not None:
             try:
                 found[key] = values.number(text)
             except ValueError as error:
                 raise ConfigError(f"{where}: SGLANG_{name}: takes {error}, got {text!r}") from None
-    if found:
-        meaning.set("scheduler_args.environment", found, where)
+    return found
 
 
 _CHANGES = {
@@ -121,32 +104,16 @@ def sglang_differs(version: str | None, where: str) -> list[str]:
 _ARGUMENTS = re.compile(r"server_args=(ServerArgs\(.*)")
 _CAME_TO = re.compile(r"(max_total_num_tokens=\d.*)")
 _ALLOCATED = re.compile(r"KV Cache is allocated\..*#tokens: (\d{1,18})")
-_FREE = re.compile(r"Load weight begin\..*avail mem=(\d{1,6}\.\d{1,6}) GB")
+_FREE = re.compile(
+    r"^(?:\[[^\]]* TP(\d{1,4})\])?.*?Load weight begin\..*avail mem=(\d{1,6}\.\d{1,6}) GB"
+)
 _OF_SGLANG = (b"server_args=ServerArgs(", b"max_total_num_tokens=", b"KV Cache is allocated.")
 _MODEL = re.compile(r"HF snapshot for (\S+/\S+) at|models--([^/\s]+--[^/\s]+)/")
-_RANK = re.compile(r"^\[[^\]]* TP(\d{1,4})\]")
 _WORTH = (*_OF_SGLANG, b"Load weight begin.", b"HF snapshot for", b"models--")
 
 _NAMES = {"max_total_num_tokens": "max_total_tokens", "context_len": "context_length"}
 """Name in the last line → name of the argument."""
 _LIMITS = ("chunked_prefill_size", "max_prefill_tokens", "max_running_requests", *_NAMES)
-
-_FEATURES = {
-    "speculative_": ("speculative_algorithm",),
-    "hicache_": ("enable_hierarchical_cache",),
-    "max_lora": ("enable_lora", "lora_paths"),
-}
-"""Beginning of arguments that have a value by default, too → those that use the feature."""
-
-DEFAULTS = {
-    "max_prefill_tokens": 16384,
-    "priority_scheduling_preemption_threshold": 10,
-    "radix_eviction_policy": "lru",
-    "retraction_policy": "length",
-    "schedule_conservativeness": 1.0,
-    "schedule_policy": "fcfs",
-}
-"""Arguments of the scheduler and of the radix cache whose default is not off."""
 
 
 def is_sglang(path: str) -> bool:
@@ -159,27 +126,7 @@ def settings_of_sglang(path: str) -> tuple[Meaning, list[str], Start]:
 
     Raises `ConfigError` for a log without such a start, and for a server that cannot be simulated.
     """
-    arguments: list[Argument] = []
-    """Those of the start that is being read."""
-    sized: list[Argument] = []
-    start, ranks = Start(path, 1), 1
-    for number, raw in lines_with(_WORTH, path):
-        text, where = raw.decode("utf-8", errors="replace").rstrip(), f"{path}:{number}"
-        if match := _ARGUMENTS.search(text):
-            arguments = [Argument(*pair, where) for pair in whole_pairs(match[1], where)]
-        elif match := _CAME_TO.search(text):
-            found = [pair for pair in pairs(match[1]) if pair[0] in _LIMITS]
-            arguments += [Argument(_NAMES.get(name, name), it, where) for name, it in found]
-            sized = arguments
-        elif (match := _ALLOCATED.search(text)) and sized is not arguments:
-            # A draft model's pool comes after that of the model.
-            sized = arguments = [*arguments, Argument("max_total_tokens", int(match[1]), where)]
-        elif match := _FREE.search(text):
-            start.free = Fact(float(match[1]), number)
-            rank = _RANK.search(text)
-            ranks = max(ranks, int(rank[1]) + 1 if rank else 1)
-        elif match := _MODEL.search(text):
-            start.model = Fact(match[1] or match[2].replace("--", "/"), number)
+    sized, start = _last_sized(path)
     if not sized:
         raise ConfigError(
             f"{path}: SGLang starts, but no line says how large its pool is; give the log up to the"
@@ -189,11 +136,7 @@ def settings_of_sglang(path: str) -> tuple[Meaning, list[str], Start]:
     line = meaning.sources["num_gpu_blocks_override"]
     complete(meaning, {}, line)
     meaning.set("engine", "sglang", line)
-    if start.model is not None and "model" not in meaning.settings:
-        meaning.set("model", start.model.value, f"{path}:{start.model.line}")
-    if ranks > 1 and "tensor_parallel_size" not in meaning.settings:
-        assert start.free is not None
-        meaning.set("tensor_parallel_size", ranks, f"{path}:{start.free.line}")
+    start.tell_loaded(meaning)
     blocks, size = meaning.settings["num_gpu_blocks_override"], meaning.settings.get("block_size")
     if blocks < 1:
         raise ConfigError(f"{line}: the server has no KV pages; nothing can be simulated")
@@ -202,11 +145,42 @@ def settings_of_sglang(path: str) -> tuple[Meaning, list[str], Start]:
     return meaning, notes(meaning, path, f"{blocks:,} pages of {size or 1}"), start
 
 
+def _last_sized(path: str) -> tuple[list[Argument], Start]:
+    """The arguments of the last start that came as far as its pool, and what else lines say."""
+    arguments: list[Argument] = []
+    """Those of the start that is being read."""
+    sized: list[Argument] = []
+    start, ranks = Start(path, 1), 1
+    for number, raw in lines_with(_WORTH, path):
+        text, where = raw.decode("utf-8", errors="replace").rstrip(), f"{path}:{number}"
+        if match := _ARGUMENTS.search(text):
+            arguments = [Argument(*pair, where) for pair in whole_pairs(match[1], where)]
+        elif match := _CAME_TO.search(text):
+            sized = arguments = [*arguments, *_limits(match[1], where)]
+        elif (match := _ALLOCATED.search(text)) and sized is not arguments:
+            # A draft model's pool comes after that of the model.
+            sized = arguments = [*arguments, Argument("max_total_tokens", int(match[1]), where)]
+        elif match := _FREE.search(text):
+            start.free = Fact(float(match[2]), number)
+            ranks = max(ranks, int(match[1] or 0) + 1)
+            start.tensor_parallel_size = Fact(ranks, number) if ranks > 1 else None
+        elif match := _MODEL.search(text):
+            start.model = Fact(match[1] or match[2].replace("--", "/"), number)
+    return sized, start
+
+
+def _limits(text: str, where: str) -> Iterator[Argument]:
+    """What a line says that pool and limits came to, under the names of arguments."""
+    for name, value in pairs(text):
+        if name in _LIMITS:
+            yield Argument(_NAMES.get(name, name), value, where)
+
+
 def _meaning(arguments: Iterable[Argument]) -> Meaning:
     """What arguments mean, without those that nobody wants to read because nobody gave them."""
     given = {argument.name for argument in arguments if argument.value}
     unused = tuple(
-        beginning for beginning, uses in _FEATURES.items() if not given.intersection(uses)
+        beginning for beginning, uses in SGLANG["uses"].items() if not given.intersection(uses)
     )
     meaning = interpret((each for each in arguments if not each.name.startswith(unused)), SGLANG)
     meaning.ignored.clear()
@@ -216,7 +190,7 @@ def _meaning(arguments: Iterable[Argument]) -> Meaning:
         kept = {
             name: value
             for name, value in said.items()
-            if value not in (DEFAULTS.get(name), False, 0)
+            if value not in (SGLANG["defaults"].get(name), False, 0)
         }
         if kept:
             meaning.settings[table] = kept

@@ -14,10 +14,9 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from operator import add
-from pathlib import Path
+from operator import add, attrgetter
 from typing import Any
 
 from kvsim.errors import ConfigError
@@ -25,11 +24,13 @@ from kvsim.workload.chain import settle_blocks
 from kvsim.workload.gather import (
     RowRules,
     check_total,
+    foreign_trace,
     identifier,
     integer,
     integers,
     is_date,
     nanoseconds,
+    next_turn,
     sort_rows,
 )
 from kvsim.workload.keys import streams
@@ -69,14 +70,7 @@ def read(source: Source) -> Trace:
         what = f"no timestamp; when requests came may be in {found}: name it timestamp, in ms, or"
         raise source.error(f"{what} leave it out", line=0)
     rows, sorting = sort_rows(reader.rows)
-    trace = Trace(
-        path=source.path,
-        format="mooncake",
-        sha256=source.sha256,
-        rows=rows,
-        source={"format": "mooncake", "file": Path(source.path).name, "sha256": source.sha256},
-        notes=reader.notes(sorting),
-    )
+    trace = foreign_trace(source, "mooncake", rows, reader.notes(sorting))
     remedy = "put the right block_size on every row and make sure that timestamp is in ms"
     settle_blocks(source, trace, reader.block_size or DEFAULT_BLOCK_SIZE, remedy)
     return trace
@@ -147,30 +141,36 @@ class _RowReader:
         rows, read = Rows(first), self._source.lines_read
         try:
             tables = decoder.decode_lines(text)
-            times = [table.timestamp for table in tables]
-            inputs = [table.input_length for table in tables]
-            outputs = [table.output_length for table in tables]
+            columns = zip(*map(attrgetter(*_USUAL), tables), strict=True)
+            times, inputs, outputs, hash_ids = columns
             lines = range(read + 1, read + 1 + len(tables))
             times_ns = [round(time * _NS_PER_MS) for time in times]
-            columns = lines, times_ns, inputs, [output or 1 for output in outputs]
-            rows.add(columns, [table.hash_ids for table in tables])
+            rows.add((lines, times_ns, inputs, [output or 1 for output in outputs]), hash_ids)
         except (ValueError, OverflowError):
             return None
         if not (
-            tables
-            and _one_a_line(text, len(tables))
-            and min(times) >= 0
-            and max(times) * _NS_PER_MS < MAX_NS
-            and min(inputs) >= 1
-            and min(outputs) >= 0
-            and max(outputs) <= self._source.most_output_tokens
-            and max(map(add, inputs, outputs)) <= MAX_TOKENS
+            _one_a_line(text, len(tables))
+            and self._allowed(times, inputs, outputs)
             and self._source.takes(block, len(tables))
         ):
             return None
         present |= _USUAL_PRESENT
         self._counts["outputs"] += outputs.count(0)
         return rows
+
+    def _allowed(
+        self, times: Sequence[float], inputs: Sequence[int], outputs: Sequence[int]
+    ) -> bool:
+        """Whether there are rows, and none breaks a rule on times or lengths."""
+        return bool(
+            times
+            and min(times) >= 0
+            and max(times) * _NS_PER_MS < MAX_NS
+            and min(inputs) >= 1
+            and min(outputs) >= 0
+            and max(outputs) <= self._source.most_output_tokens
+            and max(map(add, inputs, outputs)) <= MAX_TOKENS
+        )
 
     def _add(self, table: dict[str, Any]) -> None:
         """Check the row of the line last read, and keep it."""
@@ -191,7 +191,7 @@ class _RowReader:
             after=-1 if before is None else before.index,
             delay_ns=self._delay(table, before),
             session=session,
-            turn=None if session is None else 0 if before is None else (before.turn or 0) + 1,
+            turn=None if session is None else next_turn(before),
             priority=self._whole(table, "priority", -MAX_TOKENS) if "priority" in table else 0,
         )
         self._note_block_size(table)
@@ -355,29 +355,29 @@ def _lines(trace: Trace, identities: Sequence[SpannedStream], size: int) -> Iter
         yield json.dumps(table)
 
 
+_LOST: dict[str, Callable[[Row], object]] = {
+    "known content of outputs": lambda row: type(row.content) is HashContent and row.content.output,
+    "after and delay_s: every row is sent at its recorded time": lambda row: row.after >= 0,
+    "priority": lambda row: row.priority,
+    "max_new_tokens": lambda row: row.max_new_tokens is not None,
+    "lora": lambda row: row.lora is not None,
+    "abort_after_s": lambda row: row.abort_after_ns is not None,
+    "accepted_drafts": lambda row: row.accepted_drafts,
+    "deadline_s": lambda row: row.deadline_ns is not None,
+    "model": lambda row: row.model is not None,
+    "observed": lambda row: row.observed is not None,
+    "tags": lambda row: row.tags is not None,
+    "fractions of a millisecond": lambda row: (row.arrival_ns or 0) % _NS_PER_MS,
+}
+"""What Mooncake rows cannot hold → whether a row has it."""
+
+
 def _losses(trace: Trace, identities: Sequence[SpannedStream], size: int) -> list[str]:
     """What Mooncake rows cannot hold, as notes."""
     rows = trace.rows
-    lost = {
-        "known content of outputs": sum(
-            type(row.content) is HashContent and bool(row.content.output) for row in rows
-        ),
-        "after and delay_s: every row is sent at its recorded time": sum(
-            row.after >= 0 for row in rows
-        ),
-        "priority": sum(row.priority != 0 for row in rows),
-        "max_new_tokens": sum(row.max_new_tokens is not None for row in rows),
-        "lora": sum(row.lora is not None for row in rows),
-        "abort_after_s": sum(row.abort_after_ns is not None for row in rows),
-        "accepted_drafts": sum(bool(row.accepted_drafts) for row in rows),
-        "deadline_s": sum(row.deadline_ns is not None for row in rows),
-        "model": sum(row.model is not None for row in rows),
-        "observed": sum(row.observed is not None for row in rows),
-        "tags": sum(row.tags is not None for row in rows),
-        "fractions of a millisecond": sum((row.arrival_ns or 0) % _NS_PER_MS != 0 for row in rows),
-    }
+    counts = {what: sum(map(bool, map(has, rows))) for what, has in _LOST.items()}
     notes = [
-        f"lost: {what} ({count:,} of {len(rows):,} rows)" for what, count in lost.items() if count
+        f"lost: {what} ({count:,} of {len(rows):,} rows)" for what, count in counts.items() if count
     ]
     if any(row.content for row in rows):
         # Here, as nothing else of a run counts reuse.

@@ -65,7 +65,7 @@ from typing import Any
 from xxhash import xxh3_128_digest
 
 from kvsim.workload.chain import settle_blocks
-from kvsim.workload.gather import Gathered, identifier, instant, integers, string, tokens
+from kvsim.workload.gather import Gathered, identifier, instant, integers, next_turn, string, tokens
 from kvsim.workload.source import NS_PER_S, Source, read_elements, shown, tables
 from kvsim.workload.trace import (
     MAX_ID,
@@ -113,7 +113,7 @@ def read_qwen(source: Source) -> Trace:
             content=content,
             after=-1 if parent is None else parent.index,
             session=chat if parent is None else parent.session,
-            turn=0 if parent is None else (parent.turn or 0) + 1,
+            turn=next_turn(parent),
         )
     trace = gathered.trace()
     settle_blocks(source, trace, BLOCK_SIZE, "make sure that this is a Qwen-Bailian file")
@@ -170,7 +170,7 @@ def read_llmservingsim(source: Source) -> Trace:
             if table.get("arrival_time") is None or table["queued_ts"] is None:
                 gathered.drop("they have no times")
             else:
-                served.append(_served(source, table, gathered, input_length, output_length))
+                served.append(_served(gathered, table, input_length, output_length))
             continue
         time = table.get("arrival_time_ns")
         gathered.add(
@@ -187,8 +187,9 @@ _ENGINE = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
 
 
 def _served(
-    source: Source, table: dict[str, Any], gathered: Gathered, input_length: int, output_length: int
+    gathered: Gathered, table: dict[str, Any], input_length: int, output_length: int
 ) -> tuple[Row, list[int]]:
+    source = gathered.source
     arrival_ns = instant(source, "arrival_time", table["arrival_time"], NS_PER_S)
     engine = [instant(source, key, table.get(key), NS_PER_S) for key in _ENGINE]
     for key, earlier, time_ns in zip(_ENGINE[1:], engine, engine[1:], strict=False):
@@ -309,7 +310,7 @@ def read_batch(source: Source) -> Trace:
     gathered, known = Gathered(source, "openai-batch"), Ids()
     for table in tables(source):
         if "response" in table:
-            _add_result(source, gathered, table)
+            _add_result(gathered, table)
             continue
         body = table.get("body")
         if not isinstance(body, dict):
@@ -335,7 +336,7 @@ def read_batch(source: Source) -> Trace:
     return identified(gathered.trace(_BATCH_NOTE, NOTE))
 
 
-def _add_result(source: Source, gathered: Gathered, table: dict[str, Any]) -> None:
+def _add_result(gathered: Gathered, table: dict[str, Any]) -> None:
     response = table.get("response")
     body = response.get("body") if isinstance(response, dict) else None
     usage = body.get("usage") if isinstance(body, dict) else None
@@ -346,9 +347,9 @@ def _add_result(source: Source, gathered: Gathered, table: dict[str, Any]) -> No
         next((usage[key] for key in keys if usage.get(key) is not None), None) for keys in _USAGE
     ]
     gathered.add(
-        tokens(source, "usage.prompt_tokens", counts[0]),
-        tokens(source, "usage.completion_tokens", counts[1]),
-        id=string(source, table, "custom_id"),
+        tokens(gathered.source, "usage.prompt_tokens", counts[0]),
+        tokens(gathered.source, "usage.completion_tokens", counts[1]),
+        id=string(gathered.source, table, "custom_id"),
     )
 
 
@@ -400,23 +401,19 @@ def read_sharegpt(source: Source) -> Trace:
         if not isinstance(messages, list):
             what = "not a list of messages; give the file as it was published"
             raise source.error(what, where)
-        _add_conversation(source, gathered, Stream(known), messages, where, str(number))
+        _add_conversation(gathered, Stream(known), messages, where, str(number))
     return identified(gathered.trace(_SHAREGPT_NOTE, NOTE))
 
 
 def _add_conversation(
-    source: Source,
-    gathered: Gathered,
-    stream: Stream,
-    messages: list[Any],
-    where: str,
-    session: str,
+    gathered: Gathered, stream: Stream, messages: list[Any], where: str, session: str
 ) -> None:
     before, turn = -1, 0
     for number, message in enumerate(messages):
         said = message.get("value") if isinstance(message, dict) else None
         if not isinstance(said, str):
-            raise source.error("no text; give the file as it was published", f"{where}[{number}]")
+            what = "no text; give the file as it was published"
+            raise gathered.source.error(what, f"{where}[{number}]")
         prompt = stream.tokens
         stream.append(said)
         if message.get("from") not in _ANSWERS or not said:

@@ -82,11 +82,15 @@ from kvsim.workload.gather import Gathered, date, instant, tokens
 from kvsim.workload.source import NS_PER_S, Source, read_elements, read_objects, shown, tables
 from kvsim.workload.trace import Row, TokenContent, Trace
 
+Table = dict[str, Any]
+"""An object of a file."""
+Keys = tuple[str, str, str]
+
 
 class Record(NamedTuple):
     """An object of a log and where it stands in a line or a list, for messages."""
 
-    table: dict[str, Any]
+    table: Table
     where: str
 
     def field(self, key: str) -> str:
@@ -103,7 +107,7 @@ def records(source: Source, within: str = "data") -> Iterator[Record]:
     first = next((line for line in source.beginning().splitlines() if line.strip()), "")
     try:
         json.loads(first)
-        objects: Iterable[dict[str, Any]] = tables(source)
+        objects: Iterable[Table] = tables(source)
     except (ValueError, RecursionError):  # an object may be spread over lines
         objects = read_objects(source)
     for table in objects:
@@ -114,12 +118,7 @@ def records(source: Source, within: str = "data") -> Iterator[Record]:
 
 
 def add_served(
-    source: Source,
-    gathered: Gathered,
-    record: Record,
-    counts: tuple[object, object],
-    times: tuple[str, str, str],
-    names: tuple[str, str, str],
+    gathered: Gathered, record: Record, counts: tuple[object, object], times: Keys, names: Keys
 ) -> None:
     """Keep a request.
 
@@ -130,6 +129,7 @@ def add_served(
     if not counts[0] or not counts[1]:
         gathered.drop("they have no prompt or no output")
         return
+    source = gathered.source
     start_ns = _moment(source, record, times[0])
     observed = {}
     for key, name in zip(times[1:], ("ttft_s", "e2e_s"), strict=True):
@@ -174,12 +174,12 @@ def read_inference_perf(source: Source) -> Trace:
             gathered.drop("they failed")
             continue
         later = info.get("response_metrics")
-        metrics: dict[str, Any] = {**info, **(later if isinstance(later, dict) else {})}
+        metrics: Table = {**info, **(later if isinstance(later, dict) else {})}
         times = metrics.get("output_token_times")
         first = times[0] if isinstance(times, list) and times else None
         counts = (metrics.get("input_tokens"), metrics.get("output_tokens"))
         timed = Record({**table, "first_token_time": first}, where)
-        add_served(source, gathered, timed, counts, _PERF_TIMES, _PERF_NAMES)
+        add_served(gathered, timed, counts, _PERF_TIMES, _PERF_NAMES)
     return gathered.trace()
 
 
@@ -197,11 +197,11 @@ def read_langfuse(source: Source) -> Trace:
         elif record.table.get("level") == "ERROR":
             gathered.drop("they failed")
         else:
-            add_served(source, gathered, record, _counts(record.table), _TIMES, _LANGFUSE_NAMES)
+            add_served(gathered, record, _counts(record.table), _TIMES, _LANGFUSE_NAMES)
     return gathered.trace()
 
 
-def _counts(table: dict[str, Any]) -> tuple[object, object]:
+def _counts(table: Table) -> tuple[object, object]:
     """The tokens of prompt and output, None where they are not in the file."""
     usage = table.get("usageDetails") or table.get("usage") or table
     if not isinstance(usage, dict):
@@ -213,7 +213,7 @@ def _counts(table: dict[str, Any]) -> tuple[object, object]:
     return None, None
 
 
-def _sum(usage: dict[str, Any], word: str) -> int:
+def _sum(usage: Table, word: str) -> int:
     return sum(value for key, value in usage.items() if word in key.lower() and type(value) is int)
 
 
@@ -233,7 +233,7 @@ def read_litellm(source: Source) -> Trace:
             gathered.drop("they are embeddings")
         else:
             counts = (table.get("prompt_tokens"), table.get("completion_tokens"))
-            add_served(source, gathered, record, counts, _TIMES, _LITELLM_NAMES)
+            add_served(gathered, record, counts, _TIMES, _LITELLM_NAMES)
     return gathered.trace()
 
 
@@ -266,14 +266,14 @@ def read_otel(source: Source) -> Trace:
     return gathered.trace()
 
 
-def _spans(source: Source) -> Iterator[tuple[dict[str, Any], str]]:
+def _spans(source: Source) -> Iterator[tuple[Table, str]]:
     for record in records(source, "resourceSpans"):
         for inner in _dicts(record.table.get("scopeSpans")):
             for number, span in enumerate(_dicts(inner.get("spans"))):
                 yield span, f"{record.where}.spans[{number}]"
 
 
-def _attributes(span: dict[str, Any]) -> dict[str, Any]:
+def _attributes(span: Table) -> Table:
     found = {}
     for each in _dicts(span.get("attributes")):
         key, value = each.get("key"), each.get("value")
@@ -282,7 +282,7 @@ def _attributes(span: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _dicts(value: Any) -> list[dict[str, Any]]:
+def _dicts(value: Any) -> list[Table]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
@@ -378,7 +378,7 @@ def read_sglang(source: Source) -> Trace:
     )
 
 
-def _only_result(source: Source, option: str) -> dict[str, Any]:
+def _only_result(source: Source, option: str) -> Table:
     """The one result in the file; refuses several, and one without lists per request.
 
     `option` is the argument of the benchmark client that makes it write the lists.
@@ -393,7 +393,7 @@ def _only_result(source: Source, option: str) -> dict[str, Any]:
     return results[0]
 
 
-def _read_lists(source: Source, result: dict[str, Any], *further: str) -> dict[str, list[Any]]:
+def _read_lists(source: Source, result: Table, *further: str) -> dict[str, list[Any]]:
     """The lists per request that are there, all of one length. Raises `TraceError`.
 
     `further`: those of this client alone, of which the first has to be there.
@@ -415,7 +415,7 @@ def _read_lists(source: Source, result: dict[str, Any], *further: str) -> dict[s
 def _gathered(
     source: Source,
     format: str,
-    result: dict[str, Any],
+    result: Table,
     lists: dict[str, list[Any]],
     times_ns: Iterable[int | None],
 ) -> Gathered:
@@ -435,16 +435,16 @@ def _gathered(
     return gathered
 
 
-def _options(result: dict[str, Any]) -> str:
+def _options(result: Table) -> str:
     """The rate and the slots of a benchmark, as for a command line."""
     rate, slots = result.get("request_rate"), result.get("max_concurrency")
     found = f"--request-rate {rate:g}" if type(rate) in (int, float) else "--request-rate inf"
     return f"{found} --max-concurrency {slots}" if type(slots) is int else found
 
 
-def _measured(source: Source, lists: dict[str, list[Any]], number: int) -> dict[str, Any]:
+def _measured(source: Source, lists: dict[str, list[Any]], number: int) -> Table:
     names = {"ttfts": "ttft_s", "latencies": "e2e_s", "queue_times": "client_queue_s"}
-    observed: dict[str, Any] = {}
+    observed: Table = {}
     for key, name in names.items():
         if key in lists:
             observed[name] = _seconds(source, key, number, lists[key][number])
@@ -486,18 +486,15 @@ def read_aiperf(source: Source) -> Trace:
         elif table.get("error"):
             gathered.drop("they failed")
         else:
-            _aiperf_add(source, gathered, metadata, metrics, last)
+            _aiperf_add(gathered, metadata, metrics, last)
     return gathered.trace()
 
 
 def _aiperf_add(
-    source: Source,
-    gathered: Gathered,
-    metadata: dict[str, Any],
-    metrics: dict[str, Any],
-    last: dict[str, tuple[Row, int]],
+    gathered: Gathered, metadata: Table, metrics: Table, last: dict[str, tuple[Row, int]]
 ) -> None:
     """Gather a request; `last`: the last turn of each conversation, and when it ended."""
+    source = gathered.source
     start_ns = instant(source, "request_start_ns", metadata.get("request_start_ns"), 1)
     session = metadata.get("x_correlation_id")
     is_turn = isinstance(session, str) and type(metadata.get("turn_index")) is int
@@ -518,14 +515,14 @@ def _aiperf_add(
         last[str(session)] = row, end_ns
 
 
-def _value(source: Source, metrics: dict[str, Any], key: str) -> object:
+def _value(source: Source, metrics: Table, key: str) -> object:
     metric = metrics.get(key)
     if not isinstance(metric, dict) or "value" not in metric:
         raise source.error("no value; give the records as AIPerf wrote them", key)
     return metric["value"]
 
 
-def _aiperf_observed(source: Source, metrics: dict[str, Any]) -> dict[str, Any] | None:
+def _aiperf_observed(source: Source, metrics: Table) -> Table | None:
     observed = {}
     for key, name in _MEASURED.items():
         if key in metrics:
@@ -568,11 +565,12 @@ def read_guidellm(source: Source) -> Trace:
             if why:
                 gathered.drop(why)
             else:
-                _guidellm_add(source, gathered, request, f"{key}[{number}]")
+                _guidellm_add(gathered, request, f"{key}[{number}]")
     return gathered.trace()
 
 
-def _guidellm_add(source: Source, gathered: Gathered, request: Any, where: str) -> None:
+def _guidellm_add(gathered: Gathered, request: Any, where: str) -> None:
+    source = gathered.source
     if not isinstance(request, dict):
         raise source.error("not an object; give the report as GuideLLM wrote it", where, 0)
     start, field = request.get("request_start_time"), f"{where}.request_start_time"

@@ -18,10 +18,14 @@ import csv
 import hashlib
 import os
 import re
-from collections import Counter
+import tomllib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
+from math import inf
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +42,8 @@ ROLES = ("arrival", *(f"arrival_{unit}" for unit in UNITS_NS), "input", "output"
 OPTIONAL_ROLES = ("id", "session", "model")
 MEASURED = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "queue": "queue_s"}
 """Role of a measured time, which needs a unit → its key in `Row.observed`, in seconds."""
+_TIMED = (f"{role}_{unit}" for role in MEASURED for unit in UNITS_NS)
+_KNOWN = (*ROLES, *OPTIONAL_ROLES, *_TIMED)
 FAILED = "no prompt or no output tokens, as of requests that failed"
 _COMMA = re.compile(r"(-?[0-9]+),([0-9]+)")
 """A number with a decimal comma, which only files whose columns a comma does not separate have."""
@@ -74,34 +80,36 @@ class Columns:
 def parse_columns(text: str) -> Columns:
     """The columns that `ROLE=COLUMN,...` names. Raises `ConfigError` naming the role."""
     given: dict[str, str] = {}
+    unit_ns = _DATE_NS
     measured: list[tuple[str, str, int]] = []
     own: list[tuple[str, str]] = []
-    timed = {f"{role}_{unit}": (role, unit) for role in MEASURED for unit in UNITS_NS}
-    known = (*ROLES, *OPTIONAL_ROLES, *timed)
     for pair in text.split(","):
-        role, equals, column = (part.strip() for part in pair.partition("="))
-        if equals and column and role.startswith(OWN) and role != OWN:
+        role, column = _role(pair)
+        name, _, unit = role.partition("_")
+        if role.startswith(OWN):
             own.append((column, role.removeprefix(OWN)))
-            continue
-        if not equals or not column or role not in known:
-            near = nearest(role, known) if role not in known else ""
-            what = f"{role!r} is not a role" if column else f"{pair.strip()!r} is not ROLE=COLUMN"
-            raise ConfigError(f"--columns: {what};{near} roles: {', '.join(known)}, {OWN}NAME")
-        if role in timed:
-            kind, unit = timed[role]
-            measured.append((column, MEASURED[kind], UNITS_NS[unit]))
-            continue
-        role, _, unit = role.partition("_")
-        if role in given:
-            raise ConfigError(f"--columns: {role} is given twice; keep one")
-        given[role] = column
-        if unit:
-            given["unit"] = unit
+        elif name in MEASURED:
+            measured.append((column, MEASURED[name], UNITS_NS[unit]))
+        elif name in given:
+            raise ConfigError(f"--columns: {name} is given twice; keep one")
+        else:
+            given[name] = column
+            unit_ns = UNITS_NS.get(unit, unit_ns)
     for role in ("input", "output"):
         if role not in given:
             raise ConfigError(f"--columns: no {role}; add {role}=COLUMN")
-    unit_ns = UNITS_NS[given.pop("unit")] if "unit" in given else _DATE_NS
     return Columns(**given, unit_ns=unit_ns, measured=tuple(measured), own=tuple(own))
+
+
+def _role(pair: str) -> tuple[str, str]:
+    """Role and column of `ROLE=COLUMN`."""
+    role, _, column = (part.strip() for part in pair.partition("="))
+    is_role = role in _KNOWN or (role.startswith(OWN) and role != OWN)
+    if not column or not is_role:
+        near = "" if role in _KNOWN else nearest(role, _KNOWN)
+        what = f"{role!r} is not a role" if column else f"{pair.strip()!r} is not ROLE=COLUMN"
+        raise ConfigError(f"--columns: {what};{near} roles: {', '.join(_KNOWN)}, {OWN}NAME")
+    return role, column
 
 
 def read_table(source: Source, columns: Columns, format: str = "table") -> Trace:
@@ -110,37 +118,39 @@ def read_table(source: Source, columns: Columns, format: str = "table") -> Trace
     Rows without prompt or output tokens are left out, and unsorted rows are sorted, with notes.
     """
     gathered = Gathered(source, format)
-    turns: Counter[str] = Counter()
-    first: tuple[int, str] | None = None
+    turns: defaultdict[str, Iterator[int]] = defaultdict(count)
+    first: tuple[float, str] = (inf, "")
     for cells in table_cells(source, columns):
         input_length = tokens(source, columns.input, cells[columns.input], 0)
         output_length = tokens(source, columns.output, cells[columns.output], 0)
         time_ns = None
         if columns.arrival is not None:
             time_ns = _time(source, columns, cells[columns.arrival])
-            if columns.unit_ns == _DATE_NS and (first is None or time_ns < first[0]):
-                first = time_ns, str(cells[columns.arrival])
+            if columns.unit_ns == _DATE_NS:
+                first = min(first, (time_ns, str(cells[columns.arrival])), key=itemgetter(0))
         if not (input_length and output_length):
             gathered.drop(FAILED)
             continue
-        session = None if columns.session is None else str(cells[columns.session])
+        session = _name(cells, columns.session)
         gathered.add(
             input_length,
             output_length,
             time_ns=time_ns,
-            id=None if columns.id is None else str(cells[columns.id]),
+            id=_name(cells, columns.id),
             session=session,
-            turn=None if session is None else turns[session],
-            model=None if columns.model is None else str(cells[columns.model]),
+            turn=None if session is None else next(turns[session]),
+            model=_name(cells, columns.model),
             observed=measured_times(source, columns, cells),
             extra={key: _plainly(cells[column]) for column, key in columns.own} or None,
         )
-        if session is not None:
-            turns[session] += 1
     trace = gathered.trace()
-    if first is not None:
+    if first[1]:
         trace.origin = first[1].replace(" ", "T")
     return _digested(trace) if look(source).is_parquet else trace
+
+
+def _name(cells: Mapping[str, Any], column: str | None) -> str | None:
+    return None if column is None else str(cells[column])
 
 
 def measured_times(
@@ -288,42 +298,14 @@ def _digested(trace: Trace) -> Trace:
     return replace(trace, sha256=digest, source={**trace.source, "sha256": digest})
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-INPUTS = _names(
-    "input input_tokens input_length input_len prompt_tokens prompt_length prompt_len prompt"
-    " num_prompt_tokens n_input_tokens context_tokens"
-)
-OUTPUTS = _names(
-    "output output_tokens output_length output_len completion_tokens generated_tokens completion"
-    " num_output_tokens response_tokens"
-)
-ARRIVALS = _names(
-    "arrival arrival_time timestamp time ts arrived_at start_time request_time created_at date"
-    " datetime start"
-)
-"""Column names, in small letters and without a unit at their end, that say what they hold."""
-TIMES = {
-    "ttft": "ttft",
-    "time_to_first_token": "ttft",
-    "tpot": "tpot",
-    "time_per_output_token": "tpot",
-    "e2e": "e2e",
-    "e2el": "e2e",
-    "e2e_latency": "e2e",
-    "request_latency": "e2e",
-    "queue": "queue",
-    "queue_time": "queue",
+_NAMES = {
+    role: names.split()
+    for role, names in tomllib.loads(
+        Path(__file__).with_name("columns.toml").read_text("utf-8")
+    ).items()
 }
-"""Names of columns with measured times → role. Such columns always need a unit."""
-NO_TIMES = {"", "id", "index", "request_id", "session", "session_id", "conversation_id", "user"}
-NO_TIMES |= {"user_id", "model", "model_name", "total_tokens", *TIMES}
-"""Names of columns that do not say when a request came. Any other may, in words unknown here."""
+_TIMES = {name: role for role in MEASURED for name in _NAMES[role]}
 _MOST_SHOWN = 12
-_OF_A_RUN = {"input_length", "output_length", "output_tokens", "arrival_ns", "first_scheduled_ns"}
-"""Columns that tell the `requests.parquet` or `requests.csv` of a run."""
 
 
 def read(source: Source) -> Trace:
@@ -336,36 +318,39 @@ def measured_columns(names: Sequence[str]) -> tuple[tuple[str, str, int], ...]:
     found: dict[str, tuple[str, str, int]] = {}
     for name in names:
         plain, unit = _without_unit(name)
-        if plain in TIMES and unit:
-            key = MEASURED[TIMES[plain]]
+        if plain in _TIMES and unit:
+            key = MEASURED[_TIMES[plain]]
             found.setdefault(key, (name, key, UNITS_NS[unit]))
     return tuple(found.values())
 
 
 def _guess(source: Source, names: Sequence[str]) -> Columns:
     measured = measured_columns(names)
-    if _OF_A_RUN.issubset(names):
+    if set(_NAMES["of_a_run"]) <= set(names):
         lengths = "input_length", "output_length"
         return Columns(*lengths, "arrival_ns", 1, "id", measured=measured)
-    plain = {name: _without_unit(name) for name in names}
-    inputs = [name for name in names if plain[name][0] in INPUTS]
-    outputs = [name for name in names if plain[name][0] in OUTPUTS]
-    arrivals = [name for name in names if plain[name][0] in ARRIVALS]
+    inputs, outputs = _among(names, "input"), _among(names, "output")
+    arrivals = _among(names, "arrival")
     if len(inputs) != 1 or len(outputs) != 1 or len(arrivals) > 1:
         found = ", ".join(shown(name) for name in names[:_MOST_SHOWN])
         raise _ask(source, f"a table with columns {found}", arrivals, inputs, outputs)
     if not arrivals:
-        unknown = [n for n in names if n not in (*inputs, *outputs) and plain[n][0] not in NO_TIMES]
-        if unknown:
+        known = {*inputs, *outputs, *_among(names, "no_time", *MEASURED)}
+        if unknown := [name for name in names if name not in known]:
             found = ", ".join(map(shown, unknown[:_MOST_SHOWN]))
             what = f"when requests came may be in {found}"
             raise _ask(source, what, unknown, inputs, outputs)
         return Columns(input=inputs[0], output=outputs[0], measured=measured)
-    arrival, unit = arrivals[0], plain[arrivals[0]][1]
+    arrival, unit = arrivals[0], _without_unit(arrivals[0])[1]
     if not unit and not _holds_dates(source, names.index(arrival)):
         raise _ask(source, f"{shown(arrival)} has no unit", arrivals, inputs, outputs)
     unit_ns = UNITS_NS.get(unit, 0)
     return Columns(inputs[0], outputs[0], arrival, unit_ns, measured=measured)
+
+
+def _among(names: Sequence[str], *roles: str) -> list[str]:
+    """Those of the names that say one of these roles."""
+    return [name for name in names if any(_without_unit(name)[0] in _NAMES[role] for role in roles)]
 
 
 def _without_unit(name: str) -> tuple[str, str]:

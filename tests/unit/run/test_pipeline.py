@@ -25,7 +25,7 @@ from kvsim.machine import load_hardware, load_model
 from kvsim.results.ledger import KERNELS, TIME_PARTS
 from kvsim.run.assembly import Parts, assemble
 from kvsim.run.replica.inbox import Inbox
-from kvsim.run.replica.time import Clock, Link, PipelineTime
+from kvsim.run.replica.time import Clock, PipelineTime
 from kvsim.run.result import Result
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import RunConfig, make_config
@@ -103,7 +103,7 @@ def test_three_steps_on_two_stages() -> None:
     """
     parts = assemble(make_config(SMALL))
     env = Clock()
-    time = PipelineTime(env, staged(Three), Link(env, parts.link), Inbox(env, _nobody()))
+    time = PipelineTime(env, staged(Three), parts.link.transfer_ns, Inbox(env, _nobody()))
     plan, after_ns, found = Plan(8), 0, []
     plan.add(Request(0, "r0", 1), 1, 0)
     plan.samples = 1

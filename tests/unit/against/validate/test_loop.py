@@ -18,7 +18,7 @@ from kvsim.core.request import Request
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.run.assembly import Parts, assemble
 from kvsim.run.replica.inbox import Inbox
-from kvsim.run.replica.time import Clock, Link
+from kvsim.run.replica.time import Clock
 from kvsim.run.serving import Archive
 from kvsim.settings.config import make_config
 from kvsim.workload import Row, SegmentContent, Trace
@@ -67,7 +67,7 @@ def by_replica(trace: Trace, table: dict[str, Any]) -> tuple[Any, ...]:
     host = SimulatedTime(
         env,
         parts.cost.step_ns,
-        Link(env, parts.link),
+        parts.link.transfer_ns,
         Inbox(env, clients),
     )
     env.process(Loop(host, parts.scheduler, batch, listeners=Listeners(log)).run())

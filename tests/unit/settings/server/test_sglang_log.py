@@ -14,7 +14,6 @@ from kvsim.settings.config import make_config
 from kvsim.settings.library import signature
 from kvsim.settings.server import ServerWord, server_settings
 from kvsim.settings.server.arguments import SGLANG, Used
-from kvsim.settings.server.sglang import DEFAULTS
 
 ARGUMENTS = (
     "model_path='meta-llama/Meta-Llama-3.1-8B-Instruct', tokenizer_mode='auto', dtype='auto',"
@@ -104,7 +103,7 @@ def test_the_defaults_are_those_of_the_engine() -> None:
         known |= {name: each.default for name, each in parameters.items()}
     for flag in SGLANG.flags.values():
         if isinstance(flag.effect, Used) and "." in flag.effect.key:
-            assert DEFAULTS.get(flag.name, None) == (known[flag.name] or None), flag.name
+            assert SGLANG["defaults"].get(flag.name) == (known[flag.name] or None), flag.name
 
 
 def test_a_pool_is_counted_in_pages_and_the_last_whole_start_counts(tmp_path: Path) -> None:

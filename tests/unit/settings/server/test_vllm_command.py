@@ -211,7 +211,7 @@ def test_the_table_is_whole() -> None:
     """`vllm serve` of 0.33.0 has 321 arguments; 64 are of earlier versions or of
     vLLM-Omni only, or `model_tag`."""
     assert len(VLLM.flags) == 385
-    assert set(VLLM.short.values()) <= set(VLLM.flags)
+    assert set(VLLM["short"].values()) <= set(VLLM.flags)
     assert all(name == flag.name and "-" not in name for name, flag in VLLM.flags.items())
 
 
@@ -242,7 +242,7 @@ def test_nothing_is_in_two_lists(table: Table) -> None:
 WORDS = st.sampled_from(
     [
         *(f"--{name.replace('_', '-')}" for name in VLLM.flags if name != "config"),
-        *VLLM.short,
+        *VLLM["short"],
         *["vllm", "serve", "m", "1", "-1", "8k", "{}", "'", '"', "\\", "\n", ";", "|", ">", "2>&1"],
         *["$X", "${X:-1}", "$(", ")", "`", "#", "A=1", "--", "-", "-.", "--.", "=", "--no-", "-O9"],
     ]
