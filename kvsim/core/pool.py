@@ -18,12 +18,13 @@ from librt.vecs import append, vec
 from mypy_extensions import i64
 
 from kvsim.core import guard
+from kvsim.core.request import Request, Table
 from kvsim.core.vectors import EMPTY, longer, zeros
 
 FIELDS: Final = 8
 """How many numbers are kept of each block, side by side: who reads one soon reads the others. Those
 that every use reads come last, which is one line of a processor's cache where the vector is long.
-The third is not used."""
+The third is for the pools of engines (`kvsim.engines.vllm_063.pool`)."""
 END: Final = 0
 """Of a block: tokens up to the end of its content."""
 TWIN: Final = 1
@@ -50,9 +51,11 @@ def _home(content: i64, mask: i64) -> i64:
 
 
 class Pool:
-    """Blocks 1 .. `size`; block 0 is never used."""
+    """Blocks `first` .. `end - 1`; block 0 is never used."""
 
     size: i64
+    first: i64
+    end: i64
     num_free: i64
     num_cached: i64
     """Free blocks whose content can be hit."""
@@ -81,6 +84,8 @@ class Pool:
     """Content → its key in the stream, for the order and the events."""
     watched: bool
     """Whether the order or the events want keys."""
+    tells: bool
+    """Whether `label` tells the order."""
     _blank: i64
     """The free block without content that was returned last."""
     _cells: vec[i64]
@@ -97,28 +102,26 @@ class Pool:
     _mask: i64
     """Places of the table, less one."""
 
-    def __init__(self, size: int, order: Any = None, groups: int = 1, unit: int = 1) -> None:
+    def __init__(
+        self, size: int, order: Any = None, groups: int = 1, unit: int = 1, first: int = 1
+    ) -> None:
         """`order` makes the order of the free blocks with content from the first id and `size`."""
         self.size = self.num_free = size
+        self.first = self.fresh = first
+        self.end = first + size
         self.num_cached = self.evictions = self._blank = 0
-        self.fresh = 1
         self.groups, self.unit = groups, unit
         self.named, self.names = set(), False
         self.blank_last = False
         self._cells, self._queue = zeros(FIELDS), zeros(FIELDS)
         self._head = self._tail = 0
         self._heads, self._mask = zeros(1024), 1023
-        self.order = None if order is None else order(1, size)
+        self.order = None if order is None else order(first, size)
         self.events = None
         self.keys = {}
-        self.watched = self.order is not None
+        self.watched = self.tells = self.order is not None
 
     # -- for those who look on -------------------------------------------------------------------
-
-    @property
-    def first(self) -> int:
-        """The first block id."""
-        return 1
 
     @property
     def free(self) -> int:
@@ -138,17 +141,29 @@ class Pool:
     @property
     def labelled(self) -> int:
         """Blocks with content, free or in use."""
-        return sum([self.content(block) != 0 for block in range(1, self.fresh)])
+        return sum([self.content(block) != 0 for block in range(self.first, self.fresh)])
 
     @property
     def references(self) -> dict[int, int]:
         """Block → number of tables that hold it, of the blocks in use."""
-        return {block: held for block in range(1, self.fresh) if (held := self.refs(block))}
+        blocks = range(self.first, self.fresh)
+        return {block: held for block in blocks if (held := self.refs(block))}
 
     def cached_blocks(self) -> list[int]:
         """Ids of the free blocks whose content can still be hit."""
-        blocks = range(1, self.fresh)
+        blocks = range(self.first, self.fresh)
         return [block for block in blocks if self.content(block) and not self.refs(block)]
+
+    def own(self, request: Request) -> i64:
+        """The number of its blocks here that no other table holds."""
+        own: i64 = 0
+        k: i64
+        table: Table
+        for table in request.tables:
+            for k in range(len(table.blocks)):
+                block: i64 = table.blocks[k]
+                own += self.first <= block < self.fresh and self.refs(block) == 1
+        return own
 
     def refs(self, block: i64) -> i64:
         """The number of tables that hold a block."""
@@ -176,7 +191,7 @@ class Pool:
         while block:
             yield block
             block = self._cells[block * FIELDS + NEXT]
-        yield from range(self.fresh, self.size + 1)
+        yield from range(self.fresh, self.end)
         k: i64
         for k in range(self._head, self._tail):
             if self._queue[k]:
@@ -206,7 +221,7 @@ class Pool:
             if block:
                 self._blank = cells[block * FIELDS + NEXT]
             # Books are kept of blocks that were used once, so a huge pool costs nothing before.
-            elif self.fresh <= self.size:
+            elif self.fresh < self.end:
                 block = self.fresh
                 self._open()
                 cells = self._cells
@@ -216,7 +231,8 @@ class Pool:
                     block = self._queue[self._head]
                     self._head += 1
                 if block == 0:
-                    block = self.order.pop()
+                    self._evict(blocks, place, end)
+                    break
             cells[block * FIELDS + REFS] = 1
             blocks[place] = block
         self.num_free -= number
@@ -324,7 +340,7 @@ class Pool:
             last: i64 = cells[first * FIELDS + LAST]
             cells[last * FIELDS + TWIN], cells[at + TWIN] = block, 0
             cells[at + LAST], cells[first * FIELDS + LAST] = last, block
-        if self.order is not None:
+        if self.tells:
             self.order.store(block, self.keys[content])
 
     def forget(self, block: i64) -> None:
@@ -366,6 +382,14 @@ class Pool:
 
     # --------------------------------------------------------------------------------------------
 
+    def _evict(self, blocks: vec[i64], start: i64, end: i64) -> None:
+        """Takes `blocks[start:end]` from the order."""
+        place: i64 = start
+        for block in self.order.pop_many(end - start):
+            blocks[place] = block
+            self._cells[blocks[place] * FIELDS + REFS] = 1
+            place += 1
+
     def _make_place(self, number: i64) -> None:
         """Makes room in the queue for so many blocks, in place of those that left it."""
         cells, queue = self._cells, self._queue
@@ -385,7 +409,8 @@ class Pool:
         self.fresh += 1
         known: i64 = len(self._cells) // FIELDS
         if known < self.fresh:
-            self._cells = longer(self._cells, min(known, self.size + 1 - known) * FIELDS)
+            more: i64 = max(self.fresh - known, min(known, self.end - known))
+            self._cells = longer(self._cells, more * FIELDS)
         # At most a quarter full, so that chains are short.
         if 4 * self.fresh > self._mask:
             self._grow()
@@ -410,10 +435,10 @@ class Pool:
         """Asserts that every block is in exactly one place, and every content can be found."""
         idle: vec[i64] = self._audit_free()
         block: i64
-        free: i64 = self.size + 1 - self.fresh  # Never used.
+        free: i64 = self.end - self.fresh  # Never used.
         cached: i64 = 0
         cells: vec[i64] = self._cells
-        for block in range(1, self.fresh):
+        for block in range(self.first, self.fresh):
             refs: i64 = cells[block * FIELDS + REFS]
             assert refs >= 0, "a block in use has no holder"
             assert (refs == 0) == (idle[block] == 1), "blocks were lost or invented"
@@ -441,7 +466,7 @@ class Pool:
         return idle
 
     def _audit_idle(self, idle: vec[i64], block: i64) -> None:
-        assert 0 < block < self.fresh, "a block is free that was never used"
+        assert self.first <= block < self.fresh, "a block is free that was never used"
         assert idle[block] == 0, "a block is free twice"
         idle[block] = 1
 
@@ -450,7 +475,7 @@ class Pool:
         cells: vec[i64] = self._cells
         firsts: i64 = 0
         block: i64
-        for block in range(1, self.fresh):
+        for block in range(self.first, self.fresh):
             content: i64 = cells[block * FIELDS + CONTENT]
             if content:
                 first: i64 = self.find(content)

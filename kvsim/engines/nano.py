@@ -98,8 +98,7 @@ class NanoTables(BlockManager):
         return [request.table]
 
     def own_blocks(self, request: Request) -> int:
-        gpu: Pool = self.gpu
-        return sum([gpu.refs(block) == 1 for block in request.table])
+        return self.gpu.own(request)
 
     def cached_tokens(self, request: Request) -> int:
         self.find(request)

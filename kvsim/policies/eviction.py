@@ -32,9 +32,6 @@ class LeastRecentlyUsed(Queue):
     The order of the free queue of vLLM V1 (`v1/core/block_pool.py`).
     """
 
-    def __init__(self, first: int = 0, size: int = 0) -> None:
-        super().__init__(0, 0)
-
 
 class Evictor(Order):
     """Idle blocks with content, in the eviction order of vLLM 0.6.3.post1.

@@ -13,11 +13,13 @@ blocks. The key of a content stands for the tokens of a full block and all token
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from inspect import signature
+from itertools import chain
 from typing import Any
 
 from kvsim.errors import ConfigError
@@ -31,11 +33,6 @@ class Order:
     blocks are `first .. first + size - 1`), `block_size`, `num_gpu_blocks`, `seed` and other
     settings of a run. The methods for several blocks exist for speed and must decide the same.
     """
-
-    @property
-    def fresh(self) -> range:
-        """Blocks never used, in an order that holds them from the start."""
-        return range(0)
 
     def store(self, block: int, key: int) -> None:
         """A block in use was given content. Several blocks may hold the same content."""
@@ -82,6 +79,11 @@ class Order:
         ):
             self.put(block, key, upto, access_ns)
 
+    def put_many(self, blocks: list[int]) -> None:
+        """Blank blocks became idle, in this order."""
+        for block in blocks:
+            self.put(block, None, 0, -1)
+
     def pop_many(self, number: int) -> list[int]:
         """Returns `number` blocks in the order in which `pop` would return them."""
         return [self.pop() for _ in range(number)]
@@ -97,7 +99,7 @@ class Order:
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[int]:
-        """Iterates over the idle blocks except the `fresh` ones, in no particular order."""
+        """Iterates over the idle blocks, in no particular order."""
         raise NotImplementedError
 
 
@@ -181,6 +183,10 @@ class _Checked(Order):
         self._idle.update(dict.fromkeys(blocks))
         self._order.put_table(blocks, keys, tokens, access_ns)
 
+    def put_many(self, blocks: list[int]) -> None:
+        self._idle.update(dict.fromkeys(blocks))
+        self._order.put_many(blocks)
+
     def pop(self) -> int:
         block = self._order.pop()
         self._given_out(block)
@@ -207,7 +213,7 @@ class Stack(Order):
     """Last returned, first reused; blocks never used come last, in ascending order.
 
     vLLM 0.6.3.post1 `core/block/naive_block.py`: a deque, freed blocks are pushed on its left. The
-    pool keeps this order itself (`kvsim.engines.vllm_063.pool.BlockPool`).
+    pool keeps this order itself (`kvsim.core.pool.Pool`).
     """
 
 
@@ -215,47 +221,49 @@ class TopStack(Order):
     """Last returned, first reused; blocks never used come last, in descending order.
 
     vLLM 0.3.3 `core/block_manager.py`, `BlockAllocator`: a list of all blocks, popped at its end.
-    The pool keeps it, too.
     """
+
+    def __init__(self, first: int, size: int) -> None:
+        self.blocks: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.blocks)
+
+    def pop(self) -> int:
+        return self.blocks.pop()
+
+    def put(self, block: int, key: int | None, tokens: int, access_ns: int) -> None:
+        self.blocks.append(block)
 
 
 class Queue(Order):
     """First returned, first reused; blocks never used come first, in ascending order.
 
-    The last block of a table goes first. A block whose content is hit leaves the order from
-    wherever it is.
+    A block whose content is hit leaves the order from wherever it is.
 
     nano-vllm `nanovllm/engine/block_manager.py`: a deque, freed blocks are pushed on its right.
     """
 
-    def __init__(self, first: int, size: int) -> None:
-        self._returned: OrderedDict[int, None] = OrderedDict()
-        self._fresh = first
-        self._end = first + size
+    def __init__(self, first: int = 0, size: int = 0) -> None:
+        self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._returned) + self._end - self._fresh
+        return len(self._blocks)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._returned)
+        return iter(self._blocks)
 
     def hit(self, block: int) -> None:
-        self._returned.pop(block, None)
+        self._blocks.pop(block, None)
 
     def pop(self) -> int:
-        block = self._fresh
-        if block < self._end:
-            self._fresh = block + 1
-            return block
-        assert self._returned, "no idle block left"
-        return self._returned.popitem(last=False)[0]
+        return self._blocks.popitem(last=False)[0]
 
     def put(self, block: int, key: int | None, tokens: int, access_ns: int) -> None:
-        self._returned[block] = None
-
-    @property
-    def fresh(self) -> range:
-        return range(self._fresh, self._end)
+        self._blocks[block] = None
 
 
 IDLE_ORDERS: dict[str, type[Order]] = {
@@ -267,6 +275,50 @@ IDLE_ORDERS: dict[str, type[Order]] = {
 
 make_idle_order = partial(make_order, "idle_order", IDLE_ORDERS)
 """Returns the factory of an idle order by name (`kvsim.policies.order.make_order`)."""
+
+
+class LowestFirst(Order):
+    """The lowest id first, where blocks come back in rows."""
+
+    def __init__(self, first: int, size: int) -> None:
+        self._blocks: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._blocks)
+
+    def put_many(self, blocks: list[int]) -> None:
+        place = bisect(self._blocks, blocks[0])
+        self._blocks[place:place] = blocks
+
+    def pop_many(self, number: int) -> list[int]:
+        lowest, self._blocks = self._blocks[:number], self._blocks[number:]
+        return lowest
+
+
+class BlankFirst(Order):
+    """Blank blocks in one order, and when none is left, those with content in another."""
+
+    def __init__(self, blank: MakeOrder, content: MakeOrder, first: int, size: int) -> None:
+        self._blank, self._content = blank(first, size), content(first, size)
+        self.hit = self._content.hit  # type: ignore[method-assign]
+        self.put = self._content.put  # type: ignore[method-assign]
+        self.store = self._content.store  # type: ignore[method-assign]
+        self.store_table = self._content.store_table  # type: ignore[method-assign]
+        self.put_table = self._content.put_table  # type: ignore[method-assign]
+        self.put_many = self._blank.put_many  # type: ignore[method-assign]
+
+    def __len__(self) -> int:
+        return len(self._blank) + len(self._content)
+
+    def __iter__(self) -> Iterator[int]:
+        return chain(self._blank, self._content)
+
+    def pop_many(self, number: int) -> list[int]:
+        blank = min(number, len(self._blank))
+        return self._blank.pop_many(blank) + self._content.pop_many(number - blank)
 
 
 Aside = dict[int, "Line"]

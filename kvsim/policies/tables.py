@@ -158,7 +158,7 @@ def when_needed(sequence: Request, block_size: int, pool: Any) -> int:
     need = max(0, -(-sequence.length // block_size) - len(table))
     place = sequence.filled // block_size
     if sequence.filled < sequence.length and place < len(table):
-        need += pool.references.get(table[place], 1) > 1
+        need += pool.refs(table[place]) > 1
     return need
 
 

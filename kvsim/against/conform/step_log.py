@@ -28,6 +28,7 @@ from kvsim.core.plan import SWAP, Plan
 from kvsim.core.request import ABORTED, RUNNING, Request
 from kvsim.core.scheduler import Scheduler
 from kvsim.engines.nano import NanoTables
+from kvsim.engines.vllm_063.blocks import Naive
 from kvsim.errors import EngineStopped
 from kvsim.writing import replacing
 
@@ -83,7 +84,7 @@ def queue_digest(queue: Iterable[Any]) -> int:
 
 def _table_digest(blocks: BlockManager, plan: Plan) -> int:
     digest = 0
-    below = isinstance(blocks, NanoTables)  # The engine counts its blocks from 0.
+    below = isinstance(blocks, (NanoTables, Naive))  # The engine counts its blocks from 0.
     for request, _, _ in plan.entries:
         for sequence in request.sequences:
             if sequence.state == RUNNING:

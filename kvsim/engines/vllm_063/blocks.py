@@ -17,10 +17,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from heapq import heapify, heappop, heappush
 from typing import Any
 
-from librt.vecs import extend, vec
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from kvsim.core import guard
@@ -28,12 +27,12 @@ from kvsim.core.blocks import BlockManager
 from kvsim.core.contents import Numbering
 from kvsim.core.plan import Plan
 from kvsim.core.request import WAITING, Request, Table
-from kvsim.core.vectors import numbers
+from kvsim.core.vectors import EMPTY
 from kvsim.engines.deaths import died
-from kvsim.engines.vllm_063.pool import BlockPool, PrefixPool
+from kvsim.engines.vllm_063.pool import BlockPool
 from kvsim.errors import ConfigError
-from kvsim.policies.eviction import Evictor, make_eviction
-from kvsim.policies.order import make_idle_order
+from kvsim.policies.eviction import make_eviction
+from kvsim.policies.order import LowestFirst, make_idle_order
 from kvsim.policies.tables import (
     FULL_HITS,
     HITS_SAVE,
@@ -54,6 +53,7 @@ class Naive(BlockManager):
     `enable_prefix_caching`)."""
 
     gpu: BlockPool
+    """Its blocks come before those of `cpu`."""
     idle_order: Any
     """Makes the order in which blocks without content are reused."""
     publish_at: Any
@@ -83,8 +83,8 @@ class Naive(BlockManager):
         given = {"block_size": block_size, "num_gpu_blocks": num_gpu_blocks}
         self._growth = make_growth(growth, **given)
         self.idle_order = make_idle_order(idle_order, **given)
-        self.gpu = self.make_pool(num_gpu_blocks, 0)
-        self.cpu = self.make_pool(num_cpu_blocks, num_gpu_blocks)
+        self.gpu = self.make_pool(num_gpu_blocks, 1)
+        self.cpu = self.make_pool(num_cpu_blocks, num_gpu_blocks + 1)
         self.empty_slots = 0
         self.tier = None
         self.needs_keys, self.grows = False, True
@@ -95,13 +95,17 @@ class Naive(BlockManager):
 
     def make_pool(self, size: int, first: int) -> BlockPool:
         """Returns a pool of the kind that this manager needs."""
-        return BlockPool(size, first, self.idle_order)
+        return BlockPool(size, self.block_size, first, self.idle_order)
 
     # -- for those who look on -------------------------------------------------------------------
 
     @property
     def swaps(self) -> bool:
         return True
+
+    @property
+    def lookups(self) -> tuple[int, int]:
+        return self.gpu.lookups, self.gpu.hits
 
     @property
     def stranded(self) -> int:
@@ -119,8 +123,7 @@ class Naive(BlockManager):
         return [request.table]
 
     def own_blocks(self, request: Request) -> int:
-        references = self.gpu.references
-        return sum([references.get(block) == 1 for block in request.table])
+        return self.gpu.own(request)
 
     # -- questions -------------------------------------------------------------------------------
 
@@ -131,12 +134,12 @@ class Naive(BlockManager):
     @property
     def admission_free(self) -> int:
         """The free GPU blocks that an admission can use."""
-        return self.gpu.free
+        return self.gpu.free - self.stranded
 
     @property
     def admission_total(self) -> int:
         """The value of `admission_free` when nothing runs."""
-        return self.gpu.size
+        return self.gpu.size - self.stranded
 
     def swapped(self, sequence: Request) -> bool:
         """Whether the table of a sequence that has one is on the CPU."""
@@ -145,10 +148,11 @@ class Naive(BlockManager):
 
     def growth_need(self, sequence: Request) -> int:
         """The free blocks that `append` requires."""
-        need: int = self._growth(sequence, self.block_size, self.gpu)
+        pool = self.cpu if self.swapped(sequence) else self.gpu
+        need: int = self._growth(sequence, self.block_size, pool)
         return need
 
-    def swap_need(self, sequences: Iterable[Request], target: Any) -> int:
+    def swap_need(self, sequences: Iterable[Request], target: BlockPool) -> int:
         """The blocks of the pool `target` that moving these sequences there requires."""
         return sum([self._move_need(sequence) for sequence in sequences])
 
@@ -156,27 +160,26 @@ class Naive(BlockManager):
         """The leading blocks of a sequence that an admission would find computed."""
         return []
 
-    def hit_tokens(self, sequence: Request, hits: list[int]) -> int:
-        """The tokens whose computation `hits` would save, the blocks that `match` returned."""
-        return min(len(hits) * self.block_size, sequence.length - int(self.full_hit.least))
-
     def cached_tokens(self, request: Request) -> int:
         hits = self.match(request)
-        return self.hit_tokens(request, hits) if hits else 0
+        least = int(self.full_hit.least)
+        return min(len(hits) * self.block_size, request.length - least) if hits else 0
 
     # -- moves -----------------------------------------------------------------------------------
 
     def allocate(self, sequence: Request) -> None:
         """Gives a sequence without a table slots for all its known tokens."""
-        self.give(sequence, numbers(self.gpu.take_many(self._blocks(sequence.length))))
+        length: i64 = sequence.length
+        full: i64 = length // self.block_size
+        self.give(sequence, self.take(sequence, self.gpu, full, self._blocks(length)), length)
 
-    def give(self, sequence: Request, blocks: vec[i64]) -> None:
-        """Gives a sequence without a table one of these blocks, for all its known tokens."""
+    def give(self, sequence: Request, blocks: vec[i64], filled: i64) -> None:
+        """Gives a sequence without a table one of these blocks, for its first `filled` tokens."""
         assert not sequence.tables
         table: Table = Table()
         table.blocks = blocks
         sequence.tables = [table]
-        sequence.filled, sequence.access_ns = sequence.length, -1
+        sequence.filled, sequence.access_ns = filled, -1
         sequence.seen, sequence.gap = 0, False
         self.empty_slots += self._empty(sequence)
 
@@ -188,7 +191,7 @@ class Naive(BlockManager):
         filled: i64 = sequence.filled
         more: i64 = (length + size - 1) // size - len(table.blocks)
         if more > 0:
-            table.blocks = extend(table.blocks, numbers(self.gpu.take_many(more)))
+            table.blocks = self.gpu.extended(table.blocks, more)
             self.empty_slots += more * size
         self.empty_slots -= length - filled
         copies: Pairs = []
@@ -196,9 +199,9 @@ class Naive(BlockManager):
             place: i64 = filled // size
             filled = min(length, (place + 1) * size)
             sequence.filled = filled
-            block: int = table.blocks[place]
-            if self.gpu.references[block] > 1:
-                self.gpu.drop(block)
+            block: i64 = table.blocks[place]
+            if self.gpu.refs(block) > 1:
+                self.gpu.give_back(vec[i64]([block]), -1)
                 table.blocks[place] = self.gpu.take()
                 copies.append((block, table.blocks[place]))
             if filled % size == 0:
@@ -210,7 +213,7 @@ class Naive(BlockManager):
         if not sequence.tables:
             return
         if self.swapped(sequence):
-            self.free_swapped(sequence)
+            self.release(sequence, self.cpu, -1)
         else:
             self.empty_slots -= self._empty(sequence)
             self.release(sequence, self.gpu, sequence.access_ns)
@@ -219,15 +222,12 @@ class Naive(BlockManager):
 
     def fork(self, parent: Request, child: Request) -> Pairs:
         """Lets `child` share all blocks of `parent`. Returns the blocks that are copied at once."""
-        table: Table = Table()
         blocks: vec[i64] = parent.tables[0].blocks
-        table.blocks = blocks[0 : len(blocks)]
-        child.tables = [table]
         k: i64
         for k in range(len(blocks)):
             self.gpu.share(blocks[k])
-        child.filled, child.published = parent.filled, parent.published
-        self.empty_slots += self._empty(child)
+        self.give(child, blocks[0 : len(blocks)], parent.filled)
+        child.published = parent.published
         return []
 
     def swap_out(self, sequences: Iterable[Request]) -> Pairs:
@@ -249,26 +249,21 @@ class Naive(BlockManager):
 
     def composed(self) -> None:
         """Called when the step is composed."""
+        self.gpu.called()
+        self.cpu.called()
 
     # -- what a manager may do otherwise --------------------------------------------------------
+
+    def take(self, sequence: Request, pool: BlockPool, full: i64, number: i64) -> vec[i64]:
+        """Returns `number` blocks of `pool` for a sequence, whose tokens fill the first `full`."""
+        return pool.extended(EMPTY, number)
 
     def fill(self, sequence: Request, place: i64) -> None:
         """Called when block `place` of the table became full."""
 
     def release(self, sequence: Request, pool: BlockPool, access_ns: i64) -> None:
         """Drops every block of a table, first to last. `access_ns` -1 means never scheduled."""
-        k: i64
-        blocks: vec[i64] = sequence.tables[0].blocks
-        for k in range(len(blocks)):
-            pool.drop(blocks[k])
-
-    def free_swapped(self, sequence: Request) -> None:
-        """Frees a table that is on the CPU."""
-        self.release(sequence, self.cpu, -1)
-
-    def retake(self, sequence: Request, pool: BlockPool) -> vec[i64]:
-        """Returns blocks of `pool` for a table that moves there."""
-        return numbers(pool.take_many(len(sequence.tables[0].blocks)))
+        pool.give_back(sequence.tables[0].blocks, access_ns)
 
     # -------------------------------------------------------------------------------------------
 
@@ -313,10 +308,11 @@ class Naive(BlockManager):
         pairs: Pairs = []
         sequence: Request
         for sequence in sequences:
-            before = sequence.table
+            before: vec[i64] = sequence.tables[0].blocks
             self.release(sequence, source, -1)
-            sequence.tables[0].blocks = self.retake(sequence, target)
-            pairs.extend(zip(before, sequence.table, strict=True))
+            after: vec[i64] = self.take(sequence, target, sequence.published, len(before))
+            sequence.tables[0].blocks = after
+            pairs.extend(zip(before, after, strict=True))
             self.empty_slots += sign * self._empty(sequence)
         return pairs
 
@@ -334,8 +330,6 @@ class PrefixCaching(Naive):
     eviction: Any
     """Makes the order in which idle blocks with content are reused."""
     numbering: Numbering
-    _pool: PrefixPool
-    """The GPU's."""
     _computed: bool
     """Whether blocks are shared only once they are computed."""
     _withheld: i64
@@ -359,8 +353,6 @@ class PrefixCaching(Naive):
         super().__init__(
             block_size, num_gpu_blocks, num_cpu_blocks, growth=growth, idle_order=idle_order
         )
-        assert isinstance(self.gpu, PrefixPool)
-        self._pool = self.gpu
         self.publish_at = make_publish_at(publish_at)
         self.hits_save = make_hits_save(hits_save)
         self.full_hit = make_full_hit(full_hit)
@@ -369,31 +361,24 @@ class PrefixCaching(Naive):
         self.needs_keys = True
 
     def make_pool(self, size: int, first: int) -> BlockPool:
-        # The engine's own order asks for no keys.
-        watched = self.eviction is not Evictor
-        return PrefixPool(size, first, self.idle_order, self.eviction, watched)
-
-    @property
-    def lookups(self) -> tuple[int, int]:
-        return self._pool.lookups, self._pool.hits
+        return BlockPool(size, self.block_size, first, self.idle_order, self.eviction)
 
     # -- questions -------------------------------------------------------------------------------
 
     def admission_need(self, request: Request) -> int:
         need = super().admission_need(request)
         if self.hits_save.blocks:
-            need -= self._held(waiting_sequence(request))
+            sequence = waiting_sequence(request)
+            units: i64 = sequence.length // self.block_size
+            self.numbering.extend(sequence, units)
+            need -= self.gpu.held(sequence.contents, units, self._computed)
         return need
 
-    def swap_need(self, sequences: Iterable[Request], target: Any) -> int:
-        pool: PrefixPool = target
+    def swap_need(self, sequences: Iterable[Request], target: BlockPool) -> int:
         need = 0
-        place: i64
         sequence: Request
         for sequence in sequences:
-            need += self._move_need(sequence)
-            for place in range(sequence.published):
-                need -= pool.holds(sequence.contents[place])
+            need += self._move_need(sequence) - target.held(sequence.contents, sequence.published)
         return need
 
     def match(self, sequence: Request) -> list[int]:
@@ -402,29 +387,28 @@ class PrefixCaching(Naive):
         hits: list[int] = []
         place: i64
         for place in range(units):
-            block: i64 = self._pool.find(sequence.contents[place])
-            if block < 0:
+            block: i64 = self.gpu.find(sequence.contents[place])
+            if block == 0 or (self.gpu.refs(block) and not self.gpu.computed(block)):
                 break
             hits.append(block)
         return hits
 
     # -- moves -----------------------------------------------------------------------------------
 
-    def allocate(self, sequence: Request) -> None:
-        pool: PrefixPool = self._pool
-        full: i64 = sequence.length // self.block_size
-        more: i64 = self._blocks(sequence.length)
+    def take(self, sequence: Request, pool: BlockPool, full: i64, number: i64) -> vec[i64]:
         self._know(sequence, 0, full, pool)
         blocks: vec[i64]
-        if self._computed:
+        if self._computed and not sequence.tables:
             blocks = pool.take_leading(sequence.contents, full)
-            full = len(blocks)
         else:
             blocks = pool.take_table(sequence.contents, full)
-        sequence.published = full
-        if more > full:
-            blocks = extend(blocks, numbers(pool.take_many(more - full)))
-        self.give(sequence, blocks)
+        sequence.published = len(blocks)
+        return pool.extended(blocks, number - len(blocks))
+
+    def free(self, sequence: Request) -> None:
+        if sequence.tables and self.swapped(sequence) and sequence.access_ns >= 0:
+            raise died("freed-while-swapped", sequence)
+        super().free(sequence)
 
     def scheduled(self, sequence: Request, now_ns: i64) -> i64:
         sequence.access_ns = now_ns
@@ -433,15 +417,11 @@ class PrefixCaching(Naive):
             place: i64
             computed: i64 = 0
             for place in range(sequence.seen, last):
-                computed += sequence.tables[0].blocks[place] in self._pool.computed
+                computed += self.gpu.computed(sequence.tables[0].blocks[place])
             if sequence.seen < last:
                 sequence.seen += computed
                 sequence.gap = sequence.seen < last
         return sequence.seen * self.block_size
-
-    def composed(self) -> None:
-        self._pool.mark_computed()
-        self.cpu.mark_computed()
 
     def fill(self, sequence: Request, place: i64) -> None:
         if not self._computed:
@@ -451,26 +431,7 @@ class PrefixCaching(Naive):
         units: i64 = upto // self.block_size
         if units > sequence.published:
             self._publish(sequence, sequence.published, units)
-            self._pool.mark_computed()
-
-    def release(self, sequence: Request, pool: BlockPool, access_ns: i64) -> None:
-        assert isinstance(pool, PrefixPool)
-        blocks: vec[i64] = sequence.tables[0].blocks
-        pool.drop_table(blocks, sequence.published, self.block_size, access_ns)
-
-    def free_swapped(self, sequence: Request) -> None:
-        if sequence.access_ns < 0:
-            self.release(sequence, self.cpu, -1)
-            return
-        raise died("freed-while-swapped", sequence)
-
-    def retake(self, sequence: Request, pool: BlockPool) -> vec[i64]:
-        assert isinstance(pool, PrefixPool)
-        full: i64 = sequence.published
-        self._know(sequence, 0, full, pool)
-        blocks: vec[i64] = pool.take_table(sequence.contents, full)
-        more: i64 = len(sequence.tables[0].blocks) - full
-        return extend(blocks, numbers(pool.take_many(more))) if more else blocks
+            self.gpu.called()
 
     # -------------------------------------------------------------------------------------------
 
@@ -478,13 +439,13 @@ class PrefixCaching(Naive):
         """Gives blocks of a table that are full their content; one that others have takes their
         place."""
         blocks: vec[i64] = sequence.tables[0].blocks
-        self._know(sequence, first, last, self._pool)
+        self._know(sequence, first, last, self.gpu)
         place: i64
         for place in range(first, last):
-            blocks[place] = self._pool.fill(blocks[place], sequence.contents[place])
+            blocks[place] = self.gpu.fill(blocks[place], sequence.contents[place], place)
         sequence.published = last
 
-    def _know(self, sequence: Request, first: i64, last: i64, pool: PrefixPool) -> None:
+    def _know(self, sequence: Request, first: i64, last: i64, pool: BlockPool) -> None:
         """Numbers the contents of the full blocks `first .. last - 1` of a sequence."""
         self.numbering.extend(sequence, last)
         if pool.watched and last > first:
@@ -492,20 +453,6 @@ class PrefixCaching(Naive):
             place: i64
             for place in range(first, last):
                 pool.keys[sequence.contents[place]] = keys[place - first]
-
-    def _held(self, sequence: Request) -> int:
-        """The number of blocks in use that an admission would share."""
-        pool: PrefixPool = self._pool
-        units: i64 = sequence.length // self.block_size
-        self.numbering.extend(sequence, units)
-        held = 0
-        place: i64
-        for place in range(units):
-            block: int = pool.block_with(sequence.contents[place])
-            if self._computed and block < 0:
-                break
-            held += block in pool.references
-        return held
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -522,9 +469,7 @@ class Contiguous(Naive):
 
     reserved_blocks: i64
     """Number of blocks of one reservation."""
-    _places: list[int]
-    _total: i64
-    _spare: dict[Request, list[list[int]]]
+    _spare: dict[Request, list[vec[i64]]]
     """Reservations for samples that have not been forked yet."""
 
     def __init__(
@@ -533,19 +478,16 @@ class Contiguous(Naive):
         super().__init__(block_size, num_gpu_blocks, num_cpu_blocks)
         self.grows = False
         self.reserved_blocks = -(-max_model_len // block_size)
-        self._places = list(range(num_gpu_blocks // int(self.reserved_blocks)))
-        heapify(self._places)
-        if not self._places:
+        if not self.admission_total:
             raise ConfigError(
                 f"block_manager: contiguous: {num_gpu_blocks} GPU blocks cannot hold one"
                 f" reservation of {max_model_len} tokens ({self.reserved_blocks} blocks); lower"
                 " --max-model-len"
             )
-        self._total = len(self._places) * self.reserved_blocks
         self._spare = {}
 
     def make_pool(self, size: int, first: int) -> BlockPool:
-        return _Places(size, first)
+        return BlockPool(size, self.block_size, first, LowestFirst)
 
     @property
     def swaps(self) -> bool:
@@ -557,61 +499,37 @@ class Contiguous(Naive):
         return request.n * self.reserved_blocks
 
     @property
-    def admission_free(self) -> int:
-        return len(self._places) * self.reserved_blocks
-
-    @property
-    def admission_total(self) -> int:
-        return self._total
-
-    @property
     def stranded(self) -> int:
-        return self.gpu.size - self._total
+        return self.gpu.size % self.reserved_blocks
 
     def growth_need(self, sequence: Request) -> int:
         return 0
 
     def allocate(self, sequence: Request) -> None:
         request = sequence.request
-        self.give(sequence, numbers(self._reserve()))
+        self.give(sequence, self._reserve(), sequence.length)
         if request.n > 1:
             self._spare[request] = [self._reserve() for _ in range(request.n - 1)]
 
     def fork(self, parent: Request, child: Request) -> Pairs:
-        table: Table = Table()
-        table.blocks = numbers(self._spare[parent.request].pop())
-        child.tables = [table]
-        child.filled = parent.filled
-        self.empty_slots += self._empty(child)
+        self.give(child, self._spare[parent.request].pop(), parent.filled)
         used = self._blocks(parent.filled)
         return list(zip(parent.table[:used], child.table[:used], strict=True))
 
     def release(self, sequence: Request, pool: BlockPool, access_ns: i64) -> None:
-        blocks: vec[i64] = sequence.tables[0].blocks
-        for table in [list(blocks), *self._spare.pop(sequence.request, [])]:
-            for block in table:
-                del pool.references[block]
-            heappush(self._places, table[0] // int(self.reserved_blocks))
+        for blocks in [sequence.tables[0].blocks, *self._spare.pop(sequence.request, [])]:
+            pool.give_back(blocks, access_ns)
 
     def audit_references(self, counted: dict[int, int], held: dict[int, int]) -> None:
         for spare in self._spare.values():
-            for table in spare:
-                counted.update(dict.fromkeys(table, 1))
+            for blocks in spare:
+                counted.update(dict.fromkeys(blocks, 1))
         super().audit_references(counted, held)
 
-    def _reserve(self) -> list[int]:
-        start = heappop(self._places) * self.reserved_blocks
-        table = list(range(start, start + self.reserved_blocks))
-        for block in table:
-            self.gpu.references[block] = 1
-        return table
-
-
-class _Places(BlockPool):
-    """A pool whose blocks are given out in reservations."""
-
-    def audit(self) -> None:
-        assert all(0 <= block - self.first < self.size for block in self.references)
+    def _reserve(self) -> vec[i64]:
+        """Takes the lowest free reservation: the lowest free blocks, as all come and go as whole
+        reservations."""
+        return self.gpu.extended(EMPTY, self.reserved_blocks)
 
 
 def waiting_sequence(request: Request) -> Request:

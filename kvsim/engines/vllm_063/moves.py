@@ -129,7 +129,7 @@ def taken_on(plan: Plan) -> list[int]:
     return tokens
 
 
-def publish(blocks: Naive, plan: Plan, taken: list[int]) -> None:
+def publish(blocks: Naive, plan: Plan) -> None:
     """Publishes blocks once the KV of a step exists, before its tokens are booked. Other requests
     may then share them."""
     if not blocks.publish_at.computed:

@@ -55,7 +55,11 @@ class Vllm063(Scheduler):
     victim: Any
     requeue: Any
     """Its policies: how a victim is preempted, who it is, and where it waits (`kvsim.policies`)."""
+    _line: i64
+    """Where the engine raises if it is to recompute several samples."""
     _whole: bool
+    _admitted: Entries
+    """Prompts that the step begins."""
     _tokens: i64
     """Tokens charged to the budget of the step so far, and sequences that count against
     `max_num_seqs`."""
@@ -88,7 +92,7 @@ class Vllm063(Scheduler):
         self.max_num_batched_tokens = max_num_batched_tokens
         self.in_flight = 1
         self.chunked = enable_chunked_prefill
-        self._whole = enable_prefix_caching
+        self._line, self._whole = 1505, enable_prefix_caching
         self.priority = scheduling_policy == "priority" and not enable_chunked_prefill
         self.means = make_means(preemption_mode, prices, self.priority)
         self.watermark_blocks = int(watermark * num_gpu_blocks)
@@ -97,7 +101,7 @@ class Vllm063(Scheduler):
         self.prompt_limit = (
             max_model_len if enable_chunked_prefill else min(max_model_len, max_num_batched_tokens)
         )
-        self._tokens = self._seqs = 0
+        self._admitted, self._tokens, self._seqs = [], 0, 0
         self._check()
         self._start()
 
@@ -112,13 +116,18 @@ class Vllm063(Scheduler):
     def whole_blocks(self) -> bool:
         return self._whole
 
+    @property
+    def remedies(self) -> str:
+        """What helps where `max_num_batched_tokens` is below `max_model_len`."""
+        return "raise it, lower --max-model-len, or use --enable-chunked-prefill"
+
     def _check(self) -> None:
         """Refuses at start-up what the engine refuses (`config.py`, `SchedulerConfig`)."""
         tokens = self.max_num_batched_tokens
         if tokens < self.max_model_len and not self.chunked:
             raise ValueError(
                 f"max_num_batched_tokens ({tokens}) is below max_model_len ({self.max_model_len}):"
-                " raise it, lower --max-model-len, or use --enable-chunked-prefill"
+                f" {self.remedies}"
             )
         if tokens < self.max_num_seqs:
             raise ValueError(
@@ -132,7 +141,7 @@ class Vllm063(Scheduler):
         """Composes the next step."""
         plan: Plan = batch.begin(now_ns, self.max_num_seqs)
         blocks: Naive = tables_of(batch)
-        self._tokens = self._seqs = 0
+        self._admitted, self._tokens, self._seqs = [], 0, 0
         if self.chunked:
             self._compose_chunked(batch, blocks, plan)
         else:
@@ -151,15 +160,20 @@ class Vllm063(Scheduler):
         elif batch.waiting:
             plan.blocked = SWAPPED_OUT
         if not entries:
-            if self.priority:
-                self._preempt_by_priority(batch, blocks)
-            before = len(plan.preempted)
-            entries = self._running(batch, blocks, plan)
-            if len(plan.preempted) == before:
-                entries += self._swap_in(batch, blocks, plan)
-            self._give_up(batch, plan, before)
+            entries = self._decodes(batch, blocks, plan)
         batch.running += [entry[0] for entry in entries]
-        _run(batch, blocks, plan, entries)
+        self._run(batch, blocks, plan, entries)
+
+    def _decodes(self, batch: Batch, blocks: Naive, plan: Plan) -> Entries:
+        """Serves running requests, and swapped ones if nobody was preempted."""
+        if self.priority:
+            self._preempt_by_priority(batch, blocks)
+        before = len(plan.preempted)
+        entries = self._running(batch, blocks, plan)
+        self._give_up(batch, plan, before)
+        if len(plan.preempted) == before:
+            entries += self._swap_in(batch, blocks, plan)
+        return entries
 
     def _compose_chunked(self, batch: Batch, blocks: Naive, plan: Plan) -> None:
         running = self._running(batch, blocks, plan)
@@ -177,7 +191,22 @@ class Vllm063(Scheduler):
             *[entry[0] for entry in sorted(running, key=_prefills)],
             *[entry[0] for entry in prompts],
         ]
-        _run(batch, blocks, plan, prompts + sorted(running + back, key=_decodes))
+        self._run(batch, blocks, plan, prompts + sorted(running + back, key=_decodes))
+
+    def _run(self, batch: Batch, blocks: Naive, plan: Plan, entries: Entries) -> None:
+        """Puts the requests of a step into the plan, in batch order.
+
+        The first sequence decides whether a request counts as prefill or decode. So a request whose
+        first sample has ended and whose last one is recomputed is a decode, of all the tokens that
+        it was admitted with.
+        """
+        for request, tokens, charged in entries:
+            if not request.prompt_stage:
+                decode(batch, blocks, plan, request, tokens)
+            elif request.forked:
+                raise died("prefill-of-parallel-samples", request)
+            else:
+                prefill(batch, plan, request, tokens, charged)
 
     def _give_up(self, batch: Batch, plan: Plan, first: int) -> None:
         """Puts the requests that were preempted from the `first` on into their queues, in this
@@ -193,7 +222,7 @@ class Vllm063(Scheduler):
 
         `core/scheduler.py`, `_schedule_prefills`.
         """
-        admitted: Entries = []
+        admitted: Entries = self._admitted
         waiting = batch.waiting
         charged: bool = blocks.hits_save.charged
         tested: bool = blocks.hits_save.tested
@@ -264,14 +293,18 @@ class Vllm063(Scheduler):
                     need += blocks.growth_need(sequence)
             if need <= blocks.gpu.free:
                 return True
-            victim: Request = request
-            if running:
-                victim = self.victim(running, blocks)
+            victim: Request = self._choose(request, running, blocks)
+            if victim is not request:
                 running.remove(victim)
             if not self._ended_meanwhile(batch, victim):
                 self._preempt(batch, victim, plan.swaps_out)
             if victim is request:
                 return False
+
+    def _choose(self, request: Request, behind: deque[Request], blocks: Naive) -> Request:
+        """Returns who gives way to a request: itself if nobody comes behind it."""
+        victim: Request = self.victim(behind, blocks) if behind else request
+        return victim
 
     def _swap_in(self, batch: Batch, blocks: Naive, plan: Plan) -> Entries:
         """Brings swapped requests back, in order, until one does not fit (`_schedule_swapped`)."""
@@ -281,7 +314,7 @@ class Vllm063(Scheduler):
             request: Request = swapped[0]
             moving = [each for each in request.sequences if each.state == SWAPPED]
             need = blocks.swap_need(moving, blocks.gpu)
-            if blocks.gpu.size < need:
+            if self._outgrown(blocks, need):
                 # Its CPU blocks stay taken for ever, as in the engine.
                 swapped.popleft()
                 batch.ignore(request, "outgrew-pool")
@@ -289,7 +322,7 @@ class Vllm063(Scheduler):
             if blocks.gpu.free - need < self.watermark_blocks:
                 break
             tokens = self._new_tokens(request, SWAPPED, False)
-            if tokens == 0 or not self._fits(tokens, request.width()):
+            if tokens == 0 or self._excess(request, tokens):
                 break
             swap_in(batch, request)
             grow(blocks, plan, request)
@@ -346,14 +379,7 @@ class Vllm063(Scheduler):
         left = self.max_num_batched_tokens - self._tokens
         if self.chunked and left < (self.block_size if self._whole else 1):
             return 0
-        sequence = waiting_sequence(request)
-        return blocks.hit_tokens(sequence, blocks.match(sequence))
-
-    def _fits(self, tokens: i64, seqs: i64) -> bool:
-        return (
-            self._tokens + tokens <= self.max_num_batched_tokens
-            and self._seqs + seqs <= self.max_num_seqs
-        )
+        return blocks.cached_tokens(waiting_sequence(request))
 
     def turns_away(self, blocks: Naive, tokens: int, need: int) -> str:
         """Returns why a waiting request that needs these tokens and blocks is given up;
@@ -366,6 +392,10 @@ class Vllm063(Scheduler):
         """Whether an admission that needs `need` blocks can never succeed."""
         return blocks.admission_total - need < self._watermark(blocks)
 
+    def _outgrown(self, blocks: Naive, need: int) -> bool:
+        """Whether the engine gives up a swapped request that needs `need` blocks."""
+        return need > blocks.gpu.size
+
     def _hindrance(self, blocks: Naive, request: Request, need: int, asked: int) -> int:
         """Returns why a waiting request has to wait, as an index into `BLOCKED`; 0 if it need not.
 
@@ -375,6 +405,10 @@ class Vllm063(Scheduler):
         left = blocks.admission_free - need
         if left < self._watermark(blocks):
             return WATERMARK if left >= 0 else BLOCKS
+        return self._excess(request, asked)
+
+    def _excess(self, request: Request, asked: int) -> int:
+        """Returns which limit of a step a request exceeds by `asked` more tokens; 0: none."""
         if self._tokens + asked > self.max_num_batched_tokens:
             return TOKENS
         return SLOTS if self._seqs + request.width() > self.max_num_seqs else 0
@@ -387,7 +421,7 @@ class Vllm063(Scheduler):
         if self.means(victim, batch) == SWAP:
             pairs += swap_out(batch, victim)
         elif victim.count(RUNNING) != 1:
-            raise died("recompute-of-parallel-samples", victim, line=1505)
+            raise died("recompute-of-parallel-samples", victim, line=self._line)
         else:
             recompute(batch, victim)
 
@@ -402,7 +436,7 @@ class Vllm063(Scheduler):
         batch.now_ns = now_ns
         blocks: Naive = tables_of(batch)
         taken = taken_on(plan)
-        publish(blocks, plan, taken)
+        publish(blocks, plan)
         before = len(batch.ended)
         k: i64
         for k, request in enumerate(plan.requests):
@@ -440,7 +474,7 @@ class Vllm063Async(Vllm063):
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
         batch.now_ns = now_ns
         taken = taken_on(plan)
-        publish(tables_of(batch), plan, taken)
+        publish(tables_of(batch), plan)
         k: i64
         for k, request in enumerate(plan.requests):
             if request.finish_ns < 0:
@@ -476,22 +510,6 @@ class Vllm063Async(Vllm063):
             return False
         del self._pending[victim]
         return self._process(batch, victim)
-
-
-def _run(batch: Batch, blocks: Naive, plan: Plan, entries: Entries) -> None:
-    """Puts the requests of a step into the plan, in batch order.
-
-    The first sequence decides whether a request counts as prefill or decode. So a request whose
-    first sample has ended and whose last one is recomputed is a decode, of all the tokens that it
-    was admitted with.
-    """
-    for request, tokens, charged in entries:
-        if not request.prompt_stage:
-            decode(batch, blocks, plan, request, tokens)
-        elif request.forked:
-            raise died("prefill-of-parallel-samples", request)
-        else:
-            prefill(batch, plan, request, tokens, charged)
 
 
 def _prefills(entry: tuple[Request, int, int]) -> bool:

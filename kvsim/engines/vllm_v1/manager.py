@@ -225,13 +225,7 @@ class KVCacheManager(BlockManager):
         return [list(table.blocks) for table in request.tables]
 
     def own_blocks(self, request: Request) -> int:
-        own: i64 = 0
-        k: i64
-        table: Table
-        for table in request.tables:
-            for k in range(len(table.blocks)):
-                own += table.blocks[k] != 0 and self.gpu.refs(table.blocks[k]) == 1
-        return own
+        return self.gpu.own(request)
 
     def cached_tokens(self, request: Request) -> int:
         junction: i64 = request.junction

@@ -38,18 +38,18 @@ def grow(tables: Vllm033Tables, each: Request, tokens: int = 1) -> list[tuple[in
 def test_blocks_come_from_the_top_and_the_last_of_a_table_is_reused_first() -> None:
     tables = Vllm033Tables(4, 6, 0)
     a = admitted(tables, range(10))
-    assert a.table == [5, 4, 3]
+    assert a.table == [6, 5, 4]
     tables.free(a)
-    assert admitted(tables, range(10)).table == [3, 4, 5]
+    assert admitted(tables, range(10)).table == [4, 5, 6]
 
 
 def test_samples_share_blocks_until_one_of_them_writes() -> None:
     tables = Vllm033Tables(4, 6, 0)
     parent = admitted(tables, range(6), n=2)
     child = forked(tables, parent)
-    assert grow(tables, parent) == [(4, 3)]
+    assert grow(tables, parent) == [(5, 4)]
     assert grow(tables, child) == []
-    assert (parent.table, child.table) == ([5, 3], [5, 4])
+    assert (parent.table, child.table) == ([6, 4], [6, 5])
     tables.audit([parent.request])
 
 
@@ -74,9 +74,9 @@ def test_a_swap_keeps_what_samples_share() -> None:
 def test_a_window_makes_a_table_repeat_its_blocks() -> None:
     tables = Vllm033Tables(2, 9, 0, sliding_window=4)
     a = admitted(tables, range(7))
-    assert a.table == [8, 7, 8, 7]
+    assert a.table == [9, 8, 9, 8]
     grow(tables, a, 2)
-    assert a.table == [8, 7, 8, 7, 8]
+    assert a.table == [9, 8, 9, 8, 9]
     tables.free(a)
     assert tables.gpu.free == 9
 

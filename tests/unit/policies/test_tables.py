@@ -39,12 +39,12 @@ def test_a_prompt_takes_the_lowest_blocks_and_gives_the_last_one_out_first() -> 
     tables = Naive(block_size=4, num_gpu_blocks=6, num_cpu_blocks=0)
     a = sequence("0123456789")
     tables.allocate(a)
-    assert a.table == [0, 1, 2]
+    assert a.table == [1, 2, 3]
     assert tables.empty_slots == 2
     tables.free(a)
     b = sequence("0123456789")
     tables.allocate(b)
-    assert b.table == [2, 1, 0]
+    assert b.table == [3, 2, 1]
 
 
 def test_a_token_opens_a_block_only_when_the_last_is_full() -> None:
@@ -52,9 +52,9 @@ def test_a_token_opens_a_block_only_when_the_last_is_full() -> None:
     a = sequence("012")
     tables.allocate(a)
     token(tables, a)
-    assert a.table == [0]
+    assert a.table == [1]
     token(tables, a)
-    assert a.table == [0, 1]
+    assert a.table == [1, 2]
 
 
 def test_growth_asks_for_a_block_even_where_the_last_has_room() -> None:
@@ -111,11 +111,11 @@ def test_a_shared_last_block_is_copied_before_it_is_written() -> None:
     child = parent.child(0)
     tables.fork(parent, child)
     parent.forked.append(child)
-    assert child.table == [0, 1]
-    assert token(tables, parent) == [(1, 2)]
-    assert parent.table == [0, 2]
+    assert child.table == [1, 2]
+    assert token(tables, parent) == [(2, 3)]
+    assert parent.table == [1, 3]
     assert token(tables, child) == []
-    assert child.table == [0, 1]
+    assert child.table == [1, 2]
     tables.audit([parent.request])
 
 
@@ -124,8 +124,8 @@ def test_equal_prompts_share_their_full_blocks() -> None:
     a, b = sequence("0123456789"), sequence("0123456xyz", index=1)
     tables.allocate(a)
     tables.allocate(b)
-    assert a.table == [0, 1, 2]
-    assert b.table == [0, 3, 4]
+    assert a.table == [1, 2, 3]
+    assert b.table == [1, 4, 5]
     assert tables.lookups == (4, 1)
 
 
@@ -157,7 +157,7 @@ def test_a_decoded_block_with_known_content_is_merged() -> None:
     for each in (a, b):
         tables.allocate(each)
         token(tables, each)
-    assert a.table == b.table == [0]
+    assert a.table == b.table == [1]
     assert tables.gpu.free == 7
 
 
@@ -182,11 +182,11 @@ def test_swapping_out_and_in_moves_every_block() -> None:
     a = sequence("0123456789")
     tables.allocate(a)
     a.state = RUNNING
-    assert tables.swap_out([a]) == [(0, 4), (1, 5), (2, 6)]
+    assert tables.swap_out([a]) == [(1, 5), (2, 6), (3, 7)]
     a.state = SWAPPED
     assert (tables.gpu.free, tables.cpu.free) == (4, 1)
     assert tables.empty_slots == 0
-    assert tables.swap_in([a]) == [(4, 2), (5, 1), (6, 0)]
+    assert tables.swap_in([a]) == [(5, 3), (6, 2), (7, 1)]
     tables.audit([a.request])
 
 
@@ -205,13 +205,13 @@ def test_before_paging_a_request_reserves_the_longest_sequence() -> None:
     a, b = sequence("0123456789"), sequence("01", index=1)
     tables.allocate(a)
     tables.allocate(b)
-    assert (a.table, b.table) == ([0, 1, 2, 3], [4, 5, 6, 7])
+    assert (a.table, b.table) == ([1, 2, 3, 4], [5, 6, 7, 8])
     assert tables.empty_slots == 6 + 14
     assert (tables.gpu.free, tables.admission_free, tables.stranded) == (3, 0, 3)
     tables.free(a)
     c = sequence("0", index=2)
     tables.allocate(c)
-    assert c.table == [0, 1, 2, 3]
+    assert c.table == [1, 2, 3, 4]
     tables.audit([b.request, c.request])
 
 
@@ -220,7 +220,7 @@ def test_before_paging_a_place_may_be_one_block() -> None:
     for index in range(3):
         one = sequence("0123", index=index)
         tables.allocate(one)
-        assert one.table == [0]
+        assert one.table == [1]
         tables.free(one)
     tables.audit([])
 
@@ -242,7 +242,7 @@ def test_before_paging_every_sample_reserves_at_admission() -> None:
     tables.allocate(parent)
     child = parent.child(0)
     parent.forked.append(child)
-    assert tables.fork(parent, child) == [(0, 8), (1, 9)]
+    assert tables.fork(parent, child) == [(1, 9), (2, 10)]
     tables.audit([parent.request])
     tables.free(parent)
     tables.free(child)

@@ -35,7 +35,7 @@ Made = tuple[Any, Any]
 
 def old(scheduler: Any, tables: Any, **knobs: Any) -> Callable[[Victim | None, int], Made]:
     """An engine of the 0.x line with ample CPU blocks and no watermark."""
-    if issubclass(scheduler, Vllm063):
+    if scheduler is not Vllm033:
         knobs["block_size"] = SIZE
 
     def make(victim: Victim | None, blocks: int) -> Made:
@@ -188,7 +188,7 @@ def test_shared_blocks_and_progress_count_against_a_cost_aware_victim() -> None:
     def request(index: int, length: int, known: int, table: list[int]) -> Request:
         made = Request(index, f"r{index}", length)
         made.state, made.length = RUNNING, known
-        blocks.give(made, numbers(table))
+        blocks.give(made, numbers(table), known)
         return made
 
     tables = [blocks.gpu.take_many(2) for _ in range(3)]

@@ -19,7 +19,6 @@ from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
-from kvsim.engines.vllm_063.pool import PrefixPool
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.results.ledger import PROMPT_PARTS
 from kvsim.results.ledger.prompts import Known, Rules, classify, cut_off
@@ -187,8 +186,6 @@ def prompt_keys(blocks: Any, request: Any) -> list[int]:
 
 def held(pool: Any) -> set[int]:
     """The keys of the blocks that have content."""
-    if isinstance(pool, PrefixPool):
-        return {*pool.content_of.values()}
     if isinstance(pool, Pool):
         return {pool.content(block) for block in range(1, pool.fresh)} - {0}
     return {*pool.content} - {0}
