@@ -216,10 +216,9 @@ def _render_difference(explanation: Explanation, console: Console, replicas: Tab
 def _parts(falls: Sequence[Waterfall]) -> Table:
     """By how much each part of the latencies changed, and their sums."""
     from kvsim.explain.differences import LABELS
-    from kvsim.report.compare import title_of
     from kvsim.results.numerals import signed
 
-    table = make_table("difference", *map(title_of, falls))
+    table = make_table("difference", *(fall.title for fall in falls))
     changed = [dict(fall.changes()) for fall in falls]
     for part, label in LABELS.items():
         if any(part in changes for changes in changed):

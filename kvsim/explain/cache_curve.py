@@ -299,22 +299,17 @@ def who_reuses(rows: Sequence[Row], reuse: Reuse) -> dict[str, Ramps]:
     return ramps
 
 
-def by_session(rows: Sequence[Row], reuse: Reuse) -> list[Group]:
-    """The sessions of a trace, those with most prompt tokens first."""
-    names = [row.session for row in rows]
-    return _grouped(rows, reuse, names)
-
-
 def by_prefix(rows: Sequence[Row], reuse: Reuse) -> list[Group]:
     """Requests by their first block, those with most prompt tokens first. Each group is named after
     its first request."""
     names: list[str | None] = []
     for row, (blocks, _, runs) in zip(rows, reuse.found, strict=True):
         names.append(names[runs[0].user] if runs else row.id if blocks else None)
-    return _grouped(rows, reuse, names)
+    return grouped(rows, reuse, names)
 
 
-def _grouped(rows: Sequence[Row], reuse: Reuse, names: Sequence[str | None]) -> list[Group]:
+def grouped(rows: Sequence[Row], reuse: Reuse, names: Sequence[str | None]) -> list[Group]:
+    """Requests by these names, those with most prompt tokens first; None: in no group."""
     members: dict[str, list[tuple[Row, Found]]] = {}
     for name, row, found in zip(names, rows, reuse.found, strict=True):
         if name is not None:
@@ -383,11 +378,6 @@ class Study(NamedTuple):
     prefixes: Sequence[Group] = ()
 
     @property
-    def block_bytes(self) -> int | None:
-        """Of the model, if one was named."""
-        return self.asked.block_bytes
-
-    @property
     def chosen(self) -> int | None:
         """The capacity asked about, in blocks; one of the points."""
         return next(iter(self.asked.capacities), None)
@@ -410,7 +400,7 @@ class Study(NamedTuple):
             "blocks": self.blocks,
             "distinct_blocks": self.distinct,
             "ceiling_tokens": self.ceiling,
-            "block_bytes": self.block_bytes,
+            "block_bytes": self.asked.block_bytes,
             "points": [
                 {
                     "capacity_blocks": point.blocks,
@@ -450,7 +440,7 @@ def study_trace(trace: Trace, counting: Counting, asked: Asked) -> Study:
         _points(curve, sizes, optimum),
         asked,
         reused,
-        by_session(rows, reuse),
+        grouped(rows, reuse, [row.session for row in rows]),
         by_prefix(rows, reuse),
     )
 

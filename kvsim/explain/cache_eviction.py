@@ -26,14 +26,7 @@ import numpy as np
 from kvsim.core import records as kinds
 from kvsim.core.contents import Numbering
 from kvsim.core.vectors import EMPTY
-from kvsim.engines.sglang.tree import (
-    RADIX_EVICTION,
-    PagePool,
-    RadixTree,
-    Rank,
-    Text,
-    make_rank,
-)
+from kvsim.engines.sglang.tree import RADIX_EVICTION, PagePool, RadixTree, Rank, Text, make_rank
 from kvsim.errors import ConfigError
 from kvsim.explain.cache_curve import kept_tokens, optimum_tokens
 from kvsim.explain.certainty import LEVEL, Estimate, Figure, together

@@ -22,9 +22,10 @@ samples (`compare_replay`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,7 +41,7 @@ from kvsim.explain.certainty import (
     together,
 )
 from kvsim.results.ledger import PROMPT_LABELS, TIME_LABELS, TIME_PARTS
-from kvsim.results.metrics import BLOCKED_BY, HEADLINES, METRICS, value
+from kvsim.results.metrics import BLOCKED_BY, HEADLINES, LATENCIES, METRICS, value
 from kvsim.results.numerals import count, plural, seconds
 from kvsim.results.statistics import Floats, Ints, completed, defined, durations_ns, ints
 from kvsim.results.timeline import Columns
@@ -167,29 +168,41 @@ def _row(steps: Columns, step: int) -> Row:
 
 def _decided(row: Row, columns: tuple[str, ...]) -> str:
     """What a step did, as far as it differs from the other run's step."""
-    words = []
-    preempted = row["preempted_recompute"] + row["preempted_swap"]
-    if {"preempted_recompute", "preempted_swap"} & set(columns):
-        mode = "swap" if row["preempted_swap"] else "recompute"
-        victims = f"{plural(preempted, 'request')} by {mode}" if preempted else "none"
-        words.append(f"preempted {victims}")
-    if "swapped_in" in columns:
-        words.append(f"swapped {plural(row['swapped_in'], 'request')} in")
-    if "blocked" in columns:
-        reason = BLOCKED_BY.get(BLOCKED[row["blocked"]])
-        words.append(f"refused {f'the head of the queue ({reason})' if reason else 'no request'}")
-    if "cached_tokens" in columns:
-        words.append(f"found {plural(row['cached_tokens'], 'prompt token')} in the cache")
-    if {"prefill_seqs", "prefill_tokens"} & set(columns):
-        requests, tokens = row["prefill_seqs"], row["prefill_tokens"]
-        what = f"{plural(tokens, 'prompt token')} of {plural(requests, 'request')}"
-        words.append(f"computed {what if requests else 'no prompt'}")
-    if "decode_seqs" in columns:
-        words.append(f"decoded {plural(row['decode_seqs'], 'sequence')}")
-    if not words:
-        name = columns[0]
-        words.append(f"had {count(row[name])} {name.replace('_', ' ')}")
-    return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
+    words = [say(row) for named, say in _DONE.items() if not set(named).isdisjoint(columns)]
+    name = columns[0]
+    *others, last = words or [f"had {count(row[name])} {name.replace('_', ' ')}"]
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _preempted(row: Row) -> str:
+    number = row["preempted_recompute"] + row["preempted_swap"]
+    mode = "swap" if row["preempted_swap"] else "recompute"
+    return f"preempted {plural(number, 'request')} by {mode}" if number else "preempted none"
+
+
+def _refused(row: Row) -> str:
+    reason = BLOCKED_BY.get(BLOCKED[row["blocked"]])
+    return f"refused the head of the queue ({reason})" if reason else "refused no request"
+
+
+def _computed(row: Row) -> str:
+    tokens, requests = plural(row["prefill_tokens"], "prompt token"), row["prefill_seqs"]
+    return (
+        f"computed {tokens} of {plural(requests, 'request')}" if requests else "computed no prompt"
+    )
+
+
+_DONE: dict[tuple[str, ...], Callable[[Row], str]] = {
+    ("preempted_recompute", "preempted_swap"): _preempted,
+    ("swapped_in",): lambda row: f"swapped {plural(row['swapped_in'], 'request')} in",
+    ("blocked",): _refused,
+    ("cached_tokens",): (
+        lambda row: f"found {plural(row['cached_tokens'], 'prompt token')} in the cache"
+    ),
+    ("prefill_seqs", "prefill_tokens"): _computed,
+    ("decode_seqs",): lambda row: f"decoded {plural(row['decode_seqs'], 'sequence')}",
+}
+"""Columns → what a step did, if it is one of them that differs."""
 
 
 def _holdings(name: str, row: Row, pool: Any) -> str:
@@ -279,6 +292,12 @@ class Waterfall(NamedTuple):
     """Part → nanoseconds in the first and in the other run."""
     places: tuple[tuple[Place, ...], tuple[Place, ...]] = ((), ())
     """The requests that a percentile is interpolated from, in each run; empty for a mean."""
+
+    @property
+    def title(self) -> str:
+        """`Mean E2EL`, `TTFT p99`."""
+        label = LATENCIES[self.metric]
+        return f"Mean {label}" if self.statistic == "mean" else f"{label} {self.statistic}"
 
     @property
     def totals(self) -> tuple[Fraction, Fraction]:
@@ -481,16 +500,15 @@ def compare_replay(runs: Runs, *, level: float, margin: float) -> Comparison:
     names = tuple(name for name, *_ in runs)
     values = values_of([[summary for _, summary, _ in runs]])
     estimates: dict[Pair, Estimate] = {}
-    for first in range(len(runs)):
-        for other in range(first + 1, len(runs)):
-            pairs = pair(runs[first][2], runs[other][2])
-            if pairs is not None and pairs.number > 1:
-                found = _estimates(pairs, runs[first][2], runs[other][2])
-                estimates |= {
-                    Pair(key, first, other): estimate
-                    for key, estimate in found.items()
-                    if key in values and (first == 0 or key in HEADLINES)
-                }
+    for first, other in combinations(range(len(runs)), 2):
+        pairs = pair(runs[first][2], runs[other][2])
+        if pairs is not None and pairs.number > 1:
+            found = _estimates(pairs, runs[first][2], runs[other][2])
+            estimates |= {
+                Pair(key, first, other): estimate
+                for key, estimate in found.items()
+                if key in values and (first == 0 or key in HEADLINES)
+            }
     verdicts = judge_pairs(estimates, values, HEADLINES, level=level, margin=margin)
     return Comparison(names, "stretches", (), (), 0, level, margin, values, verdicts)
 

@@ -70,10 +70,7 @@ def fleet_run(result: FleetResult, summary: Mapping[str, Any]) -> FleetRun:
 
 
 def write_fleet(
-    out: str | Path,
-    run: FleetRun,
-    write: Callable[[int, str], None],
-    page: str | None = None,
+    out: str | Path, run: FleetRun, write: Callable[[int, str], None], page: str | None = None
 ) -> None:
     """Lets `write` write the folder of each replica, by its number, and writes what they have in
     common, all or none.
@@ -105,9 +102,8 @@ def read_fleet(directory: str | Path) -> FleetRun:
         transitions = read_transitions(_replica(folder, number), own)
         replicas.append(Replica(own, requests, steps, transitions))
     each, chosen = [one.requests for one in replicas], decisions["replica"]
-    roles, handovers = meta.get("roles"), None
-    if roles is not None:
-        handovers = read_table(folder, HANDOVERS, meta)
+    roles = meta.get("roles")
+    handovers = None if roles is None else read_table(folder, HANDOVERS, meta)
     whose = _whose(chosen, roles, handovers, len(replicas))
     indexes = [np.flatnonzero(mine) for mine in whose]
     if not indexes or [len(one["id"]) for one in each] != list(map(len, indexes)):

@@ -287,16 +287,11 @@ def _lanes(run: FleetRun, views: Sequence[View], axis: TimeAxis) -> Iterator[Fig
 def build_fleet_diff(first: NamedFleet, other: NamedFleet) -> str:
     """The page that says why the second run differs from the first."""
     rows = replica_differences(first[1], other[1])
-    routing = (
-        panel(f"{name}: {title}", table(*tables[title]))
-        for title in (REGRETS, HITS)
-        for name, run in (first, other)
-        if title in (tables := routing_tables(run.summary))
-    )
+    routing = join(_routing_panels((first, other), (REGRETS, HITS)))
     return diff_page(
         explain_fleets(first, other),
         [(name, run.summary) for name, run in (first, other)],
-        {"Replicas": panel(None, table(REPLICA_DIFF_HEAD, rows)), "Decisions": join(routing)},
+        {"Replicas": panel(None, table(REPLICA_DIFF_HEAD, rows)), "Decisions": routing},
     )
 
 
@@ -305,24 +300,32 @@ def build_fleet_comparison(
 ) -> str:
     """The page of two fleets or more, all compared with the first; see `build_comparison`."""
     first, *others = fleets
-    tables = [(name, routing_tables(run.summary)) for name, run in fleets]
-    parts = []
-    if hits := [each[HITS][1] for _, each in tables if HITS in each]:
-        shares = ([rows[0][0], *(row[-1] for row in rows)] for rows in zip(*hits, strict=False))
-        head = ["prompt tokens", *(name for name, each in tables if HITS in each)]
-        parts.append(panel("Of the prompt tokens", table(head, shares)))
-    parts += [
-        panel(f"{name}: {title}", table(*each[title]))
-        for title in (REGRETS, REPLICAS, TRIP)
-        for name, each in tables
-        if title in each
-    ]
+    parts = [_shares_of_hits(fleets), *_routing_panels(fleets, (REGRETS, REPLICAS, TRIP))]
     return comparison_page(
         [(name, run.summary, run.requests) for name, run in fleets],
         [explain_fleets(first, other) for other in others],
         comparison,
         {"Decisions and replicas": join(parts)},
     )
+
+
+def _routing_panels(fleets: Sequence[NamedFleet], titles: Sequence[str]) -> Iterator[Html]:
+    """The tables with these titles, each of all runs that have it."""
+    tables = [(name, routing_tables(run.summary)) for name, run in fleets]
+    for title in titles:
+        for name, each in tables:
+            if title in each:
+                yield panel(f"{name}: {title}", table(*each[title]))
+
+
+def _shares_of_hits(fleets: Sequence[NamedFleet]) -> Html | None:
+    """Where the prompt tokens of each run were hit; None where no run has a cache."""
+    tables = [(name, routing_tables(run.summary)) for name, run in fleets]
+    hits = [(name, each[HITS][1]) for name, each in tables if HITS in each]
+    alike = zip(*(rows for _, rows in hits), strict=False)
+    shares = ([rows[0][0], *(row[-1] for row in rows)] for rows in alike)
+    head = ["prompt tokens", *(name for name, _ in hits)]
+    return panel("Of the prompt tokens", table(head, shares)) if hits else None
 
 
 NamedFleet = tuple[str, FleetRun]

@@ -57,14 +57,12 @@ class Proxy:
         """Gives the engines behind both routers workers that move blocks between them."""
         self.prefill, self.decode = prefill, decode
         for serving, mailbox in zip(prefill.servings, prefill.mailboxes, strict=True):
-            side = _side(serving)
-            keeper = Keeper(env, side.lease, mailbox)
+            keeper = Keeper(env, _side(serving).lease, mailbox)
             self._keepers.append(keeper)
             _set_worker(serving, keeper)
         for serving, mailbox in zip(decode.servings, decode.mailboxes, strict=True):
             side = _side(serving)
-            times, lease, each = side.times, side.lease, side.block_bytes
-            puller = Puller(env, times, lease, each, self.handovers, mailbox)
+            puller = Puller(env, side.times, side.lease, side.block_bytes, self.handovers, mailbox)
             self._pullers.append(puller)
             _set_worker(serving, puller)
 

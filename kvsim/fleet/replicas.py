@@ -186,11 +186,7 @@ class Load:
         """New requests; `keyed`: with block identities. `kv_transfer`: as in `Requests`."""
         known, samples = self.streams if keyed else None, self.samples
         return Requests(
-            self.rows,
-            known,
-            n=samples,
-            ignore_eos=self.ignore_eos,
-            kv_transfer=kv_transfer,
+            self.rows, known, n=samples, ignore_eos=self.ignore_eos, kv_transfer=kv_transfer
         )
 
 

@@ -227,23 +227,26 @@ def cautions(runs: Summaries, seeds: int = 1) -> list[str]:
     """What a reader must know before comparing these runs, which have `seeds` seeds each."""
     metas = [summary["meta"] for _, summary in runs]
     found = same_configurations(runs)
-    for name, summary in runs:
-        if not wording.finished(summary):
-            found.append(f"{name} did not finish: {wording.outcome_title(summary).lower()}.")
-    if len({(meta.get("trace") or {}).get("sha256") for meta in metas}) > 1:
-        found.append("The runs replay different traces.")
-    if len({wording.time_source(meta) for meta in metas}) > 1:
-        found.append("Step times come from different sources, so that all times differ anyway.")
-    random = any((m.get("config") or {}).get("request_rate") not in (None, "inf") for m in metas)
-    if random and seeds == 1:
-        found.append(
-            "Arrivals were drawn at random: another seed would give somewhat other differences."
-        )
-    if len({summary["completed"] for _, summary in runs}) > 1:
-        found.append(
-            "The runs completed different numbers of requests; latencies count only those."
-        )
-    return found
+    found += [
+        f"{name} did not finish: {wording.outcome_title(summary).lower()}."
+        for name, summary in runs
+        if not wording.finished(summary)
+    ]
+    traces = {(meta.get("trace") or {}).get("sha256") for meta in metas}
+    rates = {(meta.get("config") or {}).get("request_rate") for meta in metas}
+    sentences = {
+        "The runs replay different traces.": len(traces) > 1,
+        "Step times come from different sources, so that all times differ anyway.": (
+            len(set(map(wording.time_source, metas))) > 1
+        ),
+        "Arrivals were drawn at random: another seed would give somewhat other differences.": (
+            seeds == 1 and not rates <= {None, "inf"}
+        ),
+        "The runs completed different numbers of requests; latencies count only those.": (
+            len({summary["completed"] for _, summary in runs}) > 1
+        ),
+    }
+    return found + [sentence for sentence, holds in sentences.items() if holds]
 
 
 def _settings(meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -331,13 +334,10 @@ def finding_words(comparison: Comparison, pair: Pair, verdict: Verdict) -> str:
     if verdict.finding == "insignificant":
         return f"{INSIGNIFICANT} ({ends})"
     size = signed(abs(verdict.difference), metric.unit).removeprefix("+")
-    return f"{other} is {_comparative(metric, verdict)} than {first} by {size} ({ends})"
-
-
-def _comparative(metric: Metric, verdict: Verdict) -> str:
-    if not metric.better:
-        return "lower" if verdict.difference < 0 else "higher"
-    return "better" if (verdict.difference < 0) == (metric.better == "lower") else "worse"
+    degree = "lower" if verdict.difference < 0 else "higher"
+    if metric.better:
+        degree = "better" if degree == metric.better else "worse"
+    return f"{other} is {degree} than {first} by {size} ({ends})"
 
 
 def headline_findings(
@@ -373,7 +373,6 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
     names = comparison.names
     figures: dict[str, Any] = {}
     for key, series in comparison.values.items():
-        found = [(pair, v) for pair, v in comparison.verdicts.items() if pair.key == key]
         figures[key] = {
             **metric_record(NAMED[key]),
             "runs": {
@@ -387,7 +386,8 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
                     **verdict._asdict(),
                     "words": finding_words(comparison, pair, verdict),
                 }
-                for pair, verdict in found
+                for pair, verdict in comparison.verdicts.items()
+                if pair.key == key
             ],
         }
     return {
@@ -420,61 +420,81 @@ _LOST = {
     "sessions.lost_between_sessions_tokens": "between sessions",
 }
 _COMPUTED = "sessions.computed_tokens"
+_OF_SESSIONS = (_MEAN, _SLOWEST, *_LOST, _COMPUTED)
 
 
 def session_words(runs: Summaries, comparison: Comparison | None = None) -> Iterator[str]:
     """What every run does to sessions, beside the first one; those that see the future come last.
     Nothing where a run has no whole session."""
-    figures: dict[str, Sequence[Values]] = {
-        key: [(value(summary, key),) for _, summary in runs]
-        for key in (_MEAN, _SLOWEST, *_LOST, _COMPUTED)
-    }
-    if any(None in series for series in figures[_MEAN]):
+    if any(value(summary, _MEAN) is None for _, summary in runs):
         return
-    if comparison is not None and len(comparison.seeds) < 2:
-        comparison = None
-    if comparison:
-        figures = {key: comparison.values[key] for key in figures if key in comparison.values}
-    means = {key: [_mean_of_known(series) for series in figures.get(key, ())] for key in figures}
+    seeds = comparison if comparison is not None and len(comparison.seeds) > 1 else None
+    figures = _session_figures(runs) if seeds is None else seeds.values
+    means = {key: [*map(_mean_of_known, figures.get(key, ()))] for key in _OF_SESSIONS}
     (first, summary), base = runs[0], means[_MEAN][0]
-    over = f", {len(comparison.seeds)} seeds" if comparison else ""
+    over = f", {len(seeds.seeds)} seeds" if seeds else ""
     yield (
         f"Sessions ({wording.subject(summary['meta'])}{over}): with {first}, the mean of"
         f" {plural(summary['sessions']['num'], 'session')} takes {seconds(base)}, pauses included;"
         f" it {_counts(means, 0)}."
     )
-    verdicts = _verdicts(figures[_MEAN], comparison) if comparison else []
-    alike = []
-    order = sorted(range(1, len(runs)), key=lambda i: _sees_the_future(runs[i][1]))
-    for i in order:
-        change, verdict = means[_MEAN][i] / base - 1, verdicts[i - 1] if verdicts else None
-        if verdict.finding in ("same", "equal") if verdict else not matters(change, 1.0):
-            alike.append(runs[i][0])
-            continue
-        oracle = ", which sees the future," if _sees_the_future(runs[i][1]) else ""
-        slowest = means[_SLOWEST][i] / means[_SLOWEST][0] - 1
-        yield (
-            f"{runs[i][0]}{oracle} ends the mean session {_sooner(change)}"
-            f"{_how_sure(verdict, base)}, the slowest tenth {_sooner(slowest)};"
-            f" it {_counts(means, i)}."
-        )
-    if alike:
-        margin = percent(comparison.margin if comparison else MARGIN)
-        yield f"No difference of more than {margin} to {first}: {', '.join(alike)}."
+    margin = seeds.margin if seeds else MARGIN
+    yield from _others_beside(runs, means, _session_changes(figures[_MEAN], seeds), margin)
     for name, summary in runs:
         for note in summary["meta"].get("notes", ()):
             if note.startswith("hints: "):
                 yield f"Hints given to {name}: {note.removeprefix('hints: ')}."
 
 
-def _sees_the_future(summary: Mapping[str, Any]) -> bool:
-    return bool(summary["meta"].get("oracles"))
+def _session_figures(runs: Summaries) -> dict[str, Sequence[Values]]:
+    """The figures of `_OF_SESSIONS` in runs of a single seed."""
+    return {key: [(value(summary, key),) for _, summary in runs] for key in _OF_SESSIONS}
 
 
-def _how_sure(verdict: Verdict | None, base: float) -> str:
-    """The interval of a change in brackets; empty where no seeds say."""
-    if verdict is None:
-        return ""
+def _session_changes(series: Sequence[Values], seeds: Comparison | None) -> list[str | None]:
+    """How much sooner or later each other run ends the mean session, in words; None where that is
+    no difference."""
+    base, *means = map(_mean_of_known, series)
+    changes = [mean / base - 1 for mean in means]
+    if seeds is None:
+        return [_sooner(change) if matters(change, 1.0) else None for change in changes]
+    first, *others = (np.array(each, dtype=float) for each in series)
+    estimates = [paired(first, other, whole=False, percentile=False) for other in others]
+    verdicts = judge(estimates, [seeds.margin * base] * len(others), seeds.level)
+    return [
+        None if verdict.finding in ("same", "equal") else _sooner(change) + _how_sure(verdict, base)
+        for change, verdict in zip(changes, verdicts, strict=True)
+    ]
+
+
+def _others_beside(
+    runs: Summaries,
+    means: Mapping[str, Sequence[float]],
+    changes: Sequence[str | None],
+    margin: float,
+) -> Iterator[str]:
+    """A sentence on each run whose mean session changes, then one on all others."""
+    alike, slowest = [], means[_SLOWEST]
+    for i in sorted(range(1, len(runs)), key=lambda i: _oracle(runs[i][1])):
+        name, summary = runs[i]
+        if change := changes[i - 1]:
+            yield (
+                f"{name}{_oracle(summary)} ends the mean session {change}, the slowest tenth"
+                f" {_sooner(slowest[i] / slowest[0] - 1)}; it {_counts(means, i)}."
+            )
+        else:
+            alike.append(name)
+    if alike:
+        yield f"No difference of more than {percent(margin)} to {runs[0][0]}: {', '.join(alike)}."
+
+
+def _oracle(summary: Mapping[str, Any]) -> str:
+    """What to say of a run that sees the future; empty for others."""
+    return ", which sees the future," if summary["meta"].get("oracles") else ""
+
+
+def _how_sure(verdict: Verdict, base: float) -> str:
+    """The interval of a change in brackets."""
     sure = "" if verdict.finding == "significant" else "not significant: "
     low, high = (signed_percent(end / base) for end in (verdict.low, verdict.high))
     return f" ({sure}{low} … {high})"
@@ -495,14 +515,6 @@ def _counts(means: Mapping[str, Sequence[float]], i: int) -> str:
     found = [f"lost hits {', '.join(lost)}"] if lost else []
     found += [f"computed {known[_COMPUTED]} prompt tokens"] if _COMPUTED in known else []
     return " and ".join(found)
-
-
-def _verdicts(figures: Sequence[Values], comparison: Comparison) -> list[Any]:
-    """How sure the differences in the mean session are, all of them together."""
-    first, *others = (np.array(series, dtype=float) for series in figures)
-    margins = [comparison.margin * float(first.mean())] * len(others)
-    estimates = [paired(first, other, whole=False, percentile=False) for other in others]
-    return judge(estimates, margins, comparison.level)
 
 
 _MANY_PREEMPTIONS, _MANY_HITS = 0.1, 0.05
@@ -556,9 +568,8 @@ def explain(first: Run, other: Run) -> Explanation:
 def explain_requests(first: Replayed, other: Replayed) -> Explanation:
     """What names, figures and requests alone explain: all but the first divergent decision."""
     names = first[0], other[0]
-    summaries = [(first[0], first[1]), (other[0], other[1])]
     pairs = pair(first[2], other[2])
-    settings = config_differences(summaries)
+    settings = config_differences([first[:2], other[:2]])
     if pairs is None or not pairs.number:
         what = "had different requests" if pairs is None else "completed no request both"
         text = f"{names[1]} and {names[0]} {what}, so there is nothing to compare."
@@ -592,32 +603,45 @@ def headline_words(
     Preemptions or cache hits are named as the reason only if their number changed much and
     latencies moved with them. Otherwise the part of time that changed most is named.
     """
-    tails = [fall for fall in falls if fall.statistic == "p99"]
-    if not any(fall.changes() for fall in falls):
+    changed = [fall for fall in falls if fall.changes()]
+    if not changed:
         return [f"Every request took the same time in {names[1]} as in {names[0]}."]
+    tails = [fall for fall in falls if fall.statistic == "p99"]
     results = ", ".join(map(_result, tails))
-    moved = sum(float(fall.difference) for fall in tails if _matters(fall))
-    preemptions = other["num_preemptions"] - first["num_preemptions"]
-    hits = other["prefix_cache_hit_tokens"] - first["prefix_cache_hit_tokens"]
-    reasons = []
-    if preemptions or _by_swap(other) != _by_swap(first):
-        most = max(run["num_preemptions"] for run in (first, other))
-        weighty = preemptions * moved > 0 and abs(preemptions) >= _MANY_PREEMPTIONS * most
-        reasons.append((_preemption_words(names[1], first, other), weighty))
-    if hits:
-        tokens = plural(abs(hits), f"{'more' if hits > 0 else 'fewer'} prompt token")
-        asked = first["prefix_cache_query_tokens"]
-        weighty = hits * moved < 0 and abs(hits) >= _MANY_HITS * asked
-        reasons.append((f"{names[1]} found {tokens} in the cache", weighty))
-    reasons.sort(key=lambda reason: not reason[1])
+    reasons = _reasons(names[1], first, other, tails)
     facts = [words for words, _ in reasons]
     if reasons and reasons[0][1]:
         sentences = [_lead(facts.pop(0), results)]
     else:
-        part, _ = max((c for f in falls for c in f.changes()), key=lambda c: abs(c[1]))
-        sentences = [f"{names[1]}: {results}. What changed most: {LABELS[part]}."]
-    sentences += [f"{fact}." for fact in facts]
-    return [*sentences, *(fall_words(fall) for fall in falls if fall.changes())]
+        sentences = [f"{names[1]}: {results}. What changed most: {_most_changed(changed)}."]
+    return [*sentences, *(f"{fact}." for fact in facts), *map(fall_words, changed)]
+
+
+def _reasons(
+    name: str, first: Mapping[str, Any], other: Mapping[str, Any], tails: Sequence[Waterfall]
+) -> list[tuple[str, bool]]:
+    """What the other run did about preemptions and hits, and whether that explains the `tails` of
+    latency; what does comes first."""
+    moved = sum(float(fall.difference) for fall in tails if _matters(fall))
+    reasons = []
+    preemptions = other["num_preemptions"] - first["num_preemptions"]
+    if preemptions or _by_swap(other) != _by_swap(first):
+        most = max(run["num_preemptions"] for run in (first, other))
+        weighty = preemptions * moved > 0 and abs(preemptions) >= _MANY_PREEMPTIONS * most
+        reasons.append((_preemption_words(name, first, other), weighty))
+    hits = other["prefix_cache_hit_tokens"] - first["prefix_cache_hit_tokens"]
+    if hits:
+        tokens = plural(abs(hits), f"{'more' if hits > 0 else 'fewer'} prompt token")
+        asked = first["prefix_cache_query_tokens"]
+        weighty = hits * moved < 0 and abs(hits) >= _MANY_HITS * asked
+        reasons.append((f"{name} found {tokens} in the cache", weighty))
+    return sorted(reasons, key=lambda reason: not reason[1])
+
+
+def _most_changed(falls: Sequence[Waterfall]) -> str:
+    """The part of time that changed most, in words."""
+    part, _ = max((c for fall in falls for c in fall.changes()), key=lambda c: abs(c[1]))
+    return LABELS[part]
 
 
 def _matters(fall: Waterfall) -> bool:
@@ -637,13 +661,7 @@ def fall_words(fall: Waterfall) -> str:
     rest = sum((ns for _, ns in changes[_NAMED:]), changes[0][1] * 0)
     if matters(float(rest), float(fall.difference)):
         named.append(f"{_seconds(rest)} other parts")
-    return f"{title_of(fall)} {_seconds(fall.difference)}: {'; '.join(named)}."
-
-
-def title_of(fall: Waterfall) -> str:
-    """`Mean E2EL`, `TTFT p99`."""
-    label = LATENCIES[fall.metric]
-    return f"Mean {label}" if fall.statistic == "mean" else f"{label} {fall.statistic}"
+    return f"{fall.title} {_seconds(fall.difference)}: {'; '.join(named)}."
 
 
 def explanation_record(explanation: Explanation) -> dict[str, Any]:

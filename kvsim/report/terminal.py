@@ -13,7 +13,7 @@ from kvsim.core.vectors import added
 from kvsim.report import wording
 from kvsim.report.screen import make_table, print_remarks
 from kvsim.results.ledger import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
-from kvsim.results.metrics import BLOCKED_BY, NAMED
+from kvsim.results.metrics import BLOCKED_BY, HEADLINES, NAMED
 from kvsim.results.numerals import percent, show
 from kvsim.results.statistics import LISTED
 from kvsim.results.summary import bare
@@ -92,7 +92,6 @@ def render_comparison(
         method_words,
         same_configurations,
     )
-    from kvsim.results.metrics import HEADLINES
 
     _render_subjects(runs, console, 1 if comparison is None else len(comparison.seeds))
     if len(same_configurations(runs)) == len(runs) - 1:
@@ -101,14 +100,7 @@ def render_comparison(
         console.print(sentence)
     names = [name for name, _ in runs]
     rows = compare_table(runs) if comparison is None else certain_table(comparison)
-    whole = _whole_table(names, rows)
-    if len(runs) == 2 or _fits(whole, console):
-        console.print(whole)
-    else:
-        headlines = [row for row in rows if row.metric.key in HEADLINES]
-        for table in _abreast(names, headlines, console):
-            console.print(table)
-        console.print("All figures are on the page that --out writes.")
+    _render_figures(names, rows, console)
     if comparison is not None:
         _render_verdicts(comparison, rows, console)
         return
@@ -139,6 +131,17 @@ def _render_subjects(runs: Summaries, console: Console, seeds: int) -> None:
             unlike = (f"{text} in {name}" for text, (name, _) in others if text != texts[0])
             words = f"{texts[0]}, but {', '.join(unlike)}"
         console.print(f"{key}: {words}")
+
+
+def _render_figures(names: Sequence[str], rows: Sequence[Row], console: Console) -> None:
+    """Print all figures; of more than two runs that do not fit abreast, only the headlines."""
+    whole = _whole_table(names, rows)
+    if len(names) == 2 or _fits(whole, console):
+        console.print(whole)
+        return
+    for table in _abreast(names, [row for row in rows if row.metric.key in HEADLINES], console):
+        console.print(table)
+    console.print("All figures are on the page that --out writes.")
 
 
 def _render_verdicts(comparison: Comparison, rows: Sequence[Row], console: Console) -> None:

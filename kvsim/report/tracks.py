@@ -15,14 +15,13 @@ ends of an arrow. Times are microseconds; here with three decimals, which are th
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -405,19 +404,15 @@ def write_tracks(path: str | Path, meta: Mapping[str, Any], listed: Iterator[str
 
     Equal events give equal bytes. Raises `OutputError` naming the file.
     """
-    with replacing_stream(path) as file:
-        _write(file, meta, listed)
-    return Path(path)
-
-
-def _write(file: BinaryIO | gzip.GzipFile, meta: Mapping[str, Any], listed: Iterator[str]) -> None:
-    """Write one event per line, encoding a group of them at once."""
     trace = (meta.get("trace") or {}).get("sha256", "")
     known = {"kvsim": meta.get("kvsim_version", ""), "engine": meta.get("engine", "")}
     head = json.dumps({**known, "trace_sha256": trace}, ensure_ascii=False)
-    file.write(f'{{"displayTimeUnit":"ms","otherData":{head},"traceEvents":['.encode())
-    separator = "\n"
-    while group := list(islice(listed, _AT_ONCE)):
-        file.write((separator + ",\n".join(group)).encode())
-        separator = ",\n"
-    file.write(b"\n]}\n")
+    with replacing_stream(path) as file:
+        file.write(f'{{"displayTimeUnit":"ms","otherData":{head},"traceEvents":['.encode())
+        separator = "\n"
+        # A group of events is encoded at once.
+        while group := list(islice(listed, _AT_ONCE)):
+            file.write((separator + ",\n".join(group)).encode())
+            separator = ",\n"
+        file.write(b"\n]}\n")
+    return Path(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from kvsim.core.schema import BLOCKED, LEG_LABELS, LEGS
@@ -142,29 +142,37 @@ def diagnosis(summary: Mapping[str, Any]) -> list[Remark]:
     A second one has the load, where the first one says what kept requests in the queue."""
     if not (finished(summary) and summary.get("num_requests")):
         return []
-    state, found, shares = state_of(summary), _bounds(summary), _refused(summary)
+    state, found = state_of(summary), _bounds(summary)
     load = load_words(summary) if summary["completed"] else "nothing was completed"
     said = [] if found else [load]
     if state == "rejecting":
         total = plural(summary["num_requests"], "request")
         said.insert(0, f"{count(summary['rejected'])} of {total} rejected")
-    for name, share in found:
-        head = "the heads of the queues" if "replicas" in summary else "the head of the queue"
-        said.append(f"{head} {BOUNDS[name].head} {percent(share)} of the time")
-    if found or state in ("overloaded", "backlogged"):
-        ran = summary["running_mean"] or 0.0
-        there = ran + added(summary[f"{each}_mean"] or 0.0 for each in ("waiting", "swapped"))
-        said.append(f"on average, {number(ran)} of {number(there)} requests ran")
-        worst = max(shares, key=lambda name: shares[name])
-        said.append(BOUNDS[worst].lever if shares[worst] > _SOME else _COMPUTE)
-    elif state != "rejecting" and (pressed := _pressed(summary)):
-        said.append(f"{percent(pressed)} of the requests were preempted")
-        said.append(BOUNDS["memory-bound"].lever)
+    said += _lacking(summary, state, found)
     if cure := _cure(summary):
         said.append(cure)
     tone = TONES.get(state, "warning" if found or _pressed(summary) else "plain")
     first = Remark(f"{outcome_title(summary)}: {'; '.join(said)}.", tone)
     return [first, Remark(f"{_capital(load)}.", tone)] if found else [first]
+
+
+def _lacking(
+    summary: Mapping[str, Any], state: State, found: Sequence[tuple[str, float]]
+) -> Iterator[str]:
+    """What requests lacked, how many ran, and what would help; nothing if they lacked nothing."""
+    for name, share in found:
+        head = "the heads of the queues" if "replicas" in summary else "the head of the queue"
+        yield f"{head} {BOUNDS[name].head} {percent(share)} of the time"
+    if found or state in ("overloaded", "backlogged"):
+        ran = summary["running_mean"] or 0.0
+        there = ran + added(summary[f"{each}_mean"] or 0.0 for each in ("waiting", "swapped"))
+        yield f"on average, {number(ran)} of {number(there)} requests ran"
+        shares = _refused(summary)
+        worst = max(shares, key=lambda name: shares[name])
+        yield BOUNDS[worst].lever if shares[worst] > _SOME else _COMPUTE
+    elif state != "rejecting" and (pressed := _pressed(summary)):
+        yield f"{percent(pressed)} of the requests were preempted"
+        yield BOUNDS["memory-bound"].lever
 
 
 def diagnosis_of(record: Mapping[str, Any]) -> list[Remark]:

@@ -58,7 +58,7 @@ def summarise(
     held_ns = timeline.durations_ns(rows, end_ns)
     summary: dict[str, Any] = plain(
         {
-            **_of_requests(requests, itl_counts, end_ns, meta),
+            **summarise_requests(requests, itl_counts, end_ns, meta),
             **_preemptions(steps, requests),
             **_memory(rows, held_ns, meta),
             **_queues(rows, held_ns, steps),
@@ -77,22 +77,18 @@ def summarise_requests(
     requests: Mapping[str, Any], itl_counts: Mapping[int, int], end_ns: int, meta: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The figures of `summarise` that requests alone decide, up to `end_ns`."""
-    figures: dict[str, Any] = plain(_of_requests(requests, itl_counts, end_ns, meta))
-    return figures
-
-
-def _of_requests(
-    requests: Mapping[str, Any], itl_counts: Mapping[int, int], end_ns: int, meta: Mapping[str, Any]
-) -> dict[str, Any]:
     durations = durations_ns(requests)
-    return {
-        **_requests(requests),
-        **_throughput(requests, durations, end_ns, meta),
-        **load_figures(requests),
-        **_latencies(requests, durations, itl_counts),
-        **_prefix_cache(requests, meta),
-        **session_figures(requests),
-    }
+    figures: dict[str, Any] = plain(
+        {
+            **_requests(requests),
+            **_throughput(requests, durations, end_ns, meta),
+            **load_figures(requests),
+            **_latencies(requests, durations, itl_counts),
+            **_prefix_cache(requests, meta),
+            **session_figures(requests),
+        }
+    )
+    return figures
 
 
 def _requests(requests: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,9 +160,7 @@ def _peak(starts: Ints, ends: Ints) -> int:
 
 
 def _latencies(
-    requests: Mapping[str, Any],
-    durations: Mapping[str, Floats],
-    itl_counts: Mapping[int, int],
+    requests: Mapping[str, Any], durations: Mapping[str, Floats], itl_counts: Mapping[int, int]
 ) -> dict[str, Any]:
     """Statistics of completed requests in milliseconds, and the means of their phases."""
     done = completed(requests)
@@ -421,7 +415,7 @@ def session_figures(requests: Mapping[str, Any]) -> dict[str, Any]:
     * `computed_tokens`: prompt tokens that no hit saved, and those computed again.
     """
     names = np.asarray(requests.get("session", ()), dtype=object)
-    which = np.flatnonzero(names.astype(bool)) if len(names) else np.empty(0, dtype=int)
+    which = np.flatnonzero(names.astype(bool))
     if len(which) == len(set(names[which])):
         return {}
     released = ints(requests["released_ns"])

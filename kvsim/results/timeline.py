@@ -33,7 +33,8 @@ UNDER_WAY = ("prefill_seqs", "prefill_tokens", "cached_tokens", "decode_seqs", "
 def run_end_ns(steps: Columns, requests: Mapping[str, Any]) -> int:
     """The last instant at which anything happened, counted from the start of the client."""
     instants = (steps["end_ns"], requests["finish_ns"], requests["arrival_ns"])
-    return max((int(np.max(column)) for column in instants if len(column)), default=0)
+    # Not before the start: an instant of what never happened is -1.
+    return max(int(np.max(column, initial=0)) for column in instants)
 
 
 _AT_ONCE = 1 << 16

@@ -10,15 +10,19 @@ tightest limit falls. All verdicts hold together, as those of `kvsim compare` do
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
+from kvsim.engines import ENGINES
 from kvsim.errors import ConfigError
 from kvsim.explain import MARGIN, matters
 from kvsim.explain.certainty import LEVEL, Finding, Look, Pair, Verdict, judge, plan_looks
@@ -34,13 +38,15 @@ from kvsim.settings.config import RunConfig
 from kvsim.settings.versions import Release, release
 
 
-class Trial(NamedTuple):
+class Trial(Struct, frozen=True, forbid_unknown_fields=True):
     """A setting, and the values to try."""
 
     key: str
     values: tuple[Any, ...]
     why: str
     """What it trades."""
+    engines: tuple[str, ...] = ()
+    """Where it is tried; empty: on all."""
     since: Release = ()
     """The first release that was read with this setting."""
     caveat: str = ""
@@ -64,83 +70,14 @@ class Untried(NamedTuple):
     reason: str
 
 
-_STEPS = (
-    Trial(
-        "max_num_batched_tokens",
-        (512, 1024, 2048, 4096, 8192, 16384),
-        "small chunks keep decodes quick, large ones finish prompts sooner",
-    ),
-    Trial(
-        "max_num_seqs",
-        (16, 32, 64, 128, 256, 512, 1024),
-        "fewer requests at once decode faster, more wait less",
-    ),
-)
-_MEMORY = Trial("gpu_memory_utilization", (0.95,), "more blocks, less room for peaks of memory")
-_SHARING = Trial("enable_prefix_caching", (True, False), "saves prefills where prompts share text")
-_SMALL_KV = Trial(
-    "kv_cache_dtype",
-    ("fp8",),
-    "twice as many blocks in the same bytes",
-    caveat="it changes what the model computes, so test its answers first",
-)
+_TABLE = tomllib.loads(Path(__file__).with_name("trials.toml").read_text("utf-8"))
+TRIALS = msgspec.convert(_TABLE["trial"], tuple[Trial, ...])
 
-# Only arguments that the release has: those of vLLM are in `engine/arg_utils.py` of the first
-# release that was read with them.
-TRIALS: dict[str, tuple[Trial, ...]] = {
-    "vllm-v1": (
-        *_STEPS,
-        _MEMORY,
-        Trial("block_size", (16, 32, 64, 128), "small blocks waste less and share more"),
-        _SHARING,
-        _SMALL_KV,
-        Trial(
-            "watermark",
-            (0.0, 0.01, 0.05),
-            "blocks kept free at admission prevent preemptions",
-            (0, 24),
-        ),
-        Trial(
-            "long_prefill_token_threshold",
-            (0, 512, 2048),
-            "a cap on a prompt's chunk leaves room for others in a step",
-            (0, 8),
-        ),
-        Trial(
-            "scheduler_reserve_full_isl",
-            (True, False),
-            "admitting only what fits whole prevents preemptions",
-            (0, 19),
-        ),
-        Trial(
-            "async_scheduling",
-            (True, False),
-            "composing a step while the one before runs hides the scheduler's time",
-            (0, 10, 2),
-        ),
-    ),
-    "vllm-0.6.3": (
-        *_STEPS,
-        _MEMORY,
-        Trial("block_size", (8, 16, 32), "small blocks waste less and share more"),
-        _SHARING,
-        _SMALL_KV,
-        Trial("enable_chunked_prefill", (True, False), "prompts share steps with decodes"),
-        Trial("preemption_mode", ("recompute", "swap"), "what a preemption costs"),
-    ),
-    "vllm-0.3.3": (*_STEPS, _MEMORY, Trial("block_size", (8, 16, 32), "small blocks waste less")),
-    "sglang": (
-        *_STEPS,
-        _MEMORY,
-        Trial("block_size", (1, 16, 64), "large pages are quicker to read, and share less"),
-        _SHARING,
-        _SMALL_KV,
-        Trial("async_scheduling", (True, False), "overlap hides the scheduler's time"),
-    ),
-    "nano-vllm": (*_STEPS, _MEMORY),
-    "nano-vllm-2025-08": (*_STEPS, _MEMORY),
-}
-"""What is tried, by engine; on one of the user's own, what most engines have."""
+
+def trials_on(engine: str) -> list[Trial]:
+    """What is tried on an engine; on one of the user's own, what most have."""
+    name = engine if engine in ENGINES else "other"
+    return [trial for trial in TRIALS if not trial.engines or name in trial.engines]
 
 
 def changes_of(base: RunConfig) -> tuple[list[Change], list[Untried]]:
@@ -150,7 +87,7 @@ def changes_of(base: RunConfig) -> tuple[list[Change], list[Untried]]:
     """
     parts = assemble(base)
     tried, untried = list[Change](), list[Untried]()
-    for trial in TRIALS.get(base.engine, (*_STEPS, _MEMORY, _SHARING)):
+    for trial in trials_on(base.engine):
         for value in _values(trial, parts):
             try:
                 config = changed(base, {trial.key: value})

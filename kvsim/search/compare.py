@@ -15,7 +15,7 @@ the effect of that change, all others being made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from math import isinf
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from kvsim.engines.vllm_v1.manager import KVCacheManager
-from kvsim.engines.vllm_v1.releases import IDLE, RULES
+from kvsim.engines.vllm_v1.releases import IDLE, RULES, Rule
 from kvsim.errors import ConfigError
 from kvsim.explain import MARGIN
 from kvsim.explain.certainty import (
@@ -116,24 +116,10 @@ def load_of(trace: Trace | None, configs: Configs) -> Load:
 
 def redrawn(load: Load, configs: Configs) -> tuple[str, ...]:
     """What differs from seed to seed, in words; empty if every seed gives the same run."""
-    settings = [config for _, config in configs]
-    rates = [config.request_rate for config in settings]
-    found = []
+    found = [words for words, draws in _DRAWN.items() if any(draws(c) for _, c in configs)]
     if load.workload is not None:
         random = load.workload.kind == "random"
-        found.append("lengths" if random else "requests and their recorded arrivals")
-    if any(c.request_rate and not isinf(c.request_rate + c.burstiness) for c in settings):
-        found.append("arrivals")
-    if None in rates and any(config.spread_ties for config in settings):
-        found.append("arrivals within recorded instants")
-    if any(config.victim == "random" for config in settings):
-        found.append("victims")
-    if any(draws_acceptance(config) for config in settings):
-        found.append("which drafts are accepted")
-    if any(_takes_seed(config) for config in settings):
-        found.append("the draws of your own policies")
-    if any(config.cost.get("model") == "uncertain" for config in settings):
-        found.append("kernel times, within the errors of their profile")
+        found.insert(0, "lengths" if random else "requests and their recorded arrivals")
     return tuple(found)
 
 
@@ -265,6 +251,19 @@ def _takes_seed(config: RunConfig) -> bool:
     return any(takes(key, look_up(key, {}, name), "seed") for key, name in own.items())
 
 
+_DRAWN: Mapping[str, Callable[[RunConfig], bool]] = {
+    "arrivals": lambda c: bool(c.request_rate and not isinf(c.request_rate + c.burstiness)),
+    "arrivals within recorded instants": lambda c: c.request_rate is None and c.spread_ties,
+    "victims": lambda c: c.victim == "random",
+    "which drafts are accepted": draws_acceptance,
+    "the draws of your own policies": _takes_seed,
+    "kernel times, within the errors of their profile": (
+        lambda c: c.cost.get("model") == "uncertain"
+    ),
+}
+"""What differs from seed to seed → whether a configuration draws it."""
+
+
 def _kept(first: int, result: Any) -> tuple[Summary, Any]:
     """The summary, and for the first seed the whole result."""
     summary = result.summary
@@ -324,7 +323,7 @@ def changes(before: RunConfig, after: RunConfig) -> list[Change]:
     pool = {"num_gpu_blocks_override": other.memory.num_gpu_blocks}
     given = to_table(after)
     keys = [key for key in RunConfig.__struct_fields__ if key not in _BY_THE_POOL]
-    settings = [key for key in keys if getattr(one.config, key) != getattr(other.config, key)]
+    settings = _differing(one.config, other.config, keys)
     found = []
     for key in settings:
         was, now = getattr(one.config, key), getattr(other.config, key)
@@ -334,14 +333,23 @@ def changes(before: RunConfig, after: RunConfig) -> list[Change]:
         was = one.memory.num_gpu_blocks
         words = f"{other.memory.num_gpu_blocks:,} GPU blocks, were {was:,}"
         found.append(Change(words, Undone(**{**given, "num_gpu_blocks_override": was})))
-    for name, rule in RULES.items():
-        differs = getattr(one.blocks.release, name) != getattr(other.blocks.release, name)
-        value = getattr(other.config, rule.option) if rule.option else ""
-        idle = value in (None, IDLE.get(rule.option))
-        if differs and not idle and not (rule.introduces and rule.option in settings):
+    for name in _differing(one.blocks.release, other.blocks.release, RULES):
+        rule = RULES[name]
+        told = rule.introduces and rule.option in settings
+        if not told and _at_work(rule, other.config):
             words = f"{rule.about} ({rule.written()})"
             found.append(Change(words, Undone(**given, switched=(name,))))
     return found
+
+
+def _differing(one: object, other: object, names: Iterable[str]) -> list[str]:
+    """The attributes that two objects have with different values."""
+    return [name for name in names if getattr(one, name) != getattr(other, name)]
+
+
+def _at_work(rule: Rule, config: RunConfig) -> bool:
+    """Whether a rule decides anything under these settings."""
+    return not rule.option or getattr(config, rule.option) not in (None, IDLE.get(rule.option))
 
 
 def simulate_undone(trace: Trace, config: Undone, *, command: str = "") -> Result:

@@ -259,6 +259,12 @@ def parse_space(
     if samples is not None and not laws:
         raise ConfigError("--samples: nothing is drawn; add --random KEY=uniform(A,B)")
     space = Space(axes, rows, laws, samples or SAMPLES, sample_seed, seeds)
+    _check_keys(space)
+    return space
+
+
+def _check_keys(space: Space) -> None:
+    """Raises `ConfigError` for a space that varies nothing, a setting twice, or the workload."""
     seen: set[str] = set()
     for key in space.keys:
         if key in seen:
@@ -266,11 +272,10 @@ def parse_space(
         seen.add(key)
     if "workload" in seen:
         raise ConfigError("workload: all points of a sweep share one; make a sweep for each")
-    if seeds is not None and "seed" in seen:
+    if space.seeds is not None and "seed" in seen:
         raise ConfigError("--seeds: the seed is varied already; leave one of the two out")
-    if not seen and seeds is None:
+    if not seen and space.seeds is None:
         raise ConfigError("nothing to sweep; give --grid KEY=VALUES, --list, --random or --seeds N")
-    return space
 
 
 def expand(space: Space, base: Mapping[str, Any]) -> list[Point]:
@@ -323,19 +328,24 @@ def _settings(space: Space) -> Iterator[Settings]:
 
 
 def _rows(lists: Sequence[str]) -> tuple[Settings, ...]:
+    """The rows of a file, or those that the columns `KEY=VALUES` make together."""
     files = [text for text in lists if "=" not in text]
-    if files and len(lists) > 1:
+    if not files:
+        return _side_by_side([parse_column(text) for text in lists])
+    if len(lists) > 1:
         raise ConfigError(f"--list {files[0]}: a file of rows stands alone; leave the others out")
-    if files:
-        return _read_rows(files[0])
-    columns = [parse_column(text) for text in lists]
+    return _read_rows(files[0])
+
+
+def _side_by_side(columns: Sequence[Axis]) -> tuple[Settings, ...]:
+    keys = [axis.key for axis in columns]
     if len({len(axis.values) for axis in columns}) > 1:
         lengths = ", ".join(f"{axis.key} {len(axis.values)}" for axis in columns)
         raise ConfigError(f"--list: values are taken row by row, but there are {lengths}")
-    if len({axis.key for axis in columns}) < len(columns):
+    if len(set(keys)) < len(keys):
         raise ConfigError("--list: a key is given twice; give all its values in one place")
     values = zip(*(axis.values for axis in columns), strict=True)
-    return tuple(dict(zip((a.key for a in columns), row, strict=True)) for row in values)
+    return tuple(dict(zip(keys, row, strict=True)) for row in values)
 
 
 def parse_column(text: str) -> Axis:
@@ -349,7 +359,21 @@ def parse_column(text: str) -> Axis:
 
 
 def _read_rows(path: str) -> tuple[Settings, ...]:
-    """Rows of a file: one JSON object a line, or CSV. Every row has the same keys."""
+    """The rows of a file, each of them settings that may be; every row has the same keys."""
+    rows = _parsed_rows(path)
+    keys = list(rows[0][1])
+    for number, row in rows:
+        if list(row) != keys:
+            raise ConfigError(f"{path}:{number}: keys {', '.join(row)}; the first row's differ")
+        for key in row:
+            check_key(f"{path}:{number}", key)
+        plain = {key: value for key, value in row.items() if "." not in key}
+        make_settings(plain, f"{path}:{number}")
+    return tuple(row for _, row in rows)
+
+
+def _parsed_rows(path: str) -> list[tuple[int, Settings]]:
+    """Rows of a file with the numbers of their lines: one JSON object a line, or CSV."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -365,15 +389,7 @@ def _read_rows(path: str) -> tuple[Settings, ...]:
         rows = list(_csv_rows(path, numbered))
     if not rows:
         raise ConfigError(f"--list {path}: a header and no rows")
-    keys = list(rows[0][1])
-    for number, row in rows:
-        if list(row) != keys:
-            raise ConfigError(f"{path}:{number}: keys {', '.join(row)}; the first row's differ")
-        for key in row:
-            check_key(f"{path}:{number}", key)
-        plain = {key: value for key, value in row.items() if "." not in key}
-        make_settings(plain, f"{path}:{number}")
-    return tuple(row for _, row in rows)
+    return rows
 
 
 def _json_row(where: str, line: str) -> Settings:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, takewhile
+from itertools import combinations, pairwise, product, takewhile
 from math import inf, log
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
@@ -188,7 +188,7 @@ def _rate(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
     low, high = bounds.within(centre / 1024, centre * 1024)
     steps = (centre * 2.0**k for k in range(-3, 4))
     ladder = tuple(_figures(rate) for rate in steps if low <= rate <= high)
-    if bounds.low is not None or bounds.high is not None or len(ladder) < 2:
+    if bounds != Bounds() or len(ladder) < 2:
         ladder = tuple(dict.fromkeys((_figures(low), *ladder, _figures(high))))
     return Knob("request_rate", "most", ladder, _figures, "requests/s", low, high, grows=True)
 
@@ -196,8 +196,7 @@ def _rate(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
 def _replicas(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
     """From one replica, as far up as needed."""
     low, high = bounds.within(1, _MOST_REPLICAS)
-    given = bounds.low is not None or bounds.high is not None
-    ladder = _geometric(low, high, round) if given else _FEW_REPLICAS
+    ladder = _FEW_REPLICAS if bounds == Bounds() else _geometric(low, high, round)
     return Knob("replicas", "least", ladder, round, "replicas", low, high, grows=True, grain=1.0)
 
 
@@ -338,7 +337,7 @@ class Laboratory:
         Raises `ConfigError` if the engine refuses all values of the first call.
         """
         fresh = [value for value in dict.fromkeys(values) if value not in self.tried]
-        configs = {(v, seed): self.settings(v, seed) for v in fresh for seed in self.seeds}
+        configs = {at: self.settings(*at) for at in product(fresh, self.seeds)}
         keys = {at: address(config, self.trace) for at, config in configs.items()}
         run_missing(
             self.store,
@@ -384,15 +383,14 @@ class Laboratory:
         return msgspec.structs.replace(self.base, **changes)
 
 
-def find_boundary(lab: Laboratory, near: Sequence[float] | None = None) -> float | None:
+def find_boundary(lab: Laboratory) -> float | None:
     """The least (or highest) value such that it and all tried values beyond it keep the objectives.
 
     The search tries the ladder, then bisects, then tries the neighbours, which may move the answer.
     The result is None if no tried value keeps the objectives. Monotony is not assumed: a value on
     the wrong side that keeps them by luck does not count, and a value on the right side that breaks
-    them moves the answer. `near`: distances of the neighbours, if not those of the laboratory.
+    them moves the answer.
     """
-    shares = lab.near if near is None else near
     lab.look(lab.knob.ladder)
     for _ in range(_MOST_ROUNDS):
         good, bad = boundary(lab)
@@ -407,7 +405,7 @@ def find_boundary(lab: Laboratory, near: Sequence[float] | None = None) -> float
         if middle is not None:
             lab.look([middle])
             continue
-        beside = [lab.knob.shifted(good, share) for share in shares]
+        beside = [lab.knob.shifted(good, share) for share in lab.near]
         if all(value in lab.tried for value in beside):
             return good
         lab.look(beside)
@@ -537,8 +535,7 @@ def find_cliff(tried: Tried, metric: Metric, grain: float = 0.0) -> Cliff | None
     """
     found = [
         (abs(log(b / a)), (high - low) / high, (low, a), (high, b))
-        for i, (low, one) in enumerate(tried)
-        for high, other in tried[i + 1 :]
+        for (low, one), (high, other) in combinations(tried, 2)
         if 0 < high - low <= max(CLOSE * high, grain) and low > 0
         if (a := one.figures.get(metric.key, 0)) > 0
         if (b := other.figures.get(metric.key, 0)) > 0
@@ -647,7 +644,7 @@ def lasting_answer(lab: Laboratory, varies: Sequence[str]) -> Search:
     sends the trace `LONGER` times over, and the answer is tried on a load `LONGER` times as long
     again. Where it breaks the objectives there, it is moved until it does not.
     """
-    rough = find_boundary(lab, ())
+    rough = find_boundary(replace(lab, near=()))
     longest = len(lab.trace.rows) * LONGER**2
     if rough is None or longest > MOST_REQUESTS:
         return Search(lab, answer(lab, varies))

@@ -180,7 +180,7 @@ def _boundary(lab: Laboratory, found: Answer, value: float) -> list[Remark]:
     remarks.append(
         Remark(f"With {written(knob, bad)}, the objectives {held}. {_suffers(lab, bad)}".rstrip())
     )
-    lucky = [v for v, each in lab.ascending if each.meets and (v > bad if most else v < bad)]
+    lucky = [v for v, each in lab.ascending if each.meets and (v > bad) == most]
     if lucky:
         values = ", ".join(f"{v:g}" for v in lucky[:_MOST_NAMED])
         text = f"By chance they hold at {values}, too, but not at all values between."
@@ -401,32 +401,41 @@ def _searched(search: Search, price: float | None) -> dict[str, Any]:
 
 def build_page(searches: Sequence[Search], price: float | None = None) -> str:
     """The page of a search, or of searches for several routers. `price`: of a GPU for an hour."""
-    first, *others = searches
-    lab, several = first.lab, bool(others)
+    lab = searches[0].lab
     base, number = lab.base, len(lab.trace.rows)
     requests = plural(min(number, base.num_prompts or number), "request")
     subject = base.engine, base.model, base.hardware, f"{_name(lab)}, {requests}"
-    answers, sections = list[str](), dict[str, Html]()
-    if several:
-        sections["Routers"] = panel(None, table(*router_table(searches, price)))
-    for search in searches:
-        name = router_of(search.lab) if several else ""
-        figures = placed(_curves(*search, name), "duo")
-        leads = (lead(remark.text) for remark in verdict(*search, price)) if several else ()
-        where = f" of {name}" if several else ""
-        sections[f"Curves{where}"] = join([*leads, figures])
-        sections[f"Around the answer{where}"] = _table(*search)
-        value = "none" if search.found.kept is None else written(lab.knob, search.found.kept)
-        answers.append(f"{value} behind {name}" if several else value)
-    sections["To repeat it"] = _origin(lab)
+    answers = [
+        "none" if found.kept is None else written(lab.knob, found.kept) for _, found in searches
+    ]
+    if len(searches) == 1:
+        remarks = verdict(*searches[0], price)
+        sections = _sections(searches[0], price)
+    else:
+        remarks = [compared(searches)]
+        sections = {"Routers": panel(None, table(*router_table(searches, price)))}
+        names = [router_of(search.lab) for search in searches]
+        answers = [f"{value} behind {name}" for value, name in zip(answers, names, strict=True)]
+        for search, name in zip(searches, names, strict=True):
+            sections |= _sections(search, price, name)
     return document(
         "kvsim size",
         f"{lab.knob.name}: {', '.join(answers)}",
-        sections,
+        {**sections, "To repeat it": _origin(lab)},
         subject=" · ".join(str(each) for each in subject if each is not None),
         about=[tags(each.records for search in searches for each in search.lab.tried.values())],
-        remarks=[compared(searches)] if several else verdict(*first, price),
+        remarks=remarks,
     )
+
+
+def _sections(search: Search, price: float | None, router: str = "") -> dict[str, Html]:
+    """The sections of a search; of one of several, which `router` names, with its verdict."""
+    of = f" of {router}" if router else ""
+    leads = (lead(remark.text) for remark in verdict(*search, price)) if router else ()
+    return {
+        f"Curves{of}": join([*leads, placed(_curves(*search, router), "duo")]),
+        f"Around the answer{of}": _table(*search),
+    }
 
 
 def _name(lab: Laboratory) -> str:
@@ -516,10 +525,7 @@ def _seeds(tried: Tried, up: Side) -> Trace:
         for record in each.records
     ]
     x, y = [x for x, _ in places], compact(y for _, y in places)
-    return points(x, y, "used", size=5, opacity=0.45) | {
-        "name": "each seed",
-        "hoverinfo": "skip",
-    }
+    return points(x, y, "used", size=5, opacity=0.45) | {"name": "each seed", "hoverinfo": "skip"}
 
 
 def _means(tried: Tried, up: Side) -> Trace:

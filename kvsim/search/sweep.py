@@ -24,6 +24,7 @@ from msgspec import Meta, Struct
 from kvsim.errors import ConfigError, OutputError
 from kvsim.explain import MARGIN, matters
 from kvsim.report import Remark, time_source
+from kvsim.report.wording import Tone
 from kvsim.results.load import OVERLOADED, rates_words, state_of
 from kvsim.results.metrics import NAMED, Metric
 from kvsim.results.numerals import count, plural, show
@@ -237,10 +238,9 @@ def sweep_table(plan: Plan, outcomes: Sequence[Outcome]) -> pa.Table:
     for key in ENGINE_FACTS:
         values = [record.get("engine", {}).get(key) for record in records]
         columns[f"engine.{key}"] = optional(values, whole=True)
-    for key, is_whole in _all_kinds(records, plan.ledger).items():
-        values = [record["figures"].get(key) for record in records]
-        columns[key] = optional(values, whole=is_whole)
-    described = {key: value for key, value in plan.describe().items() if key != "points"}
+    columns |= _figure_columns(records, plan.ledger)
+    described = plan.describe()
+    del described["points"]
     about = {"kvsim": encoded(json.dumps(described, ensure_ascii=False))}
     return pa.Table.from_arrays(list(columns.values()), list(columns), metadata=about)
 
@@ -266,13 +266,16 @@ def figure_kinds(ledger: bool = False) -> Mapping[str, bool]:
     return {key: isinstance(value, int) for key, value in figures.items()}
 
 
-def _all_kinds(records: Sequence[Record], ledger: bool) -> dict[str, bool]:
-    """All figures of these records, and whether each is whole; those of the cost model last."""
+def _figure_columns(records: Sequence[Record], ledger: bool) -> dict[str, pa.Array]:
+    """All figures of these records; those of the cost model last."""
     kinds = dict(figure_kinds(ledger))
     for record in records:
         for key, value in record["figures"].items():
             kinds[key] = kinds.get(key, True) and not isinstance(value, float)
-    return kinds
+    return {
+        key: optional([record["figures"].get(key) for record in records], whole=is_whole)
+        for key, is_whole in kinds.items()
+    }
 
 
 def _settings_column(values: Sequence[Any]) -> pa.Array:
@@ -373,9 +376,8 @@ class Chosen(NamedTuple):
     configurations: list[Configuration]
     objectives: Objectives | None
     metrics: tuple[Metric, ...]
-    """The figures to show first: those that decide the ranking, latency, throughput."""
-    by_memory: bool
-    """Whether the configurations differ in their KV memory."""
+    """The figures to show first: those that decide the ranking, latency, throughput; `MEMORY` only
+    where the configurations differ in it."""
     best: list[Place]
     """The ranking, best first; all finished and, if there are objectives, meet them."""
     standing: dict[int, int]
@@ -384,6 +386,11 @@ class Chosen(NamedTuple):
     rule: str
     """The rule of the ranking, in words."""
     verdict: list[Remark]
+
+    @property
+    def finished(self) -> list[Configuration]:
+        """The configurations whose runs all finished."""
+        return [each for each in self.configurations if each.figures]
 
     def best_of(self, members: Iterable[Configuration], metric: Metric) -> Configuration:
         """The member that ranks first; without objectives, the one whose `metric` is best."""
@@ -424,31 +431,37 @@ def choose(plan: Plan, outcomes: Sequence[Outcome]) -> Chosen:
     configurations = joined(outcomes, objectives)
     finished = [c for c in configurations if c.figures]
     memory = [c.figures[MEMORY.key] for c in finished]
-    by_memory = bool(memory) and matters(max(memory) - min(memory), min(memory))
-    goodput = GOODPUT if any(GOODPUT.key in c.figures for c in finished) else SERVED
-    costs = [MEMORY] if by_memory else []
+    least = min(memory, default=0.0)
+    costs = [MEMORY] if matters(max(memory, default=0.0) - least, least) else []
     shown = [TTFT, TPOT, THROUGHPUT, PREEMPTIONS, *costs]
     standing: dict[int, int] = {}
     if objectives is None:
-        best = pareto(configurations, TTFT, THROUGHPUT)
+        places = _collapsed(pareto(configurations, TTFT, THROUGHPUT), finished)
         rule = f"No other configuration has both a lower TTFT p99 and a higher throughput{_NONE}."
     else:
+        goodput = GOODPUT if any(GOODPUT.key in c.figures for c in finished) else SERVED
         shown = [*objectives.metrics, goodput, *costs, *shown]
-        keys = [lambda c: _costs(c, goodput), lambda c: _costs(c, MEMORY), lambda c: c.load]
-        first = f"highest {goodput.label.lower()}"
-        if plan.axes == (RATE,):
-            keys[0], first = (lambda c: -c.settings[RATE]), "highest request rate"
-        best = _ordered([c for c in finished if c.meets], keys)
+        best, rule = _meeting(finished, goodput, plan.axes)
         others = sorted((c for c in finished if not c.meets), key=lambda c: (c.load, c.number))
         standing = {c.number: place for place, c in enumerate([*best, *others])}
-        rule = (
-            f"Of those that meet all objectives on every seed: the {first}"
-            f" first, then the least KV memory{_NONE}, then the farthest from its limits."
-        )
-    places = _collapsed(best, finished if objectives is None else best)
+        places = _collapsed(best, best)
     verdict = _verdict(configurations, objectives, places)
     metrics = tuple(dict.fromkeys(shown))
-    return Chosen(configurations, objectives, metrics, by_memory, places, standing, rule, verdict)
+    return Chosen(configurations, objectives, metrics, places, standing, rule, verdict)
+
+
+def _meeting(
+    finished: Sequence[Configuration], goodput: Metric, axes: Sequence[str]
+) -> tuple[list[Configuration], str]:
+    """Those that meet all objectives, the best first, and the rule of their order, in words."""
+    keys = [lambda c: _costs(c, goodput), lambda c: _costs(c, MEMORY), lambda c: c.load]
+    first = goodput.label.lower()
+    if axes == (RATE,):
+        keys[0], first = (lambda c: -c.settings[RATE]), "request rate"
+    return _ordered([c for c in finished if c.meets], keys), (
+        f"Of those that meet all objectives on every seed: the highest {first}"
+        f" first, then the least KV memory{_NONE}, then the farthest from its limits."
+    )
 
 
 def pareto(
@@ -571,41 +584,52 @@ def _collapsed(best: Sequence[Configuration], among: Sequence[Configuration]) ->
 
 
 def _verdict(
-    configurations: Sequence[Configuration],
-    objectives: Objectives | None,
-    best: Sequence[Place],
+    configurations: Sequence[Configuration], objectives: Objectives | None, best: Sequence[Place]
 ) -> list[Remark]:
-    number, remarks = len(configurations), []
-    if objectives is not None:
-        bounds = " and ".join(map(str, objectives.each))
-        meeting = sum(len(place.members) for place in best)
-        text = f"{count(meeting)} of {plural(number, 'configuration')} meet {bounds}."
-        remarks.append(Remark(text, "plain" if best else "bad"))
-        if not best:
-            remarks += _nearest_miss(configurations)
+    outcomes = [each.outcome for each in configurations]
+    ended = sum(outcome not in (REFUSED, "finished") for outcome in outcomes)
+    behind = sum(each.overloaded for each in configurations)
+    return [
+        *_counted("Overloaded in {}: more was offered than served.", behind),
+        *_kept(configurations, objectives, best),
+        *(_best_remark(place, objectives) for place in best[:1]),
+        *_less_than_asked(configurations),
+        *_counted("{} refused at start-up.", outcomes.count(REFUSED)),
+        *_counted("The engine stopped before the end in {}.", ended, "bad"),
+    ]
+
+
+def _counted(text: str, number: int, tone: Tone = "warning") -> list[Remark]:
+    """What to say of a number of configurations; nothing of none."""
+    return [Remark(text.format(plural(number, "configuration")), tone)] if number else []
+
+
+def _kept(
+    configurations: Sequence[Configuration], objectives: Objectives | None, best: Sequence[Place]
+) -> list[Remark]:
+    """How many configurations meet the objectives, or which misses them least."""
+    if objectives is None:
+        return []
+    bounds = " and ".join(map(str, objectives.each))
+    meeting = count(sum(len(place.members) for place in best))
+    text = f"{meeting} of {plural(len(configurations), 'configuration')} meet {bounds}."
     if best:
-        first = best[0].first
-        figures = ", ".join(
-            f"{metric.label} {show(first.figures[metric.key], metric.unit)}"
-            for metric in (TTFT, TPOT, THROUGHPUT)
-            if metric.key in first.figures
-        )
-        figures += f"; {rates_words(first.figures)}"
-        name = "Best" if objectives is not None else "Lowest TTFT p99"
-        if objectives is not None and set(first.settings) == {RATE}:
-            name = "Highest"
-        remarks.append(Remark(f"{name}: {words(best[0].settings)} ({figures})."))
-    if behind := sum(c.overloaded for c in configurations):
-        text = f"Overloaded in {plural(behind, 'configuration')}: more was offered than served."
-        remarks.insert(0, Remark(text, "warning"))
-    remarks += _less_than_asked(configurations)
-    if refused := sum(c.outcome == REFUSED for c in configurations):
-        text = f"{plural(refused, 'configuration')} refused at start-up."
-        remarks.append(Remark(text, "warning"))
-    if ended := sum(c.outcome not in (REFUSED, "finished") for c in configurations):
-        text = f"The engine stopped before the end in {plural(ended, 'configuration')}."
-        remarks.append(Remark(text, "bad"))
-    return remarks
+        return [Remark(text)]
+    return [Remark(text, "bad"), *_nearest_miss(configurations)]
+
+
+def _best_remark(place: Place, objectives: Objectives | None) -> Remark:
+    figures = place.first.figures
+    listed = ", ".join(
+        f"{metric.label} {show(figures[metric.key], metric.unit)}"
+        for metric in (TTFT, TPOT, THROUGHPUT)
+        if metric.key in figures
+    )
+    if objectives is None:
+        name = "Lowest TTFT p99"
+    else:
+        name = "Highest" if set(place.settings) == {RATE} else "Best"
+    return Remark(f"{name}: {words(place.settings)} ({listed}; {rates_words(figures)}).")
 
 
 def _less_than_asked(configurations: Sequence[Configuration]) -> list[Remark]:

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import combinations, groupby
+from itertools import combinations, groupby, islice, product
 from typing import Any, NamedTuple
 
 from kvsim.machine.hardware import GIB
@@ -100,6 +100,16 @@ def setting_scale(key: str, configurations: Sequence[Configuration]) -> Scale:
     places = {value_words(value): rank / span for rank, value in enumerate(distinct)}
     ticks = tuple((place, text) for text, place in places.items())
     return Scale(key, {which: places[text] for which, text in texts.items()}, texts, ticks)
+
+
+def _figure_scale(
+    metric: Metric, configurations: Sequence[Configuration], limit: float | None
+) -> Scale:
+    """The axis of a figure."""
+    write = partial(show, unit=metric.unit)
+    values = {c.number: c.figures.get(metric.key) for c in configurations}
+    texts = {which: write(value) for which, value in values.items()}
+    return _numbers(metric.label, values, texts, write, limit)
 
 
 def ordered(values: Sequence[Any]) -> list[Any]:
@@ -220,22 +230,24 @@ def about(configuration: Configuration) -> str:
 def tradeoff_figures(chosen: Chosen) -> list[Figure]:
     """Pairs of figures against each other, with the Pareto front."""
     pairs = [(TTFT, THROUGHPUT), (TPOT, TTFT)]
-    if chosen.by_memory:
+    if MEMORY in chosen.metrics:
         pairs.insert(0, (MEMORY, TTFT))
     return [
-        _tradeoff(chosen, x, y, both) for x, y in pairs if (both := _having(chosen, x.key, y.key))
+        _tradeoff(chosen, x, y, both)
+        for x, y in pairs
+        if (both := _having(chosen.configurations, x.key, y.key))
     ]
 
 
 def effect_figures(chosen: Chosen, axes: Sequence[str]) -> list[Figure]:
     """The first figure against every setting; the line joins the best at each value."""
     metric = chosen.metrics[0]
-    shown = _having(chosen, metric.key)
+    shown = _having(chosen.configurations, metric.key)
     return [_effect(chosen, shown, key, metric) for key in axes[:_MOST_EFFECTS] if shown]
 
 
-def _having(chosen: Chosen, *keys: str) -> list[Configuration]:
-    return [c for c in chosen.configurations if set(keys) <= c.figures.keys()]
+def _having(configurations: Sequence[Configuration], *keys: str) -> list[Configuration]:
+    return [each for each in configurations if set(keys) <= each.figures.keys()]
 
 
 def _marks(
@@ -315,13 +327,9 @@ _SHORT, _AXIS_PX = 13, 104
 
 def parallel_figure(chosen: Chosen, axes: Sequence[str]) -> Figure:
     """An axis for each setting and each of the first figures, a line for each configuration."""
-    shown = [c for c in chosen.configurations if c.figures]
+    shown = chosen.finished
     scales = [setting_scale(key, shown) for key in axes]
-    for metric in chosen.metrics:
-        write = partial(show, unit=metric.unit)
-        values = {c.number: c.figures.get(metric.key) for c in shown}
-        texts = {which: write(value) for which, value in values.items()}
-        scales.append(_numbers(metric.label, values, texts, write, limit_of(chosen, metric)))
+    scales += [_figure_scale(metric, shown, limit_of(chosen, metric)) for metric in chosen.metrics]
     data = [
         _lines(members, scales, colour, label) for label, colour, members in groups(chosen, shown)
     ]
@@ -449,7 +457,7 @@ def _panel(
     data: list[Trace] = []
     for i, (label, members) in enumerate(lines, 1):
         for metric, dash in zip(metrics, ("solid", "dash"), strict=True):
-            if having := [each for each in members if metric.key in each.figures]:
+            if having := _having(members, metric.key):
                 data.append(_line(having, up._replace(metric=metric), f"run-{i}", label, dash))
     rates, unit = [each.settings[RATE] for each in drawn], up.unit or "requests/s"
     if metrics[0] == SERVED:
@@ -480,7 +488,7 @@ def build_page(plan: Plan, chosen: Chosen) -> str:
     """The page of a sweep."""
     rates = placed(rate_figures(chosen), "trio")
     sections = {"By request rate": rates, "Best": _best(chosen)}
-    if sum(bool(configuration.figures) for configuration in chosen.configurations) > 1:
+    if len(chosen.finished) > 1:
         sections |= {
             "Trade-offs": placed(tradeoff_figures(chosen), "trio"),
             "All at once": placed([parallel_figure(chosen, plan.axes)]),
@@ -610,30 +618,38 @@ def origin_panels(origin: Mapping[str, Any], settings: Mapping[str, Any]) -> Htm
 
 def heat_maps(chosen: Chosen, axes: Sequence[str]) -> Html:
     """Maps of the first figures for every pair of settings with few values, if there is a pair."""
-    there = [c for c in chosen.configurations if c.figures]
+    there = chosen.finished
     values = {key: [*map(value_words, ordered([c.settings[key] for c in there]))] for key in axes}
     pairs = list(combinations((k for k in axes if 2 <= len(values[k]) <= MOST_VALUES), 2))
     if not pairs:
         return Html()
-    bounds = {} if chosen.objectives is None else {o.metric: o for o in chosen.objectives.each}
-    metrics = list(bounds) or list(chosen.metrics[:2])
-    maps = []
-    for pair, metric in [(pair, metric) for pair in pairs for metric in metrics][:MOST_MAPS]:
-        # The setting with more values goes down.
-        across, down = sorted(pair, key=lambda key: len(values[key]))
-        members: dict[tuple[str, str], list[Configuration]] = {}
-        for each in there:
-            place = value_words(each.settings[down]), value_words(each.settings[across])
-            members.setdefault(place, []).append(each)
-        cells = {place: chosen.best_of(alike, metric) for place, alike in members.items()}
-        sides = {key: values[key] for key in (down, across)}
-        note = lead("Each cell shows the best of the other settings.") if axes[2:] else None
-        maps.append(_map(cells, sides, metric, bounds.get(metric), note))
+    bounds, metrics = dict[Metric, Objective](), list(chosen.metrics[:2])
     text = "Stronger colours stand for larger values."
     if chosen.objectives is not None:
+        bounds = {objective.metric: objective for objective in chosen.objectives.each}
+        metrics = list(bounds)
         text = "Green is within the limit, red beyond it; full colour at a quarter of it or four"
         text += " times it."
+    note = lead("Each cell shows the best of the other settings.") if axes[2:] else None
+    maps = []
+    for pair, metric in islice(product(pairs, metrics), MOST_MAPS):
+        # The setting with more values goes down.
+        across, down = sorted(pair, key=lambda key: len(values[key]))
+        cells = _best_of_each(chosen, (down, across), metric)
+        sides = {down: values[down], across: values[across]}
+        maps.append(_map(cells, sides, metric, bounds.get(metric), note))
     return join((lead(text), element("div", *maps, class_="maps")))
+
+
+def _best_of_each(
+    chosen: Chosen, keys: tuple[str, str], metric: Metric
+) -> dict[tuple[str, str], Configuration]:
+    """The best configuration for each pair of values of two settings."""
+    members: dict[tuple[str, str], list[Configuration]] = {}
+    for each in chosen.finished:
+        down, across = (value_words(each.settings[key]) for key in keys)
+        members.setdefault((down, across), []).append(each)
+    return {place: chosen.best_of(alike, metric) for place, alike in members.items()}
 
 
 def _map(

@@ -190,7 +190,7 @@ class DynamoKv(Router):
         self.heeds_events = use_kv_events
         self.event_delay_ns = delay_ns(kv_event_delay_ms)
         self._tracks = track_prefill_tokens
-        self.caches = [_tiers() for _ in self.workers]
+        self.caches = [(Tier(), Tier(), Tier()) for _ in self.workers]
         self.books = [Books() for _ in self.workers]
         self._reservations: dict[str, Reservation] = {}
         self._sent: dict[tuple[int, Hashable], int] = {}
@@ -309,7 +309,7 @@ class DynamoKv(Router):
         self.caches[worker][TIERS.index(tier)].removed(keys)
 
     def cleared(self, worker: int) -> None:
-        self.caches[worker] = _tiers()
+        self.caches[worker] = Tier(), Tier(), Tier()
 
     def worker_lost(self, worker: int) -> None:
         self.cleared(worker)
@@ -317,7 +317,3 @@ class DynamoKv(Router):
         self._reservations = {
             id: each for id, each in self._reservations.items() if each.worker != worker
         }
-
-
-def _tiers() -> tuple[Tier, Tier, Tier]:
-    return Tier(), Tier(), Tier()

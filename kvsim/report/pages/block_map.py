@@ -16,13 +16,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from kvsim.report.pages.figures import (
-    Figure,
-    TimeAxis,
-    line,
-    time_chart,
-    titled,
-)
+from kvsim.report.pages.figures import Figure, TimeAxis, line, time_chart, titled
 from kvsim.report.pages.html import Html, element, embedded, join, key_of, lead, placed, text_of
 from kvsim.report.pages.view import View, lined
 from kvsim.results.blockmap import (

@@ -56,13 +56,6 @@ def definitions(study: Study) -> str:
     )
 
 
-def capacity_words(blocks: int, study: Study) -> str:
-    """A capacity in the unit that fits: memory if the model is known, else blocks."""
-    if study.block_bytes is None:
-        return plural(blocks, "block")
-    return size(blocks * study.block_bytes)
-
-
 def sentences(study: Study) -> list[str]:
     """The answer for the capacity asked about; without one, for where LRU loses most."""
     if not study.ceiling:
@@ -84,8 +77,11 @@ def _now(study: Study, point: Point) -> str:
         share = point.lru / point.optimum if point.optimum else 1.0
         reach = f": {percent(share)} of what any policy could"
         reach += f" ({percent(study.share(point.optimum))})"
+    each_bytes, capacity = study.asked.block_bytes, plural(point.blocks, "block")
+    if each_bytes is not None:
+        capacity = size(point.blocks * each_bytes)
     return (
-        f"At {capacity_words(point.blocks, study)}, LRU finds {percent(study.share(point.lru))} of"
+        f"At {capacity}, LRU finds {percent(study.share(point.lru))} of"
         f" the prompt tokens{reach}. A cache without limit finds"
         f" {percent(study.share(study.ceiling))}."
     )
@@ -111,7 +107,7 @@ def curve_rows(study: Study) -> Iterator[tuple[str, ...]]:
         yield (
             count(point.blocks),
             count(point.blocks * study.counting.block_size),
-            "" if study.block_bytes is None else size(point.blocks * study.block_bytes),
+            "" if study.asked.block_bytes is None else size(point.blocks * study.asked.block_bytes),
             percent(study.share(point.lru)),
             "" if point.optimum is None else percent(study.share(point.optimum)),
             "" if left is None else f"{100 * study.share(left):.1f}",
@@ -294,8 +290,8 @@ def _figures(study: Study) -> list[Figure]:
     """Hits, regret and reuse by capacity, in memory if the model is known; with the capacity asked
     about."""
     unit, per_block = "blocks", 1.0
-    if study.block_bytes is not None:
-        unit, per_block = "GiB", study.block_bytes / 2**30
+    if study.asked.block_bytes is not None:
+        unit, per_block = "GiB", study.asked.block_bytes / 2**30
     x = compact((point.blocks * per_block for point in study.points), digits=8)
     known = [value for value in x if value]
     across = titled(f"capacity ({unit})", showgrid=True, **log_ticks(min(known), max(known)))

@@ -44,7 +44,6 @@ from kvsim.report.compare import (
     interval_words,
     method_words,
     ranking_words,
-    title_of,
     value_words,
 )
 from kvsim.report.pages.figures import (
@@ -588,7 +587,7 @@ def _parts(explanation: Explanation) -> Html:
     for fall in explanation.waterfalls:
         rows = [[LABELS[part], *_three(a, b)] for part, (a, b) in fall.parts.items() if a or b]
         rows.append([element("strong", "together"), *_three(*fall.totals)])
-        panels.append(panel(title_of(fall), table(head, rows)))
+        panels.append(panel(fall.title, table(head, rows)))
     return join(panels)
 
 
@@ -612,7 +611,7 @@ def _waterfall(fall: Waterfall, id: str, names: tuple[str, str]) -> Figure:
     }
     return chart(
         id,
-        f"{title_of(fall)} {texts[-1]}",
+        f"{fall.title} {texts[-1]}",
         _made_of(names, fall),
         [told(data, texts)],
         titled(f"difference ({unit})", showgrid=True, nticks=5, tickangle=0),

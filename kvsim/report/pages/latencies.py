@@ -67,12 +67,16 @@ def curve(values: Floats, colour: str, name: str) -> Trace:
 def _figure(
     kind: str, runs: Sequence[tuple[str, str, Mapping[str, Floats]]], limit_ms: float | None
 ) -> Figure | None:
-    samples = [(name, colour, defined(durations[kind]) / 1e9) for name, colour, durations in runs]
-    samples = [(name, colour, values) for name, colour, values in samples if len(values)]
+    samples = [
+        (name, colour, values)
+        for name, colour, durations in runs
+        if len(values := defined(durations[kind]) / 1e9)
+    ]
     if not samples:
         return None
     everything = np.concatenate([values for *_, values in samples])
-    unit, per_s = ("ms", 1e3) if percentiles(everything, (99,))[0] < 1 else ("s", 1.0)
+    unit, ns = time_unit([1e9 * percentiles(everything, (99,))[0]])
+    per_s = 1e9 / ns
     data = [curve(values * per_s, colour, name) for name, colour, values in samples]
     note = KINDS[kind]
     if len(runs) == 1:
@@ -178,8 +182,8 @@ def ttft_by_adapter(run: View) -> Iterator[Figure]:
     for x, colour, label in zip(ends, ("running", "peak"), ("p50", "p99"), strict=True):
         dots = points(x, list(range(len(found))), colour, size=9, opacity=1)
         drawn.append(dots | {"name": label, "hovertemplate": "%{x:.3~g}"})
-    both = [value for end in ends for value in end if value is not None]
-    across, labels = titled(f"TTFT ({unit})", showgrid=True, **scale(both)), [x[2] for x in found]
+    across = titled(f"TTFT ({unit})", showgrid=True, **scale(np.array(ends, float)))
+    labels = [label for *_, label in found]
     note = "In brackets: requests with a first token."
     if len(found) == MOST_LISTED:
         note += f" The {MOST_LISTED} slowest adapters."

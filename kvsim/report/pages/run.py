@@ -228,9 +228,8 @@ def _columns(run: View, order: NDArray[np.intp]) -> Iterator[tuple[str, Any]]:
         yield name, np.asarray(requests[name])[order].tolist()
     good = good_requests(run.durations, run.summary["meta"].get("goodput"))
     yield "good", None if good is None else good[order].astype(int).tolist()
-    parts_ns = {name: ints(requests[name]) for name in TIME_PARTS if name in requests}
-    named = {name: ns[order] // 1000 for name, ns in parts_ns.items() if ns.any()}
-    yield "parts", {bare(name): us.tolist() for name, us in named.items() if us.any()}
+    parts_us = {n: ints(requests[n])[order] // 1000 for n in TIME_PARTS if n in requests}
+    yield "parts", {bare(name): us.tolist() for name, us in parts_us.items() if us.any()}
     yield "labels", {bare(name): label for name, label in TIME_LABELS.items()}
 
 
@@ -473,8 +472,10 @@ use."""
 
 def provenance_panels(meta: Mapping[str, Any]) -> Html:
     """Command, trace, versions, time source and the full configuration."""
-    trace, config = meta.get("trace") or {}, meta.get("config") or {}
-    router = meta.get("router") or {}
+    trace, config, router, assumed, server, cost, link = (
+        meta.get(key) or {}
+        for key in ("trace", "config", "router", "assumed", "server", "cost", "link")
+    )
     origin = {
         "Trace": trace.get("path"),
         "Trace format": trace.get("format"),
@@ -491,21 +492,17 @@ def provenance_panels(meta: Mapping[str, Any]) -> Html:
         "Oracles": ", ".join(meta.get("oracles") or ()) or None,
     }
     notes = _notes("Notes of the trace reader", trace), _notes("Notes", meta)
-    assumed = {
-        key: f"{written(key, each['value'])} ({each['source']})"
-        for key, each in (meta.get("assumed") or {}).items()
+    defaults = {
+        key: f"{written(key, each['value'])} ({each['source']})" for key, each in assumed.items()
     }
-    server = {
-        key: f"{written(key, config.get(key))} ({place})"
-        for key, place in (meta.get("server") or {}).items()
-    }
+    served = {key: f"{written(key, config.get(key))} ({place})" for key, place in server.items()}
     panels = (
         panel("Origin", facts(origin), *notes),
-        _listed("Assumed settings", assumed),
-        _listed("From the server", server),
+        _listed("Assumed settings", defaults),
+        _listed("From the server", served),
         panel("Configuration", element("pre", to_toml(config))),
-        _listed("Cost model", flat(meta.get("cost") or {})),
-        _listed("Link between GPU and CPU", flat(meta.get("link") or {})),
+        _listed("Cost model", flat(cost)),
+        _listed("Link between GPU and CPU", flat(link)),
     )
     repeat = panel("To repeat it", element("pre", meta.get("command") or MISSING))
     return join((repeat, columns(panels)))

@@ -59,10 +59,7 @@ class Known:
 
 
 def split_prompts(
-    streams: Streams,
-    requests: Mapping[str, Ints],
-    transitions: Mapping[str, Ints],
-    rules: Rules,
+    streams: Streams, requests: Mapping[str, Ints], transitions: Mapping[str, Ints], rules: Rules
 ) -> dict[str, Ints]:
     """`PROMPT_PARTS` of each request, in tokens; 0 for one that was never admitted.
 

@@ -14,6 +14,13 @@ def rows_of(run):
     return rows, timeline.durations_ns(rows, end_ns), end_ns
 
 
+def test_a_run_whose_requests_are_never_sent_ends_at_its_start():
+    """As that of a replica that is listed with requests that no router sent."""
+    steps, requests, *_ = no_run()
+    never = {**requests, "arrival_ns": np.array([-1]), "finish_ns": np.array([-1])}
+    assert timeline.run_end_ns(steps, never) == 0
+
+
 def test_idle_time_before_and_between_steps_holds_nothing():
     rows, held, _ = rows_of(tiny_run())
     shown = [

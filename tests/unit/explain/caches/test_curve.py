@@ -11,7 +11,7 @@ from trees import BLOCK, Case, most_hits, random_case
 
 from kvsim.explain.cache_curve import (
     by_prefix,
-    by_session,
+    grouped,
     lru_tokens,
     make_curve,
     optimum_tokens,
@@ -108,8 +108,9 @@ def test_the_parts_by_who_reuses_session_and_prefix_add_up() -> None:
         assert [sum(each) for each in zip(*prefixes, strict=True)] == whole, f"seed {seed}"
         roots = {keys[0] for keys in case.keys if keys}
         assert len(prefixes) == len(roots)
-        named = {row.session for row in rows} - {None}
-        assert {group.name for group in by_session(rows, reuse)} == named
+        sessions = [row.session for row in rows]
+        groups = grouped(rows, reuse, sessions)
+        assert {group.name for group in groups} == {*sessions} - {None}
 
 
 def test_who_used_it_before() -> None:

@@ -16,7 +16,7 @@ from kvsim.machine import model_of
 from kvsim.results.numerals import SPACE
 from kvsim.run.simulation import simulate
 from kvsim.search.advice import not_tried, record, rows, sentences
-from kvsim.search.advise import TRIALS, Tried, advise, changed, changes_of
+from kvsim.search.advise import Tried, advise, changed, changes_of, trials_on
 from kvsim.search.compare import How, Load, load_of
 from kvsim.search.slo import parse_slo
 from kvsim.settings.config import RunConfig, make_config
@@ -98,8 +98,8 @@ def test_what_makes_no_difference_is_said_and_stops_early(few_slots):
 
 def only(monkeypatch, *keys):
     """Try these settings of vLLM V1 alone."""
-    few = tuple(trial for trial in TRIALS["vllm-v1"] if trial.key in keys)
-    monkeypatch.setitem(TRIALS, "vllm-v1", few)
+    few = tuple(trial for trial in trials_on("vllm-v1") if trial.key in keys)
+    monkeypatch.setattr("kvsim.search.advise.TRIALS", few)
 
 
 def test_a_change_that_alters_answers_is_shown_but_not_part_of_the_line(trace, monkeypatch):
@@ -138,7 +138,7 @@ def test_only_settings_that_the_engine_has_are_tried(engine):
     base = make_config({"engine": engine, "max_model_len": 4096})
     changes = changes_of(base)[0]
     assert len({change.key for change in changes}) >= 3
-    own = {trial.key for trial in TRIALS[engine]}
+    own = {trial.key for trial in trials_on(engine)}
     assert {change.key for change in changes} <= own
     flagged = {f.effect.key for f in VLLM.flags.values() if isinstance(f.effect, Used)}
     assert own <= flagged
