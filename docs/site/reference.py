@@ -307,8 +307,8 @@ def columns() -> str:
         "`kvsim run --out DIR` writes these tables as Parquet, `--csv` the first two as CSV, too."
         " `Result.requests` and `Result.steps` hold the same columns, but those from `nanoseconds`"
         " and from a `difference of instants`; there, -1 stands for null. Instants are counted from"
-        " the start of the run. Columns from the ledger are there where a run has kept one, those"
-        " of SGLang and of speculative decoding where a run had them.",
+        " the start of the run. Columns of `ledger: prompt tokens` are there where a run had"
+        " prefix caching, those of SGLang and of speculative decoding where a run had them.",
     ]
     for each in TABLES:
         parts += [f"## `{each.name}.parquet`", each.about.strip(), table(COLUMN, cells(each))]

@@ -43,11 +43,8 @@ class Source(Enum):
     LEG = "prefill/decode split: time of the request"
 
 
-OPTIONAL = (
-    *(Source.DRAFTS, Source.STAGES, Source.SGLANG, Source.ADAPTERS),
-    *(Source.KERNEL, Source.TIME, Source.PROMPT),
-)
-"""Sources of which a result has all columns, or none: the ledger, and what few runs have."""
+OPTIONAL = Source.DRAFTS, Source.STAGES, Source.SGLANG, Source.ADAPTERS, Source.PROMPT
+"""Sources of which a result has all columns, or none: what not all runs have."""
 
 
 class Column(NamedTuple):
@@ -96,7 +93,7 @@ class Table(NamedTuple):
         kept = {column.source for column in self.columns if column.name in names}
         return tuple(c for c in self.columns if c.source not in OPTIONAL or c.source in kept)
 
-    def held(self, names: Container[str] = ()) -> tuple[Column, ...]:
+    def held(self, names: Container[str]) -> tuple[Column, ...]:
         """Returns the `expected` columns that are also held in memory."""
         return tuple(column for column in self.expected(names) if not column.derived)
 

@@ -261,14 +261,8 @@ def pair(first: Columns, other: Columns) -> Pairs | None:
 Parts = dict[str, Ints]
 
 
-LABELS = {
-    **TIME_LABELS,
-    "first_step_ns": "first step to first token",
-    "queue_ns": "queue",
-    "prefill_ns": "prefill, to the first token",
-    "decode_ns": "decode, preemptions included",
-}
-"""Part → label; the last three replace the ledger in runs that were written without one."""
+LABELS = {**TIME_LABELS, "first_step_ns": "first step to first token"}
+"""Part → label."""
 
 _WAITING = tuple(part for part in TIME_PARTS if part.startswith("waiting_"))
 _SCALE = 100
@@ -318,10 +312,10 @@ class Waterfall(NamedTuple):
 
 def waterfalls(pairs: Pairs, first: Columns, other: Columns) -> list[Waterfall]:
     """Mean and p99 of TTFT and E2EL, over the requests that both runs completed (at least one)."""
-    found, names = [], _time_parts(first, other)
+    found = []
     for metric in ("ttft", "e2el"):
-        mine = _parts(first, pairs.first_rows, metric, names)
-        theirs = _parts(other, pairs.other_rows, metric, names)
+        mine = _parts(first, pairs.first_rows, metric)
+        theirs = _parts(other, pairs.other_rows, metric)
         means = {part: (_mean(mine[part]), _mean(theirs[part])) for part in mine}
         found.append(Waterfall(metric, "mean", means))
         one, two = _places(mine), _places(theirs)
@@ -331,39 +325,11 @@ def waterfalls(pairs: Pairs, first: Columns, other: Columns) -> list[Waterfall]:
     return found
 
 
-def has_ledger(requests: Columns) -> bool:
-    """Whether the run was written with its time ledger."""
-    return TIME_PARTS[0] in requests
-
-
-def _time_parts(first: Columns, other: Columns) -> tuple[str, ...]:
-    """The parts that both runs have: the ledger's, or the three phases of a request."""
-    return TIME_PARTS if has_ledger(first) and has_ledger(other) else tuple(_PHASES)
-
-
-def _part_ns(requests: Columns, part: str, rows: Ints) -> Ints:
-    """One part of the time of these requests."""
-    if part in _PHASES:
-        start, end = _PHASES[part]
-        return (ints(requests[end]) - ints(requests[start]))[rows]
-    return ints(requests[part])[rows]
-
-
-_PHASES = {
-    "queue_ns": ("arrival_ns", "first_scheduled_ns"),
-    "prefill_ns": ("first_scheduled_ns", "first_token_ns"),
-    "decode_ns": ("first_token_ns", "finish_ns"),
-}
-"""Part of the time of runs without a ledger → its begin and its end."""
-
-
-def _parts(requests: Columns, rows: Ints, metric: str, names: tuple[str, ...]) -> Parts:
-    """The parts `names` of E2EL; or those before the first token, for TTFT."""
-    ledger = names == TIME_PARTS
+def _parts(requests: Columns, rows: Ints, metric: str) -> Parts:
+    """The parts of the E2EL of these requests; for TTFT, the waits and the rest."""
+    names = _WAITING if metric == "ttft" else TIME_PARTS
+    parts = {part: ints(requests[part])[rows] for part in names}
     if metric == "ttft":
-        names = _WAITING if ledger else names[:2]
-    parts = {part: _part_ns(requests, part, rows) for part in names}
-    if metric == "ttft" and ledger:
         ttft = (ints(requests["first_token_ns"]) - ints(requests["arrival_ns"]))[rows]
         parts["first_step_ns"] = ttft - sum(parts.values())
     return parts
@@ -446,15 +412,14 @@ def carriers(pairs: Pairs, first: Columns, other: Columns) -> tuple[Share, list[
     order = np.argsort(-np.abs(changes), kind="stable")
     sizes = np.abs(changes)[order]
     half = int(np.searchsorted(np.cumsum(sizes) * 2, sizes.sum())) + 1 if sizes.any() else 0
-    names = _time_parts(first, other)
     mine, theirs = pairs.first_rows, pairs.other_rows
-    table = np.array([_part_ns(other, p, theirs) - _part_ns(first, p, mine) for p in names])
+    table = np.array([ints(other[p])[theirs] - ints(first[p])[mine] for p in TIME_PARTS])
     listed = []
     for i in (i for i in order[:LISTED].tolist() if changes[i]):
         most, times_ns = np.abs(table[:, i]).argmax(), (int(before[i]), int(after[i]))
         preempted = int(first["num_preemptions"][mine[i]]), int(other["num_preemptions"][theirs[i]])
         id, part_ns = str(first["id"][mine[i]]), int(table[most, i])
-        listed.append(Carrier(id, times_ns, names[most], part_ns, preempted))
+        listed.append(Carrier(id, times_ns, TIME_PARTS[most], part_ns, preempted))
     return Share(half, int((changes != 0).sum()), len(changes)), listed
 
 

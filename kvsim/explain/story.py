@@ -12,9 +12,8 @@ from kvsim.core.records import LOADING, PREEMPTED, RELOADING, SWAPPED_OUT
 from kvsim.core.request import ABORTED
 from kvsim.core.schema import BLOCKED
 from kvsim.errors import OutputError, nearest
-from kvsim.explain.differences import LABELS, has_ledger
+from kvsim.explain.differences import LABELS
 from kvsim.results.ledger import (
-    KERNELS,
     PROMPT_PARTS,
     TIME_LABELS,
     TIME_PARTS,
@@ -118,8 +117,7 @@ def find_request(requests: Columns, id: str) -> int:
 def tell(
     summary: Mapping[str, Any], requests: Columns, steps: Columns, transitions: Columns, index: int
 ) -> Story:
-    """The story of one request. Raises `OutputError` for results without a ledger."""
-    _require_ledger(has_ledger(requests) and KERNELS[0] in steps)
+    """The story of one request."""
     run = _Run(summary, requests, steps, transitions)
     found = PROMPT_PARTS if PROMPT_PARTS[1] in requests else ()
     spells = _spells(run, index)
@@ -387,8 +385,7 @@ _NAMED = 3
 def tail_words(requests: Columns, metric: str) -> tuple[str, list[str]]:
     """The completed request whose latency `metric` (a key of `LATENCIES` but `itl`) is the least
     that 99 % do not exceed, and why it and those above are slow, beside all requests. Raises
-    `OutputError` where no request has the latency, or the run no ledger."""
-    _require_ledger(has_ledger(requests))
+    `OutputError` where no request has the latency."""
     latency = np.where(completed(requests), durations_ns(requests)[metric], np.nan)
     everyone = np.flatnonzero(~np.isnan(latency))
     if not len(everyone):
@@ -429,8 +426,3 @@ def tail_words(requests: Columns, metric: str) -> tuple[str, list[str]]:
         f"They arrived from {arrived.min():,.1f} s to {arrived.max():,.1f} s, with"
         f" {next(alike)}; all requests have {next(alike)}.",
     ]
-
-
-def _require_ledger(there: bool) -> None:
-    if not there:
-        raise OutputError("the results have no ledger: written by an older kvsim; run it again")

@@ -63,8 +63,7 @@ class Sides(NamedTuple):
         for name in _OF_DECODE:
             whole[name][place] = decode[name]
         for name in _OF_BOTH:
-            if name in whole:
-                whole[name][place] += decode[name]
+            whole[name][place] += decode[name]
         # Computed, but no decode replica was left.
         whole["status"][lost], whole["reason"][lost], whole["output_tokens"][lost] = _LOST
         whole["first_token_ns"][lost] = whole["finish_ns"][lost] = -1

@@ -37,7 +37,6 @@ from kvsim.explain.differences import (
     concerned_words,
     divergence_words,
     first_divergence,
-    has_ledger,
     pair,
     waterfalls,
 )
@@ -539,8 +538,6 @@ class Explanation(NamedTuple):
     share: Share | None = None
     carriers: tuple[Carrier, ...] = ()
     blocks: tuple[Blocks, ...] = ()
-    ledger: bool = False
-    """Whether the parts are those of the ledger; else they are the phases of runs without one."""
 
     @property
     def same(self) -> bool:
@@ -588,7 +585,6 @@ def explain_requests(first: Replayed, other: Replayed) -> Explanation:
         share,
         tuple(listed),
         tuple(blocks(pairs, first[2], other[2], block_size)),
-        has_ledger(first[2]) and has_ledger(other[2]),
     )
 
 
@@ -679,7 +675,8 @@ def explanation_record(explanation: Explanation) -> dict[str, Any]:
                     for key, texts in explanation.settings
                 ],
                 "pairs": explanation.pairs.number if explanation.pairs else 0,
-                "ledger": explanation.ledger,
+                # Readers of these files expect it: whether there are parts, all of the ledger.
+                "ledger": bool(explanation.waterfalls),
                 "first_divergence": None if divergence is None else divergence._asdict(),
                 "first_divergence_words": explanation.divergence_words,
                 "waterfalls": [_fall_record(fall) for fall in explanation.waterfalls],

@@ -268,8 +268,8 @@ def _figures(summary: Mapping[str, Any]) -> Iterator[Line]:
 
 
 def _ledger(summary: Mapping[str, Any]) -> Iterator[Line]:
-    """Label and parts of each line of the ledger, the largest first; none without a ledger."""
-    if "time_ledger_mean_ms" not in summary or not summary["completed"]:
+    """Label and parts of each line of the ledger, the largest first."""
+    if not summary["completed"]:
         return
     slow = summary["time_ledger_requests"]["p99"]
     yield "mean request", _shares(summary["time_ledger_mean_ms"], TIME_LABELS)
@@ -278,7 +278,7 @@ def _ledger(summary: Mapping[str, Any]) -> Iterator[Line]:
         ("step time", "step_time_s", KERNEL_LABELS),
         ("prompt tokens", "prompt_ledger_tokens", PROMPT_LABELS),
     ):
-        if shares := _shares(summary.get(key) or {}, labels):
+        if shares := _shares(summary.get(key, {}), labels):
             yield label, shares
 
 

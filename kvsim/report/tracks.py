@@ -278,15 +278,13 @@ def step_events(steps: Mapping[str, Ints], window: Window) -> Iterator[str]:
 
     Copies come first in a step, out before in. A step with both divides the copying time by blocks.
     """
-    listed = [name for name in _OF_STEP if name in steps]
+    names = "start_ns", "end_ns", "blocked", *_OF_STEP
     for first in range(0, len(steps["start_ns"]), PIECE_ROWS):
         rows = slice(first, first + PIECE_ROWS)
-        columns = {
-            name: steps[name][rows].tolist() for name in ("start_ns", "end_ns", "blocked", *listed)
-        }
+        columns = {name: steps[name][rows].tolist() for name in names}
         for number in range(len(columns["start_ns"])):
             row = {name: column[number] for name, column in columns.items()}
-            yield from _step(first + number, row, listed, window)
+            yield from _step(first + number, row, window)
 
 
 def counter_events(
@@ -312,12 +310,12 @@ def counter_events(
             yield counter(ENGINE, name, int(times[row]), held)
 
 
-def _step(number: int, row: Mapping[str, int], listed: list[str], window: Window) -> Iterator[str]:
+def _step(number: int, row: Mapping[str, int], window: Window) -> Iterator[str]:
     start, end = row["start_ns"], row["end_ns"]
     shown = window.clip(start, end)
     if shown is None:
         return
-    args: dict[str, Any] = {"step": number, **{name: row[name] for name in listed if row[name]}}
+    args: dict[str, Any] = {"step": number, **{name: row[name] for name in _OF_STEP if row[name]}}
     if row["blocked"]:
         args["head_refused_for"] = BLOCKED[row["blocked"]]
     yield span(STEP_TRACK, _kind(row), *shown, args)

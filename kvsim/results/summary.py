@@ -2,7 +2,7 @@
 
 Keys and definitions are those of the result file of `vllm bench serve` (vllm/benchmarks/serve.py)
 wherever it has the figure; everything is counted in simulated time. Values are plain numbers, or
-None where a figure is undefined; never NaN. What a run lacks (a ledger, sessions) has no keys.
+None where a figure is undefined; never NaN. What a run lacks (drafts, sessions) has no keys.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from kvsim.core.schema import BLOCKED
 from kvsim.results import timeline
-from kvsim.results.ledger import KERNEL_LABELS, KERNELS, PROMPT_PARTS, TIME_PARTS
+from kvsim.results.ledger import KERNEL_LABELS, PROMPT_PARTS, TIME_PARTS
 from kvsim.results.load import load_figures
 from kvsim.results.plain import plain
 from kvsim.results.statistics import (
@@ -334,12 +334,9 @@ def ledger_figures(steps: Mapping[str, Any], requests: Mapping[str, Any]) -> dic
     * `step_time_s`: by kernel, all steps;
     * `prompt_ledger_tokens`: by part, requests that were ever admitted.
     """
-    figures: dict[str, Any] = {}
-    if TIME_PARTS[0] in requests:
-        figures |= _times(requests)
-    if KERNELS[0] in steps:
-        sums = {name: int(np.sum(steps[name])) for name in KERNEL_LABELS if name in steps}
-        figures["step_time_s"] = {bare(name): ns / NS_PER_S for name, ns in sums.items()}
+    figures = _times(requests)
+    sums = {name: int(np.sum(steps[name])) for name in KERNEL_LABELS if name in steps}
+    figures["step_time_s"] = {bare(name): ns / NS_PER_S for name, ns in sums.items()}
     if PROMPT_PARTS[1] in requests:
         figures["prompt_ledger_tokens"] = {
             bare(name): int(np.sum(requests[name])) for name in PROMPT_PARTS

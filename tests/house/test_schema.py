@@ -4,7 +4,7 @@ import pytest
 
 from kvsim.core.schema import BLOCK_MAP, BLOCKED, REQUESTS, TABLES, Table
 from kvsim.results.blockmap import STATES
-from kvsim.results.ledger import KERNEL_LABELS, PROMPT_LABELS, PROMPT_PARTS, WAITING_FOR
+from kvsim.results.ledger import KERNEL_LABELS, PROMPT_LABELS, PROMPT_PARTS, TIME_PARTS, WAITING_FOR
 from kvsim.run.serving import Archive
 
 
@@ -22,11 +22,11 @@ def test_columns_are_named_once_and_after_their_units(table: Table) -> None:
 
 
 def test_an_archive_has_the_columns_of_requests_but_those_of_files_and_ledger() -> None:
-    expected = {column.name for column in REQUESTS.held()}
-    assert set(Archive([]).columns()) == expected
+    held = {column.name for column in REQUESTS.held(())}
+    assert set(Archive([]).columns()) == held - set(TIME_PARTS)
 
 
-def test_a_result_has_a_ledger_or_none() -> None:
+def test_a_result_has_all_parts_of_prompts_or_none() -> None:
     own = [column.name for column in REQUESTS.expected(())]
     grown = [column.name for column in REQUESTS.expected((*own, "cold_tokens"))]
     assert grown == [*own, *PROMPT_PARTS[1:]]

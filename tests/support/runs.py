@@ -8,7 +8,6 @@ import numpy as np
 from worlds import hashed
 
 import kvsim
-from kvsim.results.ledger import KERNELS, PROMPT_PARTS, TIME_PARTS
 from kvsim.run.result import Result
 
 Run = tuple[Any, dict[str, Any], Any, dict[str, Any]]
@@ -66,9 +65,3 @@ def real_run(*arguments: Any, **settings: Any) -> Run:
     made = result(*arguments, **settings)
     requests = {name: copy(column) for name, column in made.requests.items()}
     return dict(made.steps), requests, made.token_gaps_ns, dict(made.meta)
-
-
-def without_ledger(columns: dict[str, Any]) -> dict[str, Any]:
-    """Steps or requests as a version of kvsim that kept no ledger wrote them."""
-    ledger = {*TIME_PARTS, *PROMPT_PARTS[1:], *KERNELS}
-    return {name: column for name, column in columns.items() if name not in ledger}

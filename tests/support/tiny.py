@@ -8,11 +8,13 @@ B  arrives  20, prompt 6 (4 of them hit), waits for the watermark, then for bloc
 C  arrives 200, prompt 5, token at 210, preempted, recomputed with 4 hits, token at 250
 D  arrives   5, rejected
 ```
+No cost model says which kernels a step is made of.
 """
 
 import numpy as np
 
 from kvsim.core.schema import BLOCKED, STEP_COLUMNS
+from kvsim.results.ledger import KERNELS, TIME_PARTS
 
 MS = 1_000_000
 STEPS = """
@@ -30,12 +32,13 @@ start_ns end_ns prefill_tokens cached_tokens decode_seqs used_blocks cached_bloc
 def tiny_run():
     """Steps, requests, inter-token gaps and provenance."""
     names, *lines = (line.split() for line in STEPS.strip().splitlines())
-    steps = {name: np.zeros(len(lines), dtype=np.int64) for name in STEP_COLUMNS}
+    steps = {name: np.zeros(len(lines), dtype=np.int64) for name in (*STEP_COLUMNS, *KERNELS)}
     for i, line in enumerate(lines):
         for name, text in zip(names, line, strict=True):
             value = BLOCKED.index(text.strip("-")) if name == "blocked" else int(text)
             steps[name][i] = value * (MS if name.endswith("_ns") else 1)
     steps["free_blocks"] = 10 - steps["used_blocks"] - steps["cached_blocks"]
+    steps["unexplained_ns"] = steps["end_ns"] - steps["start_ns"] - steps["transfer_ns"]
     return steps, _requests(), {10 * MS: 1, 20 * MS: 1, 40 * MS: 1}, _meta()
 
 
@@ -53,6 +56,16 @@ def _requests():
     def numbers(*values):
         return np.array(values, dtype=np.int64)
 
+    parts = {
+        "waiting_step_ns": ms(0, 10, 0, 215),
+        "waiting_watermark_ns": ms(0, 10, 0, 10),
+        "waiting_blocks_ns": ms(0, 20, 0, 20),
+        "own_prefill_ns": ms(20, 40, 10, 0),
+        "own_decode_ns": ms(30, 0, 0, 0),
+        "preempted_waiting_ns": ms(0, 0, 10, 0),
+        "recompute_ns": ms(0, 0, 25, 0),
+        "swap_stall_ns": ms(0, 0, 5, 0),
+    }
     return {
         "id": ["A", "B", "C", "D"],
         "index": numbers(0, 1, 2, 3),
@@ -79,6 +92,7 @@ def _requests():
         "swapped_out_blocks": numbers(0, 0, 0, 0),
         "swapped_in_blocks": numbers(0, 0, 0, 0),
         "blocked_steps": numbers(0, 2, 0, 0),
+        **{name: parts.get(name, numbers(0, 0, 0, 0)) for name in TIME_PARTS},
     }
 
 

@@ -515,8 +515,6 @@ def _falls(explanation: Explanation) -> Html:
         "Of the requests that both runs completed. Parts are whole nanoseconds of every request's"
         " time and add up exactly; a p99 is split like the requests that it is interpolated from."
     )
-    if not explanation.ledger:
-        words += " These runs were written without a time ledger, so there are three parts only."
     return join((lead(words), placed(figures, "duo")))
 
 

@@ -419,8 +419,6 @@ def _itl(run: View) -> Iterator[Figure]:
 
 def _waits(run: View) -> Iterator[Figure]:
     """The ledger of those that arrived together."""
-    if TIME_PARTS[0] not in run.requests:
-        return
     done = np.flatnonzero(completed(run.requests))
     bins = run.sums(ints(run.requests["arrival_ns"])[done], RATES)
     parts_ns = {name: ints(run.requests[name])[done] for name in TIME_PARTS}

@@ -228,7 +228,7 @@ def _columns(run: View, order: NDArray[np.intp]) -> Iterator[tuple[str, Any]]:
         yield name, np.asarray(requests[name])[order].tolist()
     good = good_requests(run.durations, run.summary["meta"].get("goodput"))
     yield "good", None if good is None else good[order].astype(int).tolist()
-    parts_us = {n: ints(requests[n])[order] // 1000 for n in TIME_PARTS if n in requests}
+    parts_us = {n: ints(requests[n])[order] // 1000 for n in TIME_PARTS}
     yield "parts", {bare(name): us.tolist() for name, us in parts_us.items() if us.any()}
     yield "labels", {bare(name): label for name, label in TIME_LABELS.items()}
 
@@ -379,14 +379,12 @@ def _rejected(summary: Mapping[str, Any], requests: Mapping[str, Any]) -> Html:
     return panel(None, table_of(columns, rows, text_columns=3))
 
 
-def _ledger(summary: Mapping[str, Any]) -> Html | None:
-    """Where the time of requests and steps and the prompt tokens went; None without a ledger."""
-    if "time_ledger_mean_ms" not in summary:
-        return None
+def _ledger(summary: Mapping[str, Any]) -> Html:
+    """Where the time of requests and steps and the prompt tokens went."""
     parts: list[object] = []
     if summary["completed"]:
         parts += [element("h3", "Requests, from arrival to end"), _mean_and_slow(summary)]
-    steps, tokens = summary.get("step_time_s", {}), summary.get("prompt_ledger_tokens") or {}
+    steps, tokens = summary["step_time_s"], summary.get("prompt_ledger_tokens", {})
     if any(steps.values()):
         kernels = _shares(steps, KERNEL_LABELS, "kernel", seconds)
         parts += [element("h3", "Steps, by kernel"), kernels]

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import real_run, without_ledger
 
 from kvsim.explain.differences import LABELS, blocks, carriers, pair, waterfalls
 from kvsim.results.ledger import TIME_PARTS
@@ -90,15 +89,6 @@ def test_a_percentile_names_the_requests_it_is_made_of():
         ("r99", Fraction(1, 100)),
     ]
     assert fall.changes() == []
-
-
-def test_runs_without_a_ledger_have_three_parts():
-    runs = [without_ledger(real_run(rate=8, blocks=n)[1]) for n in (480, 960)]
-    pairs = pair(*runs)
-    fall = waterfalls(pairs, *runs)[2]
-    assert list(fall.parts) == ["queue_ns", "prefill_ns", "decode_ns"]
-    change = pairs.differences_ns("e2el")
-    assert float(fall.difference) == pytest.approx(float(change.mean()))
 
 
 def test_carriers_are_those_that_changed_most():

@@ -5,7 +5,7 @@ import re
 from fractions import Fraction
 
 import pytest
-from runs import real_run, without_ledger
+from runs import real_run
 from shared import SHARED, needs_shared
 from tiny import no_run
 
@@ -51,7 +51,6 @@ def plain(words):
 
 
 def test_the_waterfalls_are_those_of_the_summaries(runs, explanation):
-    assert explanation.ledger
     for fall in explanation.waterfalls:
         key = f"{fall.statistic}_{fall.metric}_ms"
         for total, run in zip(fall.totals, runs, strict=True):
@@ -157,17 +156,6 @@ def test_runs_of_other_requests_or_of_none_are_not_set_side_by_side():
     for pair in ((one, other), (none, none)):
         assert explain(*pair).waterfalls == []
         assert "<h1>" in build_diff(*pair)
-
-
-def test_runs_without_a_ledger_are_explained_by_phases():
-    runs = (real_run(rate=8, blocks=blocks) for blocks in (480, 960))
-    one, other = (
-        fake(str(i), (steps, without_ledger(requests), *rest))
-        for i, (steps, requests, *rest) in enumerate(runs)
-    )
-    explanation = explain(one, other)
-    assert not explanation.ledger
-    assert "without a time ledger" in build_diff(one, other)
 
 
 @needs_shared("groundtruth/rtx4090-llama-3.1-8b")

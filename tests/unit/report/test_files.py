@@ -9,6 +9,7 @@ from tiny import MS, no_run, tiny_run
 
 from kvsim.errors import OutputError
 from kvsim.report import read_results, write_results
+from kvsim.results.ledger import KERNELS, TIME_PARTS
 from kvsim.results.summary import summarise
 
 
@@ -26,6 +27,10 @@ def retyped(path, name, type_):
 def added(path, name):
     table = pq.read_table(path)
     pq.write_table(table.append_column(name, table["start_ns"]), path)
+
+
+def without(path, *names):
+    pq.write_table(pq.read_table(path).drop_columns(list(names)), path)
 
 
 def same(one, other):
@@ -131,8 +136,16 @@ def test_a_file_in_the_place_of_the_folder_is_one_clear_error(tmp_path):
             r"steps\.parquet: column waiting is double, expected int64; kvsim 0.1.0 wrote it",
         ),
         (
-            lambda out: added(out / "steps.parquet", "dense_ns"),
+            lambda out: added(out / "steps.parquet", "draft_tokens"),
+            r"steps\.parquet: column verified_seqs is missing, expected int64; kvsim 0.1.0 wrote",
+        ),
+        (
+            lambda out: without(out / "steps.parquet", *KERNELS),
             r"steps\.parquet: column host_ns is missing, expected int64; kvsim 0.1.0 wrote it",
+        ),
+        (
+            lambda out: without(out / "requests.parquet", *TIME_PARTS),
+            r"requests\.parquet: column waiting_step_ns is missing, expected int64; kvsim 0.1.0",
         ),
         (
             lambda out: write_results(out / "other", *results(no_run))[0].replace(

@@ -6,7 +6,6 @@ import re
 
 import numpy as np
 import pytest
-from tiny import tiny_run
 from worlds import MS, config, hashed, trace
 
 import kvsim
@@ -17,7 +16,7 @@ from kvsim.report.pages.compare import build_story
 from kvsim.report.pages.run import build_page
 from kvsim.results.ledger import KERNELS, PROMPT_PARTS, TIME_PARTS
 from kvsim.results.numerals import SPACE
-from kvsim.results.summary import request_at, summarise
+from kvsim.results.summary import request_at
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +54,6 @@ def test_prompt_tokens_are_counted_by_part(cached):
     tokens = cached.summary["prompt_ledger_tokens"]
     assert tokens["num_cached"] == cached.summary["prefix_cache_hit_tokens"] == 8
     assert sum(tokens.values()) == cached.summary["prefix_cache_query_tokens"] == 30
-
-
-def test_results_without_a_ledger_have_no_figures_of_it():
-    steps, requests, gaps, meta = tiny_run()
-    summary = summarise(steps, requests, gaps, meta)
-    assert not [key for key in summary if "ledger" in key or key == "step_time_s"]
-    assert "Where time went" not in build_page(summary, requests, steps)
 
 
 @pytest.mark.parametrize(
@@ -220,12 +212,6 @@ def test_an_unknown_request_is_one_line_with_the_nearest_one(preempted):
     assert find_request(preempted.requests, "r1") == 1
     with pytest.raises(OutputError, match=r"no 'r11' among 2.requests; did you mean 'r1'\?"):
         find_request(preempted.requests, "r11")
-
-
-def test_old_results_have_no_story():
-    steps, requests, gaps, meta = tiny_run()
-    with pytest.raises(OutputError, match="run it again"):
-        tell(summarise(steps, requests, gaps, meta), requests, steps, {}, 0)
 
 
 def test_the_page_of_a_story_is_small_and_asks_for_nothing(cached):

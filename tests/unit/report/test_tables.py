@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from places import ROOT
-from runs import real_run, without_ledger
+from runs import real_run
 from tiny import tiny_run
 
 from kvsim.core.records import PackedColumns
 from kvsim.core.schema import STEP_COLUMNS
 from kvsim.report import files
 from kvsim.results import tables
+from kvsim.results.ledger import KERNELS
 from kvsim.results.summary import summarise
 
 INTS = arrays(np.int64, st.integers(0, 40), elements=st.integers(-3, 2**62))
@@ -29,6 +30,7 @@ def packed(steps: dict[str, np.ndarray], piece: int) -> PackedColumns:
     block = np.stack([steps[name] for name in STEP_COLUMNS], axis=1)
     for first in range(0, len(block), piece):
         columns.add(block[first : first + piece])
+    columns.widen(KERNELS, [np.stack([steps[name] for name in KERNELS], axis=1)])
     return columns
 
 
@@ -76,8 +78,7 @@ def test_steps_come_in_pieces_that_make_up_the_whole(
     monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
     monkeypatch.setattr(tables, "PIECE", piece)
-    whole_run = without_ledger(real_run()[0])
-    steps = {name: column[:50] for name, column in whole_run.items()}
+    steps = {name: column[:50] for name, column in real_run()[0].items()}
     whole = tables.steps_table(steps)
     for given_steps in (steps, packed(steps, 5)):
         pieces = list(tables.steps_tables(given_steps))
@@ -92,7 +93,6 @@ def test_a_long_run_is_written_as_a_short_one_is(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     steps, requests, gaps, meta = real_run()
-    steps = without_ledger(steps)
     summary = summarise(steps, requests, gaps, meta)
     assert summarise(packed(steps, 4), requests, gaps, meta) == summary
     files.write_results(tmp_path / "whole", summary, requests, steps, csv=True)
