@@ -37,6 +37,7 @@ LAYERS = [
 ]
 """A module imports only from its own entry and from earlier rows; the first fitting name counts."""
 
+MOST_BRANCHES = 12
 MOST_LINES = 850
 
 
@@ -203,6 +204,34 @@ def test_what_a_policy_may_have_is_declared_in_its_base_class(folder: str) -> No
 def test_modules_stay_short() -> None:
     for path in FILES:
         assert path.read_text().count("\n") <= MOST_LINES, path
+
+
+def test_functions_have_few_branches() -> None:
+    """Conditions count with each of their terms, and loops of comprehensions, as `radon cc` has
+    it; what is defined within a function counts by itself."""
+    for path in FILES:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.FunctionDef):
+                assert branches(node) <= MOST_BRANCHES, f"{path}:{node.lineno} {node.name}"
+
+
+def branches(function: ast.FunctionDef) -> int:
+    """Its McCabe complexity."""
+    found, left = 1, list(ast.iter_child_nodes(function))
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            continue
+        left += ast.iter_child_nodes(node)
+        if isinstance(node, ast.BoolOp):
+            found += len(node.values) - 1
+        elif isinstance(node, ast.comprehension):
+            found += 1 + len(node.ifs)
+        elif isinstance(node, ast.For | ast.While):
+            found += 1 + bool(node.orelse)
+        elif isinstance(node, ast.If | ast.IfExp | ast.Assert | ast.ExceptHandler | ast.match_case):
+            found += 1
+    return found
 
 
 def test_public_modules_classes_and_functions_say_what_they_mean() -> None:

@@ -89,44 +89,48 @@ class Search:
             key=lambda number: -groups[number].window_chunks,
         )
         self._order = [number for number in numbers if not groups[number].window] + self._windowed
+        self._eagle = {number for number in numbers if groups[number].rules.eagle}
 
     def longest(self, groups: list[_Chunks], base: int, length: int) -> int | None:
         """Returns how many tokens behind the first `base` tokens of a sequence of `length` tokens
         can be loaded. None: some of these chunks are still being written."""
         top, hit, later = length - bool(self._windowed), 0, False
-        popped: set[int] = set()
+        drops = set(self._eagle)
         due = self._order
         while due:
             looked_up, numbers, due = False, due, []
             for number in numbers:
-                chunks = groups[number]
-                group, tokens = chunks.group, chunks.group.tokens
-                pops = group.rules.eagle and number not in popped
-                top = min(top, len(chunks.keys) * tokens)
-                if top - base < tokens:
+                top, known = self._reach(groups[number], base, top, number in drops)
+                if top == base:
                     return 0
-                count = self._count(chunks, base, top, pops)
-                if count == 0:
-                    return 0
-                if count is None:
-                    later = True
-                else:
-                    if pops:
-                        popped.add(number)
-                    top = min(top, tokens * (base // tokens + count - pops))
-                new = top - base
-                if new < tokens:
-                    return 0
-                if new < hit:
-                    if not group.rules.eagle:
-                        popped.clear()
+                if known:
+                    drops.discard(number)
+                later |= not known
+                if top - base < hit:
+                    # The others found more: they lose their last chunk again when asked again.
+                    if number not in self._eagle:
+                        drops = set(self._eagle)
                     if later:
                         later, due = False, self._order
                     elif looked_up and not due:
                         due = self._windowed
-                looked_up = looked_up or group.window > 0
-                hit = new
+                looked_up |= groups[number].group.window > 0
+                hit = top - base
         return None if later else hit
+
+    def _reach(self, chunks: _Chunks, base: int, top: int, drops: bool) -> tuple[int, bool]:
+        """Returns up to where the tier can restore the first `top` tokens of one group, `base` if
+        it has no chunk behind that; and whether it is known, as some may still be written. With
+        `drops`, the last chunk is lost."""
+        tokens = chunks.group.tokens
+        top = min(top, len(chunks.keys) * tokens)
+        if top - base < tokens:
+            return base, True
+        count = self._count(chunks, base, top, drops)
+        if count is None:
+            return top, False
+        end = min(top, tokens * (base // tokens + count - drops))
+        return end if end - base >= tokens else base, True
 
     def _count(self, chunks: _Chunks, base: int, top: int, pops: bool) -> int | None:
         """Returns the chunks of one group, counted from that of token `base`, up to whose end the
@@ -423,21 +427,29 @@ class Offloading(Connector):
         tokens = min(computed, sequence.length)
         if self.prompts_only:
             tokens = min(tokens, request.input_length)
-        stores: list[Job] = []
+        stores: list[Job] | None = []
         ends = [(chunks, self._whole(chunks, request, tokens)) for chunks in known.groups]
-        if ended or [end for chunks, end in ends if end > chunks.next]:
-            offers = [(chunks, self._offers(chunks, request, end, known)) for chunks, end in ends]
-            keys = [chunks.keys[at] for chunks, offered in offers for at in offered]
-            places = self.tier.offer(keys, known.access) if keys else {}
-            if places is None:
-                self.happened[REFUSED] += 1
-                return []
-            for chunks, end in ends:
-                chunks.next = max(chunks.next, end)
-            if places:
-                stores.append(self._store(request, offers, places, flush))
+        if ended or any(end > chunks.next for chunks, end in ends):
+            stores = self._offer(request, known, ends, flush)
+        if stores is None:
+            self.happened[REFUSED] += 1
+            return []
         known.stored = self._all_offered(request, known)
         return stores
+
+    def _offer(
+        self, request: Request, known: _Known, ends: list[tuple[_Chunks, int]], flush: set[int]
+    ) -> list[Job] | None:
+        """Offers the chunks of each group before its end. Returns the store, if there is one; None:
+        the tier has no room now."""
+        offers = [(chunks, self._offers(chunks, request, end, known)) for chunks, end in ends]
+        keys = [chunks.keys[at] for chunks, offered in offers for at in offered]
+        places = self.tier.offer(keys, known.access) if keys else {}
+        if places is None:
+            return None
+        for chunks, end in ends:
+            chunks.next = max(chunks.next, end)
+        return [self._store(request, offers, places, flush)] if places else []
 
     def _store(
         self,
@@ -499,17 +511,10 @@ class Offloading(Connector):
         if not masked and 0 not in chunks.blocks[first * size : end * size]:
             return [*range(first, end)]
         offered: set[int] = set()
-        block_size = group.rules.block_size
         ended = request.finish_ns >= 0
         mask = self._mask(group, request, known.junction, end, ended)
-        if ended and masked and group.slides and mask.horizon and not mask.align % block_size:
-            # The end of the request was not known to be one when the last chunks were passed over.
-            segment = mask.align // block_size
-            first = min(first, end * size // segment * segment // size)
-            prompt = request.input_length // group.tokens
-            before = self._mask(group, request, known.junction, prompt)
-            passed = self._used(group, first, chunks.next, before)
-            offered = {first + place for place, used in enumerate(passed) if any(used)}
+        if ended and masked:
+            first, offered = self._passed_over(chunks, request, end, known, mask)
         found = []
         for at, used in enumerate(self._used(group, first, end, mask), first):
             held = chunks.blocks[at * size : (at + 1) * size]
@@ -517,6 +522,21 @@ class Offloading(Connector):
             if at not in offered and held[-1] and wanted and 0 not in wanted:
                 found.append(at)
         return found
+
+    def _passed_over(
+        self, chunks: _Chunks, request: Request, end: int, known: _Known, mask: Mask
+    ) -> tuple[int, set[int]]:
+        """Returns the first chunk to offer of a request that is over, and those behind it that were
+        offered before. That its end would be one was not known when the last were passed over."""
+        group, size, first = chunks.group, self.blocks_per_chunk, chunks.next
+        if not (group.slides and mask.horizon) or mask.align % group.rules.block_size:
+            return first, set()
+        segment = mask.align // group.rules.block_size
+        first = min(first, end * size // segment * segment // size)
+        prompt = request.input_length // group.tokens
+        before = self._mask(group, request, known.junction, prompt)
+        passed = self._used(group, first, chunks.next, before)
+        return first, {first + place for place, used in enumerate(passed) if any(used)}
 
     def _used(self, group: ChunkedGroup, first: int, end: int, mask: Mask) -> list[list[bool]]:
         """Returns which blocks of each of the chunks `first .. end - 1` a later request can use."""

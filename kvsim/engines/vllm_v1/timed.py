@@ -151,11 +151,7 @@ class TimedWorker(Worker):
         if self.within.copies:
             self._wait([0, 0, len(self.within.copies)])
         elif idle and not flushed:
-            # Until the first transfer is over, or somebody arrives.
-            until = min(self._link.next_ns(), self._device.next_ns())
-            if until < NEVER_NS:
-                until = next_ns if start_ns < next_ns < until else until
-                self._link.advance(until)
+            self._idle(start_ns, next_ns)
         wait_ns = self._link.now_ns - start_ns - flush_ns
         return Moved(0, wait_ns, flush_ns) if wait_ns or flush_ns else NOTHING_MOVED
 
@@ -192,6 +188,12 @@ class TimedWorker(Worker):
         blocks = sum(map(len, job.gpu))
         self.blocks[way] += blocks
         lane.submit(job, self._transfer_ns(blocks))
+
+    def _idle(self, start_ns: int, next_ns: int) -> None:
+        """Lets time pass until the first transfer is over, or somebody arrives."""
+        until = min(self._link.next_ns(), self._device.next_ns())
+        if until < NEVER_NS:
+            self._link.advance(next_ns if start_ns < next_ns < until else until)
 
     def _wait(self, numbers: list[int]) -> None:
         """Lets time pass until so many copies of each lane are over."""
