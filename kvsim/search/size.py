@@ -642,7 +642,8 @@ def lasting_answer(lab: Laboratory, varies: Sequence[str]) -> Search:
 
     A short load hides a queue that grows: it ends before the queue is long. So the search itself
     sends the trace `LONGER` times over, and the answer is tried on a load `LONGER` times as long
-    again. Where it breaks the objectives there, it is moved until it does not.
+    again. Where it breaks the objectives there, it is moved until it does not. Should it then break
+    them on the shorter load, which it may by chance, the search goes on beyond it.
     """
     rough = find_boundary(replace(lab, near=()))
     longest = len(lab.trace.rows) * LONGER**2
@@ -650,14 +651,18 @@ def lasting_answer(lab: Laboratory, varies: Sequence[str]) -> Search:
         return Search(lab, answer(lab, varies))
     lab = lab.longer(LONGER, rough)
     found = answer(lab, varies)
-    if found.value is None or not found.meets:
-        return Search(lab, found)
-    longer = lab.longer(LONGER, found.value)
-    value = find_beside(longer, found.value)
-    lab.look([value])
-    if longer.tried[value].meets and lab.tried[value].meets:
-        return Search(lab, found._replace(value=value, held=longest))
-    return Search(lab, found._replace(value=None, meets=False, held=longest, too_short=value))
+    while found.kept is not None:
+        longer = lab.longer(LONGER, found.kept)
+        value = find_beside(longer, found.kept)
+        lab.look([value])
+        if not lab.tried[value].meets:
+            found = answer(lab, varies)
+        elif longer.tried[value].meets:
+            return Search(lab, found._replace(value=value, held=longest))
+        else:
+            unkept = found._replace(value=None, meets=False, held=longest, too_short=value)
+            return Search(lab, unkept)
+    return Search(lab, found)
 
 
 def neighbourhood(lab: Laboratory, value: float | None) -> Tried:

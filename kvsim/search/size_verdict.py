@@ -60,7 +60,7 @@ _FEW = 8
 def verdict(lab: Laboratory, found: Answer, price: float | None = None) -> list[Remark]:
     """All remarks on a search, the answer first. `price`: of a GPU for an hour."""
     if found.kept is None:
-        remarks = [_nothing(lab) if found.too_short is None else _nothing_lasts(lab, found)]
+        remarks = _nothing(lab) if found.too_short is None else [_nothing_lasts(lab, found)]
     elif lab.knob.goal == "best":
         remarks = _best(lab, found, found.kept)
     else:
@@ -126,17 +126,25 @@ def slopes(lab: Laboratory, value: float) -> list[tuple[Metric, float]]:
     return [(metric, each) for metric, each in found if each is not None]
 
 
-def _nothing(lab: Laboratory) -> Remark:
-    tried = sorted(lab.tried)
-    text = f"No {lab.knob.name} from {tried[0]:g} to {tried[-1]:g} keeps {_bounds(lab)}."
+def _nothing(lab: Laboratory) -> list[Remark]:
+    knob, tried, bad = lab.knob, sorted(lab.tried), boundary(lab)[1]
+    stretch = f"{knob.name} from {tried[0]:g} to {tried[-1]:g}"
+    if bad is not None and any(each.meets for each in lab.tried.values()):
+        requests = plural(_number(lab), "request")
+        text = f"No {stretch} is sure to keep {_bounds(lab)} with {requests}."
+        if knob.grows:
+            end = f"below {knob.low:g}" if knob.goal == "most" else f"above {knob.high:g}"
+            text += f" Set --{'from' if knob.goal == 'most' else 'to'} {end} to look further."
+        return [Remark(text, "bad"), *_beyond(lab, None, bad)]
+    text = f"No {stretch} keeps {_bounds(lab)}."
     value, best = min(lab.tried.items(), key=lambda each: each[1].load)
     if best.load == inf:
         why = _suffers(lab, value) or "requests were rejected"
-        return Remark(f"{text} At {value:g}: {best.reason or why}", "bad")
+        return [Remark(f"{text} At {value:g}: {best.reason or why}", "bad")]
     nearest = (
         f"Nearest is {written(lab.knob, value)}, with {best.load:.3g} times a limit on a seed."
     )
-    return Remark(f"{text} {nearest} {_suffers(lab, value)}".rstrip(), "bad")
+    return [Remark(f"{text} {nearest} {_suffers(lab, value)}".rstrip(), "bad")]
 
 
 def _nothing_lasts(lab: Laboratory, found: Answer) -> Remark:
@@ -175,17 +183,22 @@ def _boundary(lab: Laboratory, found: Answer, value: float) -> list[Remark]:
         way = "up" if most else "down"
         text = f"All tried values keep them, {way} to {value:g}: the limit lies beyond."
         return [*remarks, Remark(text, "warning"), *_lasting(lab, found)]
+    return [*remarks, *_beyond(lab, value, bad), *_lasting(lab, found)]
+
+
+def _beyond(lab: Laboratory, value: float | None, bad: float) -> list[Remark]:
+    """The first value that breaks the objectives, and those past it that keep them by chance."""
     met, seeds = lab.tried[bad].met, len(lab.seeds)
     held = f"hold on {met} of {plural(seeds, 'seed')}" if seeds > 1 else "do not hold"
-    remarks.append(
-        Remark(f"With {written(knob, bad)}, the objectives {held}. {_suffers(lab, bad)}".rstrip())
-    )
+    text = f"With {written(lab.knob, bad)}, the objectives {held}. {_suffers(lab, bad)}".rstrip()
+    remarks = [Remark(text)]
+    most = lab.knob.goal == "most"
     lucky = [v for v, each in lab.ascending if each.meets and (v > bad) == most]
     if lucky:
         values = ", ".join(f"{v:g}" for v in lucky[:_MOST_NAMED])
-        text = f"By chance they hold at {values}, too, but not at all values between."
-        remarks.append(Remark(text, "warning"))
-    return remarks + _lasting(lab, found)
+        rest = "" if value is None else ", too, but not at all values between"
+        remarks.append(Remark(f"By chance they hold at {values}{rest}.", "warning"))
+    return remarks
 
 
 def _suffers(lab: Laboratory, value: float) -> str:
@@ -402,8 +415,7 @@ def _searched(search: Search, price: float | None) -> dict[str, Any]:
 def build_page(searches: Sequence[Search], price: float | None = None) -> str:
     """The page of a search, or of searches for several routers. `price`: of a GPU for an hour."""
     lab = searches[0].lab
-    base, number = lab.base, len(lab.trace.rows)
-    requests = plural(min(number, base.num_prompts or number), "request")
+    base, requests = lab.base, plural(_number(lab), "request")
     subject = base.engine, base.model, base.hardware, f"{_name(lab)}, {requests}"
     answers = [
         "none" if found.kept is None else written(lab.knob, found.kept) for _, found in searches
@@ -440,6 +452,12 @@ def _sections(search: Search, price: float | None, router: str = "") -> dict[str
 
 def _name(lab: Laboratory) -> str:
     return lab.trace.path.rpartition("/")[2]
+
+
+def _number(lab: Laboratory) -> int:
+    """How many requests every run sends."""
+    number = len(lab.trace.rows)
+    return min(number, lab.base.num_prompts or number)
 
 
 def _table(lab: Laboratory, found: Answer) -> Html:

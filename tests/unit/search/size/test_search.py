@@ -1,6 +1,7 @@
 """Searches on made-up figures, where the truth is known, and against a whole grid of runs."""
 
 import math
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -22,6 +23,7 @@ from kvsim.search.size import (
     find_best,
     find_boundary,
     find_cliff,
+    lasting_answer,
     make_knob,
     sharpen,
     slope,
@@ -54,11 +56,21 @@ class MadeUp(Laboratory):
         fresh = [value for value in dict.fromkeys(values) if value not in self.tried]
         self.asked = [*getattr(self, "asked", ()), *fresh]
         outcomes = [
-            Outcome({"n": value}, seed, record(self.base(value, seed)))
+            Outcome({"n": value}, seed, record(self.ttft(value, seed)))
             for value in fresh
             for seed in self.seeds
         ]
         self.tried |= {c.settings["n"]: c for c in joined(outcomes, self.objectives)}
+
+    def ttft(self, value, seed):
+        return self.base(value, seed)
+
+
+class MadeUpByLength(MadeUp):
+    """One whose load matters: its p99 TTFT is a function of (value, number of requests)."""
+
+    def ttft(self, value, seed):
+        return self.base.ttft_ms(value, len(self.trace.rows))
 
 
 def made_up(ttft_ms, goal="least", seeds=1):
@@ -248,6 +260,51 @@ def test_a_base_that_is_refused_is_an_error_not_an_answer(tmp_path):
 def test_what_is_said_of_chance(seeds, varies, words):
     lab = made_up(lambda value, seed: 50.0 if value > 99 else 500.0, seeds=seeds)
     assert words in verdict(lab, answer(lab, varies))[-1].text
+
+
+@pytest.mark.parametrize(
+    ("goal", "start", "lasts", "broken", "value"),
+    [
+        ("least", 100, 150, range(140, 160), 160),
+        ("most", 400, 300, range(290, 310), 289),
+        ("least", 100, 150, range(140, 801), None),
+        ("most", 400, 300, range(10, 310), None),
+    ],
+)
+def test_an_answer_that_a_longer_load_moves_holds_on_both(goal, start, lasts, broken, value):
+    """The first that lasts breaks the objectives on the shorter load: the answer is beyond it."""
+
+    def ttft(n, requests):
+        limit = lasts if requests == 16 else start
+        bad = n < limit if goal == "least" else n > limit
+        return 500.0 if bad or (requests == 4 and n in broken) else 50.0
+
+    trace = make_trace(Workload("random", requests=1, input_len=4, output_len=4), 1)
+    base = SimpleNamespace(ttft_ms=ttft, num_prompts=None)
+    knob = Knob("n", goal, LADDER, round, "blocks", LADDER[0], LADDER[-1], grows=True, grain=1)
+    lab, found = lasting_answer(MadeUpByLength(trace, base, knob, SLO, range(2), None), ())
+    text = "\n".join(remark.text for remark in verdict(lab, found)).replace("\u00a0", " ")
+    assert found.kept == value
+    if value is not None:
+        assert found.held == 16
+        assert f"{value} blocks" in text
+        return
+    bad = max(lab.tried) if goal == "least" else min(lab.tried)
+    further = "--to above 800" if goal == "least" else "--from below 10"
+    assert f"is sure to keep TTFT p99 < 100 ms with 4 requests. Set {further} to look" in text
+    assert f"With {bad} blocks, the objectives hold on 0 of 2 seeds." in text
+    assert f"By chance they hold at {next(v for v, c in lab.ascending if c.meets)}" in text
+
+
+def test_without_an_answer_lucky_values_are_named():
+    lab = made_up(lambda value, seed: 500.0 if value < 300 or value == 800 else 50.0)
+    lab.base.num_prompts, lab.trace = None, SimpleNamespace(rows=[None])
+    found = answer(lab, ())
+    assert found.kept is None
+    first, second, lucky, *_ = (text.replace("\u00a0", " ") for text, _ in verdict(lab, found))
+    assert first == "No n from 10 to 800 is sure to keep TTFT p99 < 100 ms with 1 request."
+    assert second == "With 800 blocks, the objectives do not hold."
+    assert lucky == "By chance they hold at 301, 309, 325, 360, 540, 657."
 
 
 def test_a_lucky_value_is_named():
