@@ -277,6 +277,23 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         """What was measured."""
         return Case(self.workload, self.settings)
 
+    @property
+    def cpu_s(self) -> float:
+        """The least CPU time of a run; `whole_s` of the whole command, and those of the peer."""
+        return min(each.cpu_s for each in self.runs)
+
+    @property
+    def whole_s(self) -> float:
+        return min(each.cpu_s for each in self.whole)
+
+    @property
+    def peer_s(self) -> float:
+        return min(each.core_s for each in self.peer)
+
+    @property
+    def peer_whole_s(self) -> float:
+        return min(each.whole.cpu_s for each in self.peer)
+
 
 class Bench(msgspec.Struct, frozen=True, kw_only=True):
     """Measurements on one machine."""
@@ -347,7 +364,7 @@ def over_base(bench: Bench) -> dict[Case, float]:
 def _share_s(row: Row, is_fleet: bool) -> float:
     """CPU time of a request in a fleet, of a step elsewhere."""
     one = row.runs[0]
-    return min(m.cpu_s for m in row.runs) / (one.requests if is_fleet else one.steps)
+    return row.cpu_s / (one.requests if is_fleet else one.steps)
 
 
 def to_json(bench: Bench) -> str:
@@ -370,12 +387,8 @@ def load(path: str) -> Bench:
 
 def ratios(now: Bench, then: Bench) -> dict[Case, float]:
     """CPU time of each case in both benches: the least of now over the least of then."""
-    before = {row.case: row.runs for row in then.rows}
-    return {
-        row.case: min(m.cpu_s for m in row.runs) / min(m.cpu_s for m in before[row.case])
-        for row in now.rows
-        if before.get(row.case)
-    }
+    before = {row.case: row.cpu_s for row in then.rows if row.runs}
+    return {row.case: row.cpu_s / before[row.case] for row in now.rows if row.case in before}
 
 
 Column = tuple[str, Callable[[Row], str]]
@@ -383,28 +396,15 @@ Column = tuple[str, Callable[[Row], str]]
 
 def columns_of(bench: Bench) -> Iterator[tuple[list[Row], list[Column]]]:
     """Each table: its rows, where there is something to show, and its columns."""
-
-    def cpu_s(row: Row) -> float:
-        return min(m.cpu_s for m in row.runs)
-
-    def whole_s(row: Row) -> float:
-        return min(w.cpu_s for w in row.whole)
-
-    def peer_s(row: Row) -> float:
-        return min(p.core_s for p in row.peer)
-
-    def peer_whole_s(row: Row) -> float:
-        return min(p.whole.cpu_s for p in row.peer)
-
-    over = over_base(bench)
+    over, peer = over_base(bench), bench.peer or ""
     yield (
         bench.rows,
         [
-            ("CPU s", lambda row: f"{cpu_s(row):.3f}"),
+            ("CPU s", lambda row: f"{row.cpu_s:.3f}"),
             ("median", lambda row: f"{median(m.cpu_s for m in row.runs):.3f}"),
-            ("us/req", lambda row: f"{cpu_s(row) * 1e6 / row.runs[0].requests:,.1f}"),
-            ("us/step", lambda row: f"{cpu_s(row) * 1e6 / row.runs[0].steps:,.2f}"),
-            ("ns/seq", lambda row: f"{cpu_s(row) * 1e9 / max(row.runs[0].seq_steps, 1):,.0f}"),
+            ("us/req", lambda row: f"{row.cpu_s * 1e6 / row.runs[0].requests:,.1f}"),
+            ("us/step", lambda row: f"{row.cpu_s * 1e6 / row.runs[0].steps:,.2f}"),
+            ("ns/seq", lambda row: f"{row.cpu_s * 1e9 / max(row.runs[0].seq_steps, 1):,.0f}"),
             ("over base", lambda row: f"{over[row.case]:.2f}" if row.case in over else "-"),
             ("requests", lambda row: f"{row.runs[0].requests:,}"),
             ("steps", lambda row: f"{row.runs[0].steps:,}"),
@@ -415,18 +415,18 @@ def columns_of(bench: Bench) -> Iterator[tuple[list[Row], list[Column]]]:
     yield (
         [row for row in bench.rows if row.peer],
         [
-            ("CPU s", lambda row: f"{cpu_s(row):.3f}"),
-            (bench.peer or "", lambda row: f"{peer_s(row):.3f}"),
-            ("ratio", lambda row: f"{cpu_s(row) / peer_s(row):.2f}"),
-            ("whole CPU s", lambda row: f"{whole_s(row):.3f}"),
-            (bench.peer or "", lambda row: f"{peer_whole_s(row):.3f}"),
-            ("ratio", lambda row: f"{whole_s(row) / peer_whole_s(row):.2f}"),
+            ("CPU s", lambda row: f"{row.cpu_s:.3f}"),
+            (peer, lambda row: f"{row.peer_s:.3f}"),
+            ("ratio", lambda row: f"{row.cpu_s / row.peer_s:.2f}"),
+            ("whole CPU s", lambda row: f"{row.whole_s:.3f}"),
+            (peer, lambda row: f"{row.peer_whole_s:.3f}"),
+            ("ratio", lambda row: f"{row.whole_s / row.peer_whole_s:.2f}"),
         ],
     )
     yield (
         [row for row in bench.rows if row.whole],
         [
-            ("kvsim run --out: CPU s", lambda row: f"{whole_s(row):.3f}"),
+            ("kvsim run --out: CPU s", lambda row: f"{row.whole_s:.3f}"),
             ("median", lambda row: f"{median(w.cpu_s for w in row.whole):.3f}"),
             ("MB", lambda row: f"{min(w.rss_mb for w in row.whole):,.0f}"),
         ],

@@ -15,7 +15,7 @@ Of the prompt tokens of all requests that were sent and later admitted:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
@@ -28,7 +28,7 @@ from kvsim.fleet.result import FleetResult, handover_figures
 from kvsim.results.statistics import Ints, ratio
 from kvsim.results.summary import draft_figures, summarise_requests
 from kvsim.workload.keys import streams
-from kvsim.workload.reuse import Counting, find_reuse
+from kvsim.workload.reuse import Counting, Reuse, find_reuse
 from kvsim.workload.trace import Row, Trace
 
 OF_A_REPLICA = (
@@ -328,23 +328,31 @@ def find_bounds(trace: Trace, result: FleetResult) -> Bounds | None:
     prompts, counting = streams(trace), Counting(sizes.pop(), outputs=True)
     pools = [int(meta["num_gpu_blocks"]) for meta in metas]
 
-    def apart(replica_of: Sequence[int]) -> int:
-        """Hits of replicas with caches of their own."""
-        total = 0
-        for replica, pool in enumerate(pools):
-            own = [row for row in rows if replica_of[row.index] == replica]
-            reuse = find_reuse(own, [prompts[row.index] for row in own], counting)
-            total += lru_tokens(reuse, [pool])[0]
-        return total
+    def reuse_of(some: Sequence[Row]) -> Reuse:
+        return find_reuse(some, [prompts[row.index] for row in some], counting)
 
-    whole = find_reuse(rows, [prompts[row.index] for row in rows], counting)
+    whole = reuse_of(rows)
     return Bounds(
-        apart(result.chosen),
-        apart(_by_session(rows, pools, len(trace.rows))),
+        _apart(rows, pools, result.chosen, reuse_of),
+        _apart(rows, pools, _by_session(rows, pools, len(trace.rows)), reuse_of),
         lru_tokens(whole, [sum(pools)])[0],
         optimum_tokens(whole, [sum(pools)])[0],
         whole.ceiling_tokens,
     )
+
+
+def _apart(
+    rows: Sequence[Row],
+    pools: Sequence[int],
+    replica_of: Sequence[int],
+    reuse_of: Callable[[Sequence[Row]], Reuse],
+) -> int:
+    """Hits of replicas with caches of their own."""
+    total = 0
+    for replica, pool in enumerate(pools):
+        own = [row for row in rows if replica_of[row.index] == replica]
+        total += lru_tokens(reuse_of(own), [pool])[0]
+    return total
 
 
 def _by_session(rows: Iterable[Row], pools: Sequence[int], requests: int) -> list[int]:

@@ -123,6 +123,31 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+class _Stretch(NamedTuple):
+    """An axis from its least to its greatest value; logarithmic if that is far."""
+
+    low: float
+    high: float
+
+    @property
+    def _logarithmic(self) -> bool:
+        return self.low > 0 and self.high / self.low >= WIDE
+
+    def share(self, value: float) -> float:
+        """Where a value is, from 0 to 1."""
+        if self.high == self.low:
+            return 0.5
+        if self._logarithmic:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+    def value_at(self, share: float) -> float:
+        """The value there."""
+        if self._logarithmic:
+            return self.low * math.pow(self.high / self.low, share)
+        return self.low + share * (self.high - self.low)
+
+
 def _numbers(
     title: str,
     values: Mapping[int, float | None],
@@ -133,23 +158,13 @@ def _numbers(
     there = [value for value in values.values() if value is not None]
     if not there:
         return Scale(title, dict.fromkeys(values), texts, ())
-    low, high = min(there), max(there)
-    logarithmic = low > 0 and high / low >= WIDE
-
-    def share(value: float) -> float:
-        if high == low:
-            return 0.5
-        if logarithmic:
-            return math.log(value / low) / math.log(high / low)
-        return (value - low) / (high - low)
-
-    def value_at(place: float) -> float:
-        return low * (high / low) ** place if logarithmic else low + place * (high - low)
-
-    places = [0.5] if high == low else _TICKS
-    ticks = tuple((place, write(value_at(place))) for place in places)
-    shares = {which: None if x is None else share(x) for which, x in values.items()}
-    across = share(limit) if limit is not None and low < limit < high else None
+    stretch = _Stretch(min(there), max(there))
+    places = [0.5] if stretch.low == stretch.high else _TICKS
+    ticks = tuple((place, write(stretch.value_at(place))) for place in places)
+    shares = {which: None if x is None else stretch.share(x) for which, x in values.items()}
+    across = None
+    if limit is not None and stretch.low < limit < stretch.high:
+        across = stretch.share(limit)
     return Scale(title, shares, texts, ticks, across)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -286,6 +287,14 @@ _PARTS = (
 )
 
 
+def _drawn(
+    study: Study, x: list[Any], tokens: Iterable[int | None], colour: str, name: str, **look: Any
+) -> Trace:
+    """A line of tokens by capacity, as shares of all that are looked up."""
+    shares = compact(100 * study.share(each or 0) for each in tokens)
+    return line(x, shares, colour, name, **look)
+
+
 def _figures(study: Study) -> list[Figure]:
     """Hits, regret and reuse by capacity, in memory if the model is known; with the capacity asked
     about."""
@@ -296,12 +305,7 @@ def _figures(study: Study) -> list[Figure]:
     known = [value for value in x if value]
     across = titled(f"capacity ({unit})", showgrid=True, **log_ticks(min(known), max(known)))
     marked = [rule("x", study.chosen * per_block, "muted", dash="dot")] if study.chosen else []
-
-    def drawn(tokens: Iterable[int | None], colour: str, name: str, **look: Any) -> Trace:
-        shares = compact(100 * study.share(each or 0) for each in tokens)
-        return line(x, shares, colour, name, **look)
-
-    points = study.points
+    points, drawn = study.points, partial(_drawn, study, x)
     hits = [
         drawn([study.ceiling] * len(x), CEILING, "no limit", dash="dash"),
         drawn((point.optimum for point in points), OPTIMUM, "optimum (sees the future)"),
