@@ -675,8 +675,6 @@ def explanation_record(explanation: Explanation) -> dict[str, Any]:
                     for key, texts in explanation.settings
                 ],
                 "pairs": explanation.pairs.number if explanation.pairs else 0,
-                # Readers of these files expect it: whether there are parts, all of the ledger.
-                "ledger": bool(explanation.waterfalls),
                 "first_divergence": None if divergence is None else divergence._asdict(),
                 "first_divergence_words": explanation.divergence_words,
                 "waterfalls": [_fall_record(fall) for fall in explanation.waterfalls],

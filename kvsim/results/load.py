@@ -129,7 +129,7 @@ def _growth(requests: Mapping[str, Any], which: Any, leave: str, middle: int, la
 def _demand(requests: Mapping[str, Any], released: Ints) -> float | None:
     """The rate of releases if no turn had waited for those before it to wait; None where sessions
     do not wait for replies, or all would come at once."""
-    if "session" not in requests or not any(requests["session"]):
+    if not any(requests["session"]):
         return None
     ended, begun = ints(requests["finish_ns"]), ints(requests["first_scheduled_ns"])
     waited = np.maximum(begun - released, 0)

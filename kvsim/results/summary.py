@@ -411,7 +411,7 @@ def session_figures(requests: Mapping[str, Any]) -> dict[str, Any]:
       `lost_between_sessions_tokens`: of first turns;
     * `computed_tokens`: prompt tokens that no hit saved, and those computed again.
     """
-    names = np.asarray(requests.get("session", ()), dtype=object)
+    names = np.asarray(requests["session"], dtype=object)
     which = np.flatnonzero(names.astype(bool))
     if len(which) == len(set(names[which])):
         return {}

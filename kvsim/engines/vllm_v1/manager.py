@@ -105,7 +105,6 @@ class KVCacheManager(BlockManager):
     _detached: list[list[int]]
     """Tables of requests that have ended, whose blocks are given back later."""
     _pinned: Counter[int]
-    _stream_keys: bool
 
     def __init__(
         self,
