@@ -34,7 +34,12 @@ from kvsim.machine.hardware import GIB, Hardware
 from kvsim.machine.models import DTYPE_BYTES, Model, Shard, load_model
 from kvsim.machine.models.parts import LayerType
 from kvsim.settings.config import RunConfig
-from kvsim.settings.versions import DEFAULT_BLOCK_SIZE, DEFAULT_LORA_RANK, gpu_memory_utilization
+from kvsim.settings.versions import (
+    DEFAULT_BLOCK_SIZE,
+    DEFAULT_LORA_RANK,
+    gpu_memory_utilization,
+    release,
+)
 
 MIB = 2**20
 
@@ -86,6 +91,12 @@ def block_bytes(model: Model, config: RunConfig) -> int:
     """Bytes of one KV block on one GPU of the tensor-parallel group."""
     shard = model.shard(config.tensor_parallel_size)
     return _block_bytes(shard, config, range(model.num_hidden_layers))
+
+
+def drafted_tokens(config: RunConfig) -> int:
+    """Tokens that the drafter of the settings proposes in a step; 0 without one."""
+    tokens = config.speculative_config.get("num_speculative_tokens")
+    return tokens if type(tokens) is int else 0
 
 
 def drafter(shard: Shard, config: RunConfig) -> Drafter:
@@ -415,20 +426,26 @@ def block_layers(groups: tuple[CacheGroup, ...], layers: range) -> int:
     return max(sum(layer in layers for layer in group.layers) for group in groups)
 
 
-def state_block_size(shard: Shard, block_size: int, element_bytes: int, exports: bool) -> int:
+def state_block_size(model: Model, config: RunConfig, exports: bool) -> int:
     """Returns the block size in tokens at which a block of attention is as large as a state.
 
-    `exports` says whether a kernel saves states inside a chunk. Without states, it is `block_size`.
-    Source: vLLM 0.33.0, platforms/interface.py, `_align_hybrid_block_size`.
+    `exports` says whether a kernel saves states inside a chunk. Without states, it is that of the
+    settings. Sources: vLLM 0.33.0, platforms/interface.py, `_align_hybrid_block_size`; before 0.32,
+    blocks of latent vectors were multiples of 64 tokens (0.11.2 to 0.19.0,
+    model_executor/models/config.py).
     """
-    kept = {group.kind: group for group in shard.kv_groups}
+    block_size = config.block_size or DEFAULT_BLOCK_SIZE
+    kept = {group.kind: group for group in model.shard(config.tensor_parallel_size).kv_groups}
     if "linear_attention" not in kept:
         return block_size
-    state_bytes = kept.pop("linear_attention").state_bytes
-    token_bytes = max(group.token_bytes(element_bytes) for group in kept.values())
+    states = kept.pop("linear_attention")
+    state_bytes = states.state_bytes + drafted_tokens(config) * states.draft_bytes
+    element = DTYPE_BYTES[kv_dtype(model, config)]
+    token_bytes = max(group.token_bytes(element) for group in kept.values())
     unit = max(KERNEL_BLOCK_TOKENS, block_size)
-    linear = shard.model.linear
-    if exports and linear is not None and linear.kind == "gated_delta_net":
+    if model.latent is not None:
+        unit = max(unit, 128 if release(config.vllm_version) >= (0, 32) else 64)
+    if exports and model.linear is not None and model.linear.kind == "gated_delta_net":
         unit = lcm(unit, STATE_EXPORT_TOKENS)
     return unit * ceil(state_bytes / (unit * token_bytes))
 

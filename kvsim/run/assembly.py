@@ -104,6 +104,8 @@ def assemble(config: RunConfig, *, switched: tuple[str, ...] = ()) -> Parts:
         assumed["max_num_batched_tokens"] = Default(draft.max_num_batched_tokens, engine.about)
     groups = groups_of_model(model, config, hardware)
     check_retention(config, groups)
+    if config.enable_prefix_caching:
+        groups = tuple(group.with_prefix_cache() for group in groups)
     stages = stages_at_work(config, engine, model)
     in_flight = draft.in_flight + stages - 1
     room = _room(settings, engine, draft, groups, in_flight)

@@ -26,8 +26,8 @@ import msgspec
 from kvsim.engines import Engine
 from kvsim.engines.vllm_v1.planning import saves_states
 from kvsim.machine.hardware import Hardware, load_hardware
-from kvsim.machine.memory import cache_groups, is_plain, kv_dtype, state_block_size, tables_of
-from kvsim.machine.models import DTYPE_BYTES, Model, model_of
+from kvsim.machine.memory import cache_groups, is_plain, state_block_size, tables_of
+from kvsim.machine.models import Model, model_of
 from kvsim.settings.config import RunConfig
 from kvsim.settings.library import signature
 from kvsim.settings.versions import (
@@ -179,11 +179,8 @@ def _whole_states(
     """The settings with blocks that hold a state of linear attention."""
     if not tables_of(model, config):
         return config, {}
-    given = config.block_size or DEFAULT_BLOCK_SIZE
-    element = DTYPE_BYTES[kv_dtype(model, config)]
-    shard = model.shard(config.tensor_parallel_size)
-    size = state_block_size(shard, given, element, saves_states(config, hardware))
-    if size == given:
+    size = state_block_size(model, config, saves_states(model, config, hardware))
+    if size == (config.block_size or DEFAULT_BLOCK_SIZE):
         return config, {}
     source = f"vLLM {config.vllm_version}: a block holds a state of {model.name}"
     return msgspec.structs.replace(config, block_size=size), {"block_size": Default(size, source)}

@@ -11,7 +11,8 @@ from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine
 from kvsim.engines.vllm_v1.groups import Group, Layout, Mamba, Sliding
 from kvsim.engines.vllm_v1.planning import peak_blocks
 from kvsim.errors import ConfigError
-from kvsim.machine.memory import Budget, pool_setting
+from kvsim.machine.hardware import GIB
+from kvsim.machine.memory import Budget, drafted_tokens, pool_setting
 from kvsim.machine.models import Model
 from kvsim.run.assumed import SCHEDULER_SETTINGS
 from kvsim.settings.config import RunConfig
@@ -188,7 +189,8 @@ class Room(NamedTuple):
 
         def need(tokens: int) -> int:
             size, flying = config.block_size or 1, self.max_in_flight_tokens
-            return peak_blocks(self.groups, Layout(size, size, tokens, flying))
+            layout = Layout(size, size, tokens, flying, num_spec_tokens=drafted_tokens(config))
+            return peak_blocks(self.groups, layout)
 
         return bisect_right(range(1, most + 1), blocks, key=need)
 
@@ -203,9 +205,11 @@ def check_pool(config: RunConfig, room: Room, engine: Engine) -> None:
     memory, longest = room.memory, room.longest(config, config.max_model_len)
     if config.max_model_len > longest and not engine.caps_sequences:
         shorter = f"use --max-model-len {longest} or less (auto takes the most that fits), or "
+        given = memory.num_gpu_blocks_overridden or memory.kv_bytes_given
+        beside = "" if given else f" beside weights of {memory.weight_bytes / GIB:.4g} GiB"
         raise ConfigError(
             f"max_model_len: {config.max_model_len} tokens do not fit into the KV cache of"
-            f" {longest} tokens ({memory.num_gpu_blocks} blocks of {config.block_size});"
+            f" {longest} tokens ({memory.num_gpu_blocks} blocks of {config.block_size}){beside};"
             f" {shorter if longest else ''}raise --{pool_setting(config).replace('_', '-')}"
         )
 

@@ -13,7 +13,7 @@ from kvsim.engines.vllm_v1.groups import Group, Layout
 from kvsim.engines.vllm_v1.planning import groups_of_model, peak_blocks
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import GIB
-from kvsim.machine.memory import expert_parallel_size
+from kvsim.machine.memory import drafted_tokens, expert_parallel_size
 from kvsim.run.assumed import Settings, complete
 from kvsim.settings.config import RunConfig, make_config
 from kvsim.settings.server import ServerWord
@@ -133,9 +133,7 @@ def _blocks(whole: Settings, start: Start) -> int:
         if not groups:
             return -(-longest // size)
         tokens = (config.max_num_batched_tokens or 0) * in_flight
-        drafts = config.speculative_config.get("num_speculative_tokens")
-        further = drafts if type(drafts) is int else 0
-        layout = Layout(size, size, longest, tokens, num_spec_tokens=further)
+        layout = Layout(size, size, longest, tokens, num_spec_tokens=drafted_tokens(config))
         return peak_blocks(groups, layout)
 
     caching, ahead = config.enable_prefix_caching, bool(config.async_scheduling)

@@ -9,16 +9,36 @@ from kvsim.machine.hardware import Hardware
 from kvsim.machine.memory import CacheGroup, tables_of
 from kvsim.machine.models import Model
 from kvsim.settings.config import RunConfig
+from kvsim.settings.versions import release
 
-SAVE_STATES = ("h20", "h100", "h200", "gh200", "b200", "gb200", "rtx-5090", "rtx-pro-6000")
-"""GPUs, by the beginning of their names, on which vLLM's kernel for linear attention saves states
+SAVE_STATES = ("h100", "h20", "h800", "gh200", "b200", "b300", "gb", "rtx-50", "rtx-pro-6000")
+"""GPUs, by the beginning of their names, on which vLLM's kernels for the delta rule save states
 inside a chunk: Hopper, and Blackwell with CUDA 13 (vLLM 0.33.0,
 model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py, `_resolve_gdn_prefill_backend`)."""
 
 
-def saves_states(config: RunConfig, hardware: Hardware) -> bool:
-    """Whether a chunk can save a state on its way, so that it need not end there."""
-    return bool(config.enable_prefix_caching) and hardware.name.startswith(SAVE_STATES)
+def saves_states(model: Model, config: RunConfig, hardware: Hardware) -> bool:
+    """Whether a chunk can save a state on its way, so that it need not end there.
+
+    Sources: `get_kv_cache_spec` in vLLM 0.28.0 to 0.33.0, models/kimi_k3/nvidia/kda.py (from 0.29),
+    model_executor/layers/mamba/mamba_mixer2.py (from 0.32, on any GPU) and qwen_gdn_linear_attn.py
+    (from 0.33).
+    """
+    linear, version = model.linear, release(config.vllm_version)
+    if linear is None or not config.enable_prefix_caching:
+        return False
+    if linear.kind == "mamba2":
+        return version >= (0, 32)
+    kimi_k3 = linear.kind == "kimi_delta" and linear.full_rank_gate and version >= (0, 29)
+    qwen = linear.kind == "gated_delta_net" and version >= (0, 33)
+    return (kimi_k3 or qwen) and hardware.name.startswith(SAVE_STATES)
+
+
+def _export_tokens(kind: str, block_size: int) -> int:
+    """The tokens of which a saved state is a multiple behind the start of a chunk: vLLM 0.33.0,
+    mamba_mixer2.py, kda_checkpoint.py and, below mamba/, abstract.py,
+    `get_mamba_prefill_checkpoint_grid`."""
+    return {"mamba2": 1, "kimi_delta": 16}.get(kind, block_size)
 
 
 def groups_of_model(model: Model, config: RunConfig, hardware: Hardware) -> tuple[Group, ...]:
@@ -34,10 +54,11 @@ def _rules(group: CacheGroup, model: Model, config: RunConfig, hardware: Hardwar
     if group.kind == "chunked_attention":
         return Chunked(block_size=size, chunk=model.attention_chunk_size or longest)
     if group.kind == "linear_attention":
+        assert model.linear is not None
         return Mamba(
             block_size=size if config.enable_prefix_caching else longest,
-            checkpoint=saves_states(config, hardware),
-            checkpoint_alignment=size,
+            checkpoint=saves_states(model, config, hardware),
+            checkpoint_alignment=_export_tokens(model.linear.kind, size),
         )
     return Full(block_size=size)
 

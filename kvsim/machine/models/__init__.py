@@ -59,7 +59,7 @@ class Meaning(NamedTuple):
     name: str
     """A shipped name."""
     quantization: str | None
-    """The method by which the name says that weights are stored."""
+    """The method by which the name says that weights are stored; "": they are not quantised."""
 
 
 def meaning(spelling: str, shipped: Iterable[str]) -> Meaning | None:
@@ -94,6 +94,8 @@ def _candidates(words: list[str]) -> Iterator[str]:
         words = [*(word for word in words if word not in ("coder", "instruct")), "instruct"]
         yield "-".join(words)
     words = [word for word in words if word not in NAMES["tuning"].split()]
+    yield "-".join(words)
+    words = [word for word in words if word != "instruct"]
     yield "-".join(words)
     words = [word for word in words if not re.fullmatch(r"\d{4}|\d{6}", word)]
     yield "-".join(words)
@@ -142,14 +144,12 @@ def _shipped(spelling: str) -> Model:
     model = read_by(_read, "models", find("models", found.name))
     if spelling == found.name:
         return model
-    if found.quantization is not None and not _stored_alike(model, found.quantization):
-        stored = model.quantized(found.quantization)
-        assert stored.quantization is not None
-        source = (
-            f"{model.source}; weights as {found.quantization} at {stored.quantization.bits:.4g}"
-            " bits, by the name"
-        )
-        model = replace(stored, source=source)
+    said = found.quantization
+    if said is not None and not _stored_alike(model, said):
+        stored = quantization(said) if said else None
+        how = f"as {said} at {stored.bits:.4g} bits" if stored else "unquantised"
+        source = f"{model.source}; weights {how}, by the name"
+        model = replace(model, quantization=stored, source=source)
     if model.name == spelling.lower():
         return model
     weights = f" with {model.quantization.method} weights" if model.quantization else ""
@@ -163,8 +163,8 @@ def _shipped(spelling: str) -> Model:
 def _stored_alike(model: Model, method: str) -> bool:
     """Whether the shipped weights have about as many bits as a name says."""
     own = model.quantization
-    if own is None:
-        return False
+    if own is None or not method:
+        return own is None and not method
     bits = own.part_bits.get("experts", own.bits)
     return round(bits) == round(quantization(method).bits)
 

@@ -547,8 +547,10 @@ class Shard(Struct, frozen=True):
             assert linear is not None
             element = DTYPE_BYTES[model.dtype("auto")]
             state = DTYPE_BYTES[linear.mamba_ssm_dtype] if linear.mamba_ssm_dtype else element
-            whole = linear.conv_elements * element + linear.recurrent_elements * state
-            return KvGroup(kind, layers, 0, 0, None, state_bytes=whole // tp)
+            token = linear.convolved(tp) * element
+            kept = token * (linear.linear_conv_kernel_dim - 1)
+            kept += linear.recurrent_elements * state // tp
+            return KvGroup(kind, layers, 0, 0, None, state_bytes=kept, draft_bytes=token)
         if model.latent is not None and kind != "none":
             latent = model.latent
             elements = latent.kv_lora_rank + latent.qk_rope_head_dim

@@ -179,10 +179,11 @@ class Linear(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Elements of the values of one token."""
         return self.linear_num_value_heads * self.linear_value_head_dim
 
-    @property
-    def conv_elements(self) -> int:
-        """Elements of the state of the convolution, of one sequence and layer."""
-        return (2 * self.key_size + self.value_size) * (self.linear_conv_kernel_dim - 1)
+    def convolved(self, tp: int) -> int:
+        """Elements that a layer convolves of each token, on one of `tp` GPUs; groups of Mamba 2 are
+        repeated where there are fewer than GPUs."""
+        keys = -(-self.linear_num_key_heads // tp) * self.linear_key_head_dim
+        return 2 * keys + self.value_size // tp
 
     @property
     def recurrent_elements(self) -> int:
@@ -225,6 +226,8 @@ class KvGroup(NamedTuple):
     """Tokens that a sliding window or a chunk keeps; None: all."""
     state_bytes: int = 0
     """Bytes that one layer keeps of one sequence, whatever its length."""
+    draft_bytes: int = 0
+    """Bytes by which `state_bytes` grows for each token that a drafter proposes in a step."""
     pair_elements: int = 0
     """Elements of the keys and of the values of all heads: what a token costs for each token that
     it attends to."""
@@ -395,7 +398,7 @@ def words_of(spelling: str) -> list[str]:
 
 
 def method_of(spelling: str) -> str | None:
-    """The method by which a name says that weights are stored."""
+    """The method by which a name says that weights are stored; "": they are not quantised."""
     words = words_of(spelling)
     if "gptq" in words and ("int8" in words or "8bit" in words):
         return "gptq-int8"

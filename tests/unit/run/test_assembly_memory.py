@@ -57,8 +57,32 @@ def test_the_longest_that_fits_is_named_and_taken() -> None:
     for text in ("auto", -1):
         assert parts(**keys, max_model_len=text).config.max_model_len == 16_000
     assert parts(**keys, max_model_len=16_000).config.max_model_len == 16_000
+    with pytest.raises(ConfigError, match=r"blocks of 16\) beside weights of 14\.96 GiB; use"):
+        parts(**{**LLAMA, "hardware": "rtx-4090"})
     with pytest.raises(ConfigError, match="16001 tokens do not fit"):
         parts(**keys, max_model_len=16_001)
+
+
+@pytest.mark.parametrize(
+    ("caching", "drafts", "longest"),
+    [(False, 0, 97 * 784), (True, 0, 94 * 784), (True, 3, 85 * 800)],
+)
+def test_states_take_blocks_of_the_longest_that_fits(
+    caching: bool, drafts: int, longest: int
+) -> None:
+    """Three groups of states: one block each, with a prefix cache two, and one for each draft
+    (vLLM 0.33.0, v1/kv_cache_interface.py, `MambaSpec.max_memory_usage_bytes`)."""
+    drafter = {"method": "mtp", "num_speculative_tokens": drafts, "acceptance_rate": 0.5}
+    found = parts(
+        model="qwen3.5-27b",
+        hardware="a100-sxm-80gb",
+        engine="vllm-v1",
+        num_gpu_blocks_override=100,
+        max_model_len="auto",
+        enable_prefix_caching=caching,
+        speculative_config=drafter if drafts else {},
+    )
+    assert found.config.max_model_len == longest
 
 
 def test_the_longest_that_fits_is_at_most_the_models_own_limit() -> None:

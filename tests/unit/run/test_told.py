@@ -75,6 +75,18 @@ def test_a_model_with_states(tmp_path: Path) -> None:
     assert (config.num_gpu_blocks_override, config.block_size) == (1200, 1072)
 
 
+def test_a_model_with_states_and_a_prefix_cache(tmp_path: Path) -> None:
+    """A server on an RTX 5090 (github.com/noonghunna/club-3090/issues/612): 63 blocks of 2,096
+    tokens and two states of each of three groups are a request, and 299 blocks take 5.98 GiB."""
+    given = {"model": "qwen3.6-35b-a3b-nvfp4", "kv_cache_dtype": "fp8", "max_model_len": 131_072}
+    log = log_of(given, 0, 4, 1, version="0.24.0").replace("32,768", "131,072")
+    log = log.replace("max_seq_len=32768", "max_seq_len=131072").replace("0.00x", "4.33x")
+    log = log.replace(": 0 tokens", ": 567,978 tokens").replace("5.05 GiB", "5.98 GiB")
+    config = told(log, tmp_path, hardware="rtx-5090")
+    assert config.num_gpu_blocks_override == 299
+    assert assemble(config).config.block_size == 2096
+
+
 def test_tokens_of_whole_requests(tmp_path: Path) -> None:
     """From 0.21 on: int(blocks / R x L)."""
     request = oss_request(2)

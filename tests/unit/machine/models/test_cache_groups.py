@@ -3,8 +3,10 @@
 from collections import Counter
 
 import pytest
+from msgspec.structs import replace
 
-from kvsim.machine import Model, model_of
+from kvsim.engines.vllm_v1.planning import saves_states
+from kvsim.machine import Model, load_hardware, model_of
 from kvsim.machine.memory import block_layers, cache_groups, is_plain, state_block_size
 from kvsim.machine.models.hugging_face import from_hugging_face
 from kvsim.settings.config import make_config
@@ -90,5 +92,57 @@ def test_a_block_of_attention_is_as_large_as_a_state(
     tensor_parallel_size: int, exports: bool, tokens: int
 ) -> None:
     """Qwen3-Next on one GPU has blocks of 544 tokens: github.com/vllm-project/vllm/pull/32492."""
-    shard = model("qwen3-next-80b-a3b").shard(tensor_parallel_size)
-    assert state_block_size(shard, 16, 2, exports) == tokens
+    given = {"model": "qwen3-next-80b-a3b", "tensor_parallel_size": tensor_parallel_size}
+    config = make_config(given)
+    assert state_block_size(model_of(config), config, exports) == tokens
+
+
+@pytest.mark.parametrize(("drafts", "tokens"), [(0, 1568), (3, 1600)])
+def test_states_grow_with_drafts(drafts: int, tokens: int) -> None:
+    """A draft is 5,120 more inputs of the convolution in 16 bits, a token 1,024 bytes; with three
+    drafts, two RTX 3090 had blocks of 1,600: github.com/noonghunna/club-3090/issues/295."""
+    given = {"model": "qwen3.6-27b", "tensor_parallel_size": 2, "kv_cache_dtype": "fp8"}
+    drafter = {"method": "mtp", "num_speculative_tokens": drafts} if drafts else {}
+    config = make_config({**given, "speculative_config": drafter})
+    assert state_block_size(model_of(config), config, exports=False) == tokens
+
+
+@pytest.mark.parametrize(("version", "multiple"), [("0.19.0", 64), ("0.33.0", 128)])
+def test_states_beside_latent_vectors(version: str, multiple: int) -> None:
+    """Their kernels take blocks of more tokens."""
+    config = make_config({"model": "kimi-linear-48b-a3b", "vllm_version": version})
+    size = state_block_size(model_of(config), config, exports=False)
+    assert size == -(-1888 // multiple) * multiple  # 1,888 tokens at multiples of 16
+
+
+def test_groups_of_mamba_2_are_repeated_on_gpus_beyond_their_number() -> None:
+    """vLLM 0.33.0, mamba_utils.py, `extra_groups_for_head_shards`: 8 groups on 16 GPUs."""
+    linear = model("nemotron-3-super-120b-a12b").linear
+    assert linear is not None and linear.linear_num_key_heads == 8
+    each, further = linear.convolved(8), linear.convolved(16)
+    groups = 2 * linear.linear_key_head_dim
+    assert 2 * (further - groups) == each - groups
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "hardware", "saves"),
+    [
+        ("qwen3-next-80b-a3b", "0.33.0", "h100-sxm", True),
+        ("qwen3-next-80b-a3b", "0.33.0", "b300-sxm", True),
+        ("qwen3-next-80b-a3b", "0.33.0", "a100-sxm-80gb", False),
+        ("qwen3-next-80b-a3b", "0.32.0", "h100-sxm", False),
+        ("nemotron-3-nano-30b-a3b", "0.32.0", "a100-sxm-80gb", True),
+        ("nemotron-3-nano-30b-a3b", "0.31.0", "h100-sxm", False),
+        ("kimi-k3", "0.29.0", "b200-sxm", True),
+        ("kimi-linear-48b-a3b", "0.33.0", "b200-sxm", False),
+        ("llama-3.1-8b", "0.33.0", "h100-sxm", False),
+    ],
+)
+def test_who_saves_states_inside_a_chunk(
+    name: str, version: str, hardware: str, saves: bool
+) -> None:
+    config = make_config({"model": name, "vllm_version": version, "enable_prefix_caching": True})
+    found = [saves_states(model_of(config), config, load_hardware(hardware))]
+    uncached = replace(config, enable_prefix_caching=False)
+    found.append(saves_states(model_of(config), uncached, load_hardware(hardware)))
+    assert found == [saves, False]

@@ -49,11 +49,17 @@ from kvsim.settings.library import names
         ("Qwen/Qwen2.5-VL-7B-Instruct", "qwen2.5-vl-7b", None),
         ("Qwen/Qwen3.6-27B-FP8", "qwen3.5-27b", "fp8"),
         ("nvidia/Kimi-K2.6-NVFP4", "kimi-k2.5", "modelopt_fp4"),
-        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "nemotron-3-nano-30b-a3b", None),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "nemotron-3-nano-30b-a3b", ""),
         ("amd/gpt-oss-120b-w-mxfp4-a-fp8", "gpt-oss-120b", "mxfp4"),
         ("deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-v3.2", None),
         ("MiniMaxAI/MiniMax-M3-MXFP8", "minimax-m3", "mxfp8"),
         ("LiquidAI/LFM2.5-1.2B-JP-202606", "lfm2.5-1.2b", None),
+        ("unsloth/gpt-oss-20b-BF16", "gpt-oss-20b", ""),
+        ("google/gemma-3-27b-it-qat-w4a16-unquantized", "gemma-3-27b", ""),
+        ("qwen3.6-27b-autoround-int4", "qwen3.5-27b", "auto-round"),
+        ("nvidia/DeepSeek-R1-0528-NVFP4-v2", "deepseek-r1", "modelopt_fp4"),
+        ("huihui-ai/Qwen2.5-72B-Instruct-abliterated", "qwen2.5-72b-instruct", None),
+        ("NousResearch/Hermes-3-Llama-3.1-8B", "llama-3.1-8b", None),
     ],
 )
 def test_spellings(spelling: str, name: str, method: str | None) -> None:
@@ -93,6 +99,21 @@ def test_a_run_can_say_what_a_name_was_taken_for() -> None:
         "config.json of Qwen/Qwen2.5-7B-Instruct; weights as awq at 4.156 bits, by the name"
     )
     assert load_model("QWEN3-8B").notes == ()
+
+
+@pytest.mark.parametrize(
+    ("spelling", "gib"),
+    [
+        ("openai/gpt-oss-20b", 13.7),
+        ("unsloth/gpt-oss-20b-BF16", 39.0),
+        ("deepseek-ai/DeepSeek-V4-Flash", 144.9),
+        ("sgl-project/DeepSeek-V4-Flash-FP8", 265.9),
+    ],
+)
+def test_a_name_says_how_weights_are_stored_that_ship_quantised(spelling: str, gib: float) -> None:
+    """20.9 B parameters, of which 19.1 B are experts; 284.3 B, of which 277 B are experts: 4 bits
+    in what their owners publish."""
+    assert load_model(spelling).weight_bytes("bfloat16") / (1 << 30) == pytest.approx(gib, abs=0.1)
 
 
 def test_every_source_resolves_to_its_own_file() -> None:
