@@ -83,7 +83,10 @@ def token_bytes(model: Model, config: RunConfig) -> int:
 def tables_of(model: Model, config: RunConfig) -> tuple[CacheGroup, ...]:
     """The groups of layers that have block tables of their own; none if one table serves all."""
     disabled = config.disable_hybrid_kv_cache_manager
-    groups = () if disabled is None else cache_groups(model, not disabled)
+    if disabled is None:
+        return ()
+    drafts = drafting_method(config.speculative_config) in _STATES_IN
+    groups = cache_groups(model, not disabled, drafts)
     return () if is_plain(groups) else groups
 
 
@@ -108,14 +111,15 @@ def drafter(shard: Shard, config: RunConfig) -> Drafter:
 
 
 def _block_bytes(shard: Shard, config: RunConfig, layers: range) -> int:
-    """Bytes of one KV block in these layers, and in those of a drafter where one table serves
-    all."""
+    """Bytes of one KV block in these layers, and in those of a drafter behind the last of them;
+    those of a draft model count where one table serves all."""
     dtype, size = kv_dtype(shard.model, config), config.block_size or DEFAULT_BLOCK_SIZE
-    groups = tables_of(shard.model, config)
+    groups, last = tables_of(shard.model, config), shard.model.num_hidden_layers
     if not groups:
         return size * (shard.token_bytes(dtype, layers) + drafter(shard, config).token_bytes)
     token = max(group.token_bytes(DTYPE_BYTES[dtype]) for group in shard.kv_groups)
-    return int(size * token * block_layers(groups, layers))
+    stage = range(layers.start, last + 1) if layers.stop == last else layers
+    return int(size * token * block_layers(groups, stage))
 
 
 class Budget(Struct, frozen=True):
@@ -392,11 +396,12 @@ class CacheGroup(NamedTuple):
     layers: tuple[int, ...]
 
 
-def cache_groups(model: Model, hybrid: bool = True) -> tuple[CacheGroup, ...]:
+def cache_groups(model: Model, hybrid: bool = True, drafts: bool = False) -> tuple[CacheGroup, ...]:
     """Returns the groups of all layers of a model, in order of their first layers.
 
     Without `hybrid`, layers with windows or chunks keep all tokens beside layers that do
-    (`--disable-hybrid-kv-cache-manager`).
+    (`--disable-hybrid-kv-cache-manager`). With `drafts`, a drafter's layer stands behind the last
+    one, with full attention, beside others that have it.
     """
     kinds: dict[LayerType, list[int]] = {}
     for index in range(model.keeping_layers):
@@ -407,6 +412,8 @@ def cache_groups(model: Model, hybrid: bool = True) -> tuple[CacheGroup, ...]:
         kinds = {"full_attention": sorted(chain.from_iterable(kinds.values()))}
         if states:
             kinds["linear_attention"] = states
+    if drafts and "full_attention" in kinds:
+        kinds["full_attention"].append(model.num_hidden_layers)
     numbers = [len(layers) for layers in kinds.values()]
     size = max(numbers) if max(numbers) < 1.5 * min(numbers) else min(numbers)
     return tuple(
@@ -455,7 +462,8 @@ DRAFT_VOCABULARY = 32_000
 on Hugging Face."""
 
 _STATES_IN = {"eagle": 2, "eagle3": 3, "mtp": 2}
-"""Method → hidden states that go into the projection before the layer of the drafter."""
+"""Method whose drafter is one layer like those of the target → hidden states that go into the
+projection before it."""
 
 
 class Drafter(NamedTuple):
@@ -466,10 +474,18 @@ class Drafter(NamedTuple):
     """Of the KV cache, for one token."""
 
 
-def method_of_name(name: str) -> str:
-    """The method that vLLM takes for a drafter of this name."""
-    lowered = name.strip("[]").lower()
-    return next((each for each in ("ngram", "eagle3", "eagle") if each in lowered), "draft_model")
+def drafting_method(given: Mapping[str, Any]) -> str | None:
+    """The method of a `speculative_config`, or what vLLM takes for a drafter of this name; None if
+    it names neither. `qwen3_next_mtp` and the like are `mtp` (vLLM 0.33.0, config/speculative.py,
+    `MTPModelTypes`)."""
+    name, method = given.get("model"), given.get("method")
+    if method is None and isinstance(name, str):
+        lowered = name.strip("[]").lower()
+        known = ("ngram", "eagle3", "eagle")
+        return next((each for each in known if each in lowered), "draft_model")
+    if not isinstance(method, str):
+        return None
+    return "mtp" if method.endswith("_mtp") and ":" not in method else method
 
 
 def drafter_of(shard: Shard, given: Mapping[str, Any], dtype: str, kv_dtype: str) -> Drafter:
@@ -484,12 +500,11 @@ def drafter_of(shard: Shard, given: Mapping[str, Any], dtype: str, kv_dtype: str
     `deepseek_mtp.py`; v1/worker/gpu/spec_decode/eagle/utils.py, `_should_share`;
     v1/core/kv_cache_planning.py, `get_kv_cache_groups`.
     """
-    name = given.get("model")
-    method = given.get("method") or (method_of_name(name) if isinstance(name, str) else None)
+    name, method = given.get("model"), drafting_method(given)
     if method == "draft_model" and isinstance(name, str):
         whole = load_model(name).shard(shard.tensor_parallel_size)
         return Drafter(whole.weight_bytes(dtype), whole.token_bytes(kv_dtype))
-    if not (isinstance(method, str) and method in _STATES_IN):
+    if method is None or method not in _STATES_IN:
         return Drafter()
     model = shard.model
     last = range(model.num_hidden_layers - 1, model.num_hidden_layers)

@@ -23,7 +23,7 @@ from kvsim.engines import Engine
 from kvsim.engines.vllm_v1.drafts import METHODS, Drafts, Rates, Recorded, Speculation, Verifier
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import GIB, Hardware
-from kvsim.machine.memory import drafter_of, kv_dtype, method_of_name, tables_of
+from kvsim.machine.memory import drafter_of, drafting_method, kv_dtype, tables_of
 from kvsim.machine.models import Model, load_model
 from kvsim.run.checks import check_features
 from kvsim.settings.config import Positive, RunConfig
@@ -109,7 +109,9 @@ def speculation_of(
     """The speculative decoding that `speculative_config` asks for. Raises `ConfigError`."""
     given = {k: v for k, v in config.speculative_config.items() if k not in _WITHOUT_EFFECT}
     asked = convert(given, _Asked, KEY)
-    method, tokens = asked.method or _method_of(asked.model), asked.num_speculative_tokens
+    method, tokens = drafting_method(given), asked.num_speculative_tokens
+    if method is None:
+        raise ConfigError(f"{KEY}: give a method ({', '.join((*METHODS, *_SPELLINGS))}) or a model")
     verifier = _verifier(asked, config.seed)
     drafter, words = _drafter(asked, method, config, model, hardware, cost)
     proposer: Speculation = build(
@@ -167,13 +169,6 @@ _ACCEPTANCE = (
 )
 
 
-def _method_of(model: str | None) -> str:
-    """The method that vLLM takes for a drafter of this name."""
-    if model is None:
-        raise ConfigError(f"{KEY}: give a method ({', '.join((*METHODS, *_SPELLINGS))}) or a model")
-    return method_of_name(model)
-
-
 def _verifier(asked: _Asked, seed: int) -> Verifier:
     """Who knows what is accepted; without a key that says it, the trace."""
     named = [key for key in _ACCEPTANCE if getattr(asked, key) is not None]
@@ -223,7 +218,7 @@ def _memory(method: str, model: Model, config: RunConfig) -> str:
     weights, token = drafter_of(shard, given, config.dtype, dtype)
     if not weights:
         uncounted = "weights and KV of the drafter are"
-    elif tables_of(model, config):
+    elif method == "draft_model" and tables_of(model, config):
         uncounted = "the KV of the drafter is"
     else:
         estimate = "" if method == "draft_model" else ", ESTIMATED"

@@ -70,8 +70,19 @@ def test_drafters_are_divided_as_the_model_is() -> None:
     assert (both.drafter_bytes - replicated) * 2 == one.drafter_bytes - replicated
 
 
-def test_kv_beside_cache_groups_is_not_counted_and_said() -> None:
-    keys = {"model": "gemma-3-4b", **drafts("eagle")}
+def test_the_layer_of_a_drafter_joins_the_cache_groups() -> None:
+    """Five groups of gemma's 29 windows and 5 other layers have six layers with a sixth. On two RTX
+    3090, Qwen3.6-27B with MTP had blocks of 16 layers and one more: 426 of them in what was printed
+    as 11.05 GiB (github.com/noonghunna/club-3090/issues/642)."""
+    alone, found = (memory(model="gemma-3-4b", **keys) for keys in ({}, drafts("eagle")))
+    assert alone.block_bytes * 6 == found.block_bytes * 5
+    keys = {"model": "qwen3.6-27b", "tensor_parallel_size": 2, "kv_cache_dtype": "fp8"}
+    given = {"kv_cache_memory_bytes": int(11.054 * (1 << 30)), "vllm_version": "0.24.0"}
+    assert memory(**keys, **given, **drafts("qwen3_5_mtp")).num_gpu_blocks == 426
+
+
+def test_kv_of_a_draft_model_beside_cache_groups_is_not_counted_and_said() -> None:
+    keys = {"model": "gemma-3-4b", **drafts("draft_model", model="gemma-3-270m")}
     parts, alone = assemble(make_config({**LLAMA, **keys})), memory(model="gemma-3-4b")
     assert parts.memory.block_bytes == alone.block_bytes
     assert any("the KV of the drafter is not part" in note for note in parts.notes)
