@@ -104,8 +104,6 @@ def assemble(config: RunConfig, *, switched: tuple[str, ...] = ()) -> Parts:
         assumed["max_num_batched_tokens"] = Default(draft.max_num_batched_tokens, engine.about)
     groups = groups_of_model(model, config, hardware)
     check_retention(config, groups)
-    if config.enable_prefix_caching:
-        groups = tuple(group.with_prefix_cache() for group in groups)
     stages = stages_at_work(config, engine, model)
     in_flight = draft.in_flight + stages - 1
     room = _room(settings, engine, draft, groups, in_flight)
@@ -194,6 +192,8 @@ def _room(
     """The pool by the formula of the settings. `draft` has the limits of a step, `in_flight` the
     steps that are not settled."""
     config, model, hardware, _, fits = settings
+    if config.enable_prefix_caching:
+        groups = tuple(group.with_prefix_cache() for group in groups)
     tokens, seqs = draft.max_num_batched_tokens, draft.max_num_seqs
     # Then the engine starts with any pool.
     longest = 1 if fits or engine.caps_sequences else config.max_model_len
