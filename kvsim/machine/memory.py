@@ -433,6 +433,23 @@ def block_layers(groups: tuple[CacheGroup, ...], layers: range) -> int:
     return max(sum(layer in layers for layer in group.layers) for group in groups)
 
 
+def block_sizes(model: Model, config: RunConfig) -> dict[str, int]:
+    """The tokens of a block, by kind of layers: those that keep fewer bytes of a token have so many
+    more in a block that all blocks are alike, where that comes out even.
+
+    Source: vLLM 0.33.0, v1/core/kv_cache_planning.py, `unify_kv_cache_spec_page_size`.
+    """
+    size, element = config.block_size or DEFAULT_BLOCK_SIZE, DTYPE_BYTES[kv_dtype(model, config)]
+    groups = model.shard(config.tensor_parallel_size).kv_groups
+    kept = {group.kind: group.token_bytes(element) for group in groups}
+    most = max(kept.values())
+    sizes: dict[str, int] = dict.fromkeys((group.kind for group in cache_groups(model)), size)
+    for kind in ("full_attention", "sliding_attention", "chunked_attention"):
+        if kind in sizes and kind in kept and most % kept[kind] == 0:
+            sizes[kind] = int(size * most // kept[kind])
+    return sizes
+
+
 def state_block_size(model: Model, config: RunConfig, exports: bool) -> int:
     """Returns the block size in tokens at which a block of attention is as large as a state.
 

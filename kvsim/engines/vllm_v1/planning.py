@@ -6,7 +6,7 @@ from collections import Counter
 
 from kvsim.engines.vllm_v1.groups import Chunked, Full, Group, Layout, Mamba, Sliding
 from kvsim.machine.hardware import Hardware
-from kvsim.machine.memory import CacheGroup, tables_of
+from kvsim.machine.memory import CacheGroup, block_sizes, tables_of
 from kvsim.machine.models import Model
 from kvsim.settings.config import RunConfig
 from kvsim.settings.versions import release
@@ -43,12 +43,16 @@ def _export_tokens(kind: str, block_size: int) -> int:
 
 def groups_of_model(model: Model, config: RunConfig, hardware: Hardware) -> tuple[Group, ...]:
     """Returns the rules of each group; none if one table of full attention serves all layers."""
-    return tuple(_rules(group, model, config, hardware) for group in tables_of(model, config))
+    tables = tables_of(model, config)
+    sizes = block_sizes(model, config) if tables else {}
+    return tuple(_rules(each, model, config, hardware, sizes[each.kind]) for each in tables)
 
 
-def _rules(group: CacheGroup, model: Model, config: RunConfig, hardware: Hardware) -> Group:
-    size, longest = config.block_size, config.max_model_len
-    assert size is not None and isinstance(longest, int)
+def _rules(
+    group: CacheGroup, model: Model, config: RunConfig, hardware: Hardware, size: int
+) -> Group:
+    longest = config.max_model_len
+    assert isinstance(longest, int)
     if group.kind == "sliding_attention":
         return Sliding(block_size=size, window=model.sliding_window or longest)
     if group.kind == "chunked_attention":
@@ -69,9 +73,10 @@ def notes_on_groups(groups: tuple[Group, ...], config: RunConfig) -> tuple[str, 
         return ()
     kinds = Counter(group.words for group in groups)
     listed = ", ".join(f"{number} of {words}" for words, number in kinds.items())
+    sizes = sorted({int(group.block_size) for group in groups if group.holds_tokens})
     found = [
         f"{len(groups)} KV cache groups share the pool: {listed}; a block holds"
-        f" {config.block_size} tokens of one group"
+        f" {' or '.join(map(str, sizes))} tokens of one group"
     ]
     sparse = any(isinstance(group, Sliding | Mamba) for group in groups)
     if config.enable_prefix_caching and sparse and not config.prefix_cache_retention_interval:

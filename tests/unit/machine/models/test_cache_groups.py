@@ -5,11 +5,20 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from kvsim.engines.vllm_v1.planning import saves_states
+from kvsim.engines.vllm_v1.groups import Layout
+from kvsim.engines.vllm_v1.planning import groups_of_model, peak_blocks, saves_states
 from kvsim.machine import Model, load_hardware, model_of
-from kvsim.machine.memory import block_layers, cache_groups, is_plain, state_block_size
+from kvsim.machine.memory import (
+    block_layers,
+    block_sizes,
+    cache_groups,
+    is_plain,
+    state_block_size,
+)
 from kvsim.machine.models.hugging_face import from_hugging_face
 from kvsim.settings.config import make_config
+
+HYBRID = {"disable_hybrid_kv_cache_manager": False}
 
 
 def model(name: str) -> Model:
@@ -105,6 +114,32 @@ def test_states_grow_with_drafts(drafts: int, tokens: int) -> None:
     drafter = {"method": "mtp", "num_speculative_tokens": drafts} if drafts else {}
     config = make_config({**given, "speculative_config": drafter})
     assert state_block_size(model_of(config), config, exports=False) == tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "tokens"),
+    [
+        ("gemma-4-31b", 1, {"sliding_attention": 16, "full_attention": 32}),  # 16 x 256, 4 x 512
+        ("gemma-4-31b", 8, {"sliding_attention": 16, "full_attention": 16}),  # 2 x 256, 1 x 512
+        ("gemma-4-26b-a4b", 8, {"sliding_attention": 32, "full_attention": 16}),
+        ("gemma-3-27b", 1, {"sliding_attention": 16, "full_attention": 16}),
+    ],
+)
+def test_blocks_of_layers_that_keep_less_hold_more_tokens(
+    name: str, gpus: int, tokens: dict[str, int]
+) -> None:
+    config = make_config({"model": name, "tensor_parallel_size": gpus})
+    assert block_sizes(model_of(config), config) == tokens
+
+
+def test_requests_of_gemma_4_that_a_pool_holds() -> None:
+    """In some 50 GB, vLLM 0.20 printed about 55 thousand tokens, a group's share of the blocks, and
+    0.21 about 525 thousand, those of requests: github.com/vllm-project/vllm/issues/43308."""
+    config = make_config({"model": "gemma-4-31b", "max_model_len": 262_144, **HYBRID})
+    blocks = 55_000 // 16 * 6
+    groups = groups_of_model(model_of(config), config, load_hardware("a100-80gb"))
+    request = peak_blocks(groups, Layout(16, 16, 262_144, 2 * 2048))
+    assert blocks / request * 262_144 == pytest.approx(525_000, rel=0.06)
 
 
 @pytest.mark.parametrize(("version", "multiple"), [("0.19.0", 64), ("0.33.0", 128)])
