@@ -126,6 +126,7 @@ class Compiled(ByStep):
     @property
     def all_terms(self) -> Callable[[list[list[int]]], Any]:
         """What the parts of many steps take; a subclass with terms of its own is asked for each."""
+        # Compiled code would call its own `terms`, past those of the subclass.
         own = type(self).terms is not Compiled.terms
         return super().all_terms if own else self._compiled.all_terms
 
@@ -149,6 +150,8 @@ class Wrapped:
 
     def __init__(self, cost: Cost) -> None:
         self._cost = cost
+        # `Explains` goes by the presence of the method, so a model without one must not get it
+        # here.
         if isinstance(cost, Explains):
             self.explain = cost.explain
 

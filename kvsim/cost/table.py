@@ -204,6 +204,7 @@ class TableCost(Compiled):
     def _all_terms(self) -> dict[str, str]:
         found = self._profile.terms | ({} if self._experts is None else self._experts.terms)
         if self._profile.model.tp == 1:
+            # On one GPU nothing is reduced, whatever the profile was made for.
             found.pop("all-reduce", None)
         return found if self._ungrouped is None else found | {"decodes beside prompts": LABEL}
 
@@ -347,7 +348,7 @@ def _judged(error: Any) -> bool:
 def _factor(error: dict[str, Any], random: np.random.Generator) -> float:
     bias, deviation = error.get("bias_percent", 0.0), error["p95_percent"] / _NORMAL_P95
     drawn = float(random.normal(bias, deviation)) / 100
-    return min(max(1 / max(1 + drawn, 1 / _MOST), _LEAST), _MOST)
+    return 1 / min(max(1 + drawn, 1 / _MOST), 1 / _LEAST)
 
 
 def _multiplied(times: Any, factor: float) -> Any:

@@ -145,11 +145,13 @@ def judged(tail: Tail, decode: DecodeGrid, mixed: MixedGrid, path: Path, iterati
         elif n >= tail.unsplit_seqs:
             further_us = uneven.decode_us(n, total, lengths)
         else:
+            # A launch that splits keys and values is not what the term is of.
             continue
         rows.append((new > 0, even_us, even_us + further_us, us))
     if not rows:
         return tail, {}
     prompts, even, priced, real = map(np.array, zip(*rows, strict=True))
+    # Times of one launch have ratios near 1, sums of all near `iterations`: the root lies between.
     real = real / (iterations if median(ratios) > iterations**0.5 else 1)
     parts = {"decodes": ~prompts.astype(bool), "with prompts": prompts.astype(bool)}
     errors: dict[str, Any] = {**error(priced, real), "even": error(even, real)}
