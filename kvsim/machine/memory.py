@@ -78,6 +78,7 @@ def token_bytes(model: Model, config: RunConfig) -> int:
 def tables_of(model: Model, config: RunConfig) -> tuple[CacheGroup, ...]:
     """The groups of layers that have block tables of their own; none if one table serves all."""
     disabled = config.disable_hybrid_kv_cache_manager
+    # None: an engine or a release without such tables.
     groups = () if disabled is None else cache_groups(model, not disabled)
     return () if is_plain(groups) else groups
 
@@ -397,8 +398,11 @@ def cache_groups(model: Model, hybrid: bool = True) -> tuple[CacheGroup, ...]:
         if states:
             kinds["linear_attention"] = states
     numbers = [len(layers) for layers in kinds.values()]
+    # Kinds with nearly as many layers become one group each, the smaller ones padded; otherwise the
+    # larger ones are cut into groups of the smallest.
     size = max(numbers) if max(numbers) < 1.5 * min(numbers) else min(numbers)
     return tuple(
+        # Every n-th layer, so that each stage of a pipeline has layers of every group.
         CacheGroup(kind, tuple(layers[place :: -(-len(layers) // size)]))
         for kind, layers in kinds.items()
         for place in range(-(-len(layers) // size))
