@@ -261,6 +261,7 @@ class Clients:
         request.released_ns = now_ns
         self._released[request.index] = 1
         self._asked_ns = -1
+        # Whoever waits at the gate was released earlier and goes first.
         if self._slots and not self._gate:
             self._slots -= 1
             request.arrival_ns = now_ns
@@ -281,6 +282,7 @@ class Clients:
                 self._skip(index)
             else:
                 later.append((now_ns + self._think_ns[index], self._requests[index]))
+        # Stable: turns of one moment stay in the order of the trace.
         later.sort(key=lambda turn: turn[0])
         return Released(self._open_gate(now_ns), later)
 

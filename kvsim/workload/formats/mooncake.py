@@ -148,6 +148,8 @@ class _RowReader:
             rows.add((lines, times_ns, inputs, [output or 1 for output in outputs]), hash_ids)
         except (ValueError, OverflowError):
             return None
+        # `takes` comes last, as it counts the block; else every line of it is read again, one by
+        # one.
         if not (
             _one_a_line(text, len(tables))
             and self._allowed(times, inputs, outputs)
