@@ -196,6 +196,7 @@ class Bounds(Sustained):
         self.sample_ns = 2 * shard.head_parameters * flop_ns
         self.head_ns = shard.head_parameters * element * byte_ns
         self.attention = Attention(shard, kv_dtype(model, config), flop_ns, byte_ns)
+        # Read, and written.
         self.copy_ns = 2 * block_bytes(model, config) * byte_ns
         self.reduces = AllReduces(hardware.all_reduce, tp, 2 * layers, model.hidden_size * element)
         self.exchange = exchange(hardware.exchange, model, config, element)

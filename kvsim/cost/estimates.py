@@ -146,6 +146,7 @@ class Passes:
         """Nanoseconds that the drafter takes at the end of a step."""
         sequences, context = plan.decode_seqs, plan.context_tokens
         for each in plan.prefills:
+            # A prompt that ends in the step gets a token, and drafts behind it.
             if each.samples:
                 sequences += 1
                 context += each.computed_before + each.scheduled

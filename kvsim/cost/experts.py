@@ -132,6 +132,7 @@ class ExpertLayers:
         if self._grid is None:
             return self._roofline_us(self._shard, tokens, rows, active)
         grid = self._grid
+        # The grid goes by tokens: so many would give the measured GPU the rows that this one has.
         us = Interpolation().between(grid.x, grid.ctx, grid.us, rows, active)
         if self._shard.expert_columns != self._measured.expert_columns:
             us *= self._roofline_us(self._shard, tokens, rows, active)

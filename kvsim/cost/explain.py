@@ -49,6 +49,7 @@ class Work(NamedTuple):
 
         none, seqs = np.zeros_like(self.decode_seqs), self.decode_seqs
         drafts = self.draft_tokens
+        # Each decode and each draft gets logits.
         return Work(none, none, seqs, self.context_tokens, seqs + drafts, none, drafts)
 
     def at(self, places: Any) -> Work:

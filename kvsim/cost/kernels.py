@@ -46,6 +46,7 @@ class Line:
     def plus(self, other: Callable[[float], float], breaks: Iterable[float]) -> Line:
         """The line through the sums with `other`, at the points of both: it bends at `breaks`."""
         xs = sorted({*self._xs, *map(float, breaks)})
+        # What is added holds for any tokens, so the measured range stays that of the table.
         return Line(xs, [self.at(x) + other(x) for x in xs], (self.first, self.last))
 
     def at(self, x: float) -> float:
@@ -449,6 +450,7 @@ class Kernels(Sustained):
             us = self.decodes_us(seqs, context, len(chunks))
             if uneven is not None:
                 us += uneven.decode_us(seqs, context, plan.longest(uneven.longest))
+        # Where one launch serves all, too: without decodes, it is in the table of prompts.
         for new, before in chunks:
             us += self._chunk_us(new, before)
         return us

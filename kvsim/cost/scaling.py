@@ -135,6 +135,8 @@ def scaled(profile: Profile, model: Model, config: RunConfig, hardware: Hardware
             tail=step.tail(fit.tail),
             l2_mib=fit.l2_mib,
             experts=fit.experts if step.same_experts else UNSET,
+            # Launches grow with the layers; a block with layers, KV heads, bytes of a row, and
+            # tokens.
             launch_floor_us=fit.launch_floor_us * step.layers,
             copied_block_us=fit.copied_block_us * step.layers * step.work * step.bytes * blocks,
         ),

@@ -88,6 +88,7 @@ class TableCost(Compiled):
             self._measured, self._path = profile, "a profile at hand"
         else:
             self._measured, self._path = load_profile(profile), profile
+        # Experts are priced beside the tables, so no profile has to be made for them.
         refuse_special(model, ("experts", *self._measured.model.special.split(", ")))
         self._hardware_name, self._sustained = hardware.name, check(sustained)
         self._scaled_in = differences(self._measured, model, config)
@@ -99,6 +100,7 @@ class TableCost(Compiled):
         beside: list[ByTokens] = []
         if isinstance(fit.all_reduce, AllReduce):
             width = model.hidden_size * DTYPE_BYTES[self._profile.model.dtype]
+            # One behind attention and one behind the MLP of each layer.
             number, gpus = 2 * model.num_hidden_layers, config.tensor_parallel_size
             beside.append(AllReduces(fit.all_reduce, gpus, number, width))
         self._experts = None

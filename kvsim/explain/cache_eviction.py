@@ -140,6 +140,7 @@ class _Cache:
                 self._children[keys[depth - 1]] = self._children.get(keys[depth - 1], 0) + 1
         for depth in reversed(missing):
             self._stored(keys[depth], depth, now_ns)
+        # Only what nothing here continues can be evicted.
         if keys and keys[-1] not in self._children:
             self._order.put(self._blocks[keys[-1]], keys[-1], len(keys) * self._size, now_ns)
 
@@ -167,6 +168,7 @@ class _Cache:
         if parent is None:
             return
         self._children[parent] -= 1
+        # Its last continuation is gone, so it can be evicted now.
         if not self._children[parent]:
             del self._children[parent]
             self._order.put(self._blocks[parent], parent, depth * self._size, now_ns)

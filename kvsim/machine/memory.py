@@ -104,6 +104,7 @@ def _block_bytes(shard: Shard, config: RunConfig, layers: range) -> int:
     groups = tables_of(shard.model, config)
     if not groups:
         return size * (shard.token_bytes(dtype, layers) + drafter(shard, config).token_bytes)
+    # Groups with states keep nothing of a token: blocks are as large as the others need.
     token = max(group.token_bytes(DTYPE_BYTES[dtype]) for group in shard.kv_groups)
     return int(size * token * block_layers(groups, layers))
 

@@ -125,6 +125,7 @@ def _values(trial: Trial, parts: Parts) -> Iterator[Any]:
     now = getattr(parts.config, trial.key)
     if now is None and trial.key in parts.assumed:
         now = parts.assumed[trial.key].value
+    # Less memory for blocks helps nothing.
     higher = trial.key == "gpu_memory_utilization"
     for value in trial.values:
         if value != now and not (higher and value < now):

@@ -431,6 +431,7 @@ def find_beside(lab: Laboratory, start: float) -> float:
     within a factor `_MOST_TIMES`, the result is the last one that was tried.
     """
     knob, broken, value = lab.knob, start, start
+    # A whole number moves by one at least.
     share = closest = max(MOVED, knob.grain / start)
     lab.look([value])
     while not lab.tried[value].meets and 1 / _MOST_TIMES < value / start < _MOST_TIMES:

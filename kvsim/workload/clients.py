@@ -132,6 +132,7 @@ def _random_times(count: int, rate: float, config: RunConfig) -> list[int]:
     if not np.isfinite(times[-1]):
         raise ConfigError(f"burstiness: {config.burstiness:g} is too small; raise it")
     if times[-1] > 0:
+        # As vLLM does: the drawn gaps are stretched so that the whole has the rate.
         times *= count / rate / times[-1]
     nanoseconds: list[int] = np.rint(times * NS_PER_S).astype(np.int64).tolist()
     return nanoseconds
@@ -241,6 +242,7 @@ class Clients:
         if self._released[index]:
             return self._release_ns[index] if self._after[index] < 0 else MAX_NS
         before, span_ns = self._after[index], 0
+        # Back to a row that was released, or that waits for its time alone.
         while before >= 0 and not self._released[before]:
             span_ns += max(self._think_ns[index], self._recorded_ns(index, before))
             index, before = before, self._after[before]
@@ -272,6 +274,7 @@ class Clients:
     def ended(self, request: Request, now_ns: int) -> Released:
         """The requests that `request` releases, completed or rejected (it has a reason). What was
         given up releases them, too: their prompts are in the trace."""
+        # A rejected request had a slot, too.
         self._slots += 1
         self.left -= 1
         if not self._gate and request.index not in self._next:

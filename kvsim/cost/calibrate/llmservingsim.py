@@ -437,6 +437,7 @@ def _dense(path: Path, model: Model) -> DenseCurve:
     calls = dict.fromkeys(ONCE, 1) | {name: count * layers for name, count in PER_LAYER.items()}
     further = {name: count * layers for name, count in FURTHER.items()}
     mlps = dict.fromkeys(DENSE_MLP, layers - model.expert_layers)
+    # Where all layers have experts, a table may have these rows or not: they count no times.
     if model.expert_layers < layers:
         calls |= mlps
     else:

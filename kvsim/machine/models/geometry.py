@@ -392,6 +392,7 @@ class Shard(Struct, frozen=True):
             heads = (model.head_dim, self.heads)
             window, indexer = model.sliding_window, model.indexer
             return tuple(compressed_groups(model.compressed, layers, *heads, window, indexer))
+        # Layers that use the keys and values of earlier ones keep nothing.
         keeping = range(layers.start, min(layers.stop, model.keeping_layers))
         kinds = [model.layer_type(index) for index in keeping]
         found = [self._group(kind, kinds.count(kind)) for kind in dict.fromkeys(kinds)]
