@@ -221,6 +221,7 @@ def _all_reduce(rows: Sequence[Row]) -> Table:
     moved = 2 * (gpus - 1) / gpus
 
     def figures(part: Sequence[tuple[int, float]]) -> tuple[Table, float]:
+        # 1 GB/s is 1,000 bytes per microsecond.
         terms = [[1.0, moved * size / 1e3] for size, _ in part]
         latency_us, per_kb = robust_fit(terms, [us for _, us in part])
         found = (max(float(latency_us), 0.0), max(float(per_kb), 1e-6))

@@ -163,6 +163,7 @@ class Decoder:
             decodes=decodes,
             rows=rows,
             chunks=tuple(spans),
+            # A graph also samples the rows that pad it; `compute` leaves them out.
             samples=rows if graph else samples,
             longest=self._bucket(longest) if graph else longest,
             graph=graph,
@@ -305,6 +306,7 @@ class Decoder:
         for row, table in enumerate(step.tables):
             host.table[row, : len(table)] = table
         host.slots[:decodes] = self._slots(np.arange(decodes), lengths - 1)
+        # Rows that only pad: with length 0 they read nothing, with slot -1 they write nothing.
         for pad in (host.ids, host.positions, host.lengths):
             pad[decodes:rows] = 0
         host.slots[decodes:rows] = -1

@@ -77,6 +77,7 @@ def plan(limits: Limits, rounds: int = 1, seed: int = 0) -> list[Sample]:
     Each round is shuffled: drift must not look like a shape.
     """
     drawn = _all(limits, np.random.default_rng(seed))
+    # What is drawn twice is measured once.
     samples = list({str(sample.row()): sample for sample in drawn}.values())
     rng = np.random.default_rng(seed + 1)
     return [
@@ -297,6 +298,7 @@ def _ceilings(limits: Limits) -> list[Shape]:
 
 def _step(limits: Limits, rng: np.random.Generator, index: int) -> Shape:
     """A random step: two in four decode only, one mixes, one only prefills."""
+    # `_half` goes by the lowest bit of the index, so both halves get every kind.
     kind = index // 2 % 4
     n = 0 if kind == 3 else _log_uniform(rng, 1, min(limits.max_seqs, limits.num_blocks // 8))
     room = (limits.max_tokens if kind == 3 else min(limits.max_tokens, 2048)) - n

@@ -186,6 +186,7 @@ def _drift(rows: RowSet) -> float:
             sets.setdefault((row["session"], row["split"]), {})[_shape(row)] = row["us"]
     if not sets:
         return 0.0
+    # The start of the first session, to which all others are compared.
     first = sets[min(sets, key=lambda key: (key[0], key[1] == "end"))]
     ratios = [
         float(np.median([us / first[shape] for shape, us in anchors.items() if shape in first]))

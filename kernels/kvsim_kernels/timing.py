@@ -129,6 +129,7 @@ class CudaClock:
         l2_bytes = torch.cuda.get_device_properties().L2_cache_size
         self._cache = torch.ones(1024, 4 * l2_bytes // 4096, device="cuda")
         self._sums = torch.empty(1024, device="cuda")
+        # `alone` subtracts it, so it is 0 while it is measured.
         self._empty_us = 0.0
         one = torch.zeros(1, device="cuda")
         self._empty_us = self.alone(lambda: one.add_(1.0)).us
@@ -145,6 +146,7 @@ class CudaClock:
         """See `Clock`."""
         graphs = [_captured(each) for each in (call, without)]
         reps = _reps(self, self._replays(graphs[0], WARM_UPS, False)[-1])
+        # In turn, so that a clock that changes meanwhile changes both.
         pairs = [[self._replays(g, 1, False)[0] for g in graphs] for _ in range(reps)]
         for graph in graphs:
             graph.reset()

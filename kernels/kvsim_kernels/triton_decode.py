@@ -68,6 +68,8 @@ def _group(
     )  # fmt: skip
 
 
+# These change from step to step: specialised, a 1 or a multiple of 16 among them would compile the
+# kernel anew.
 @triton.jit(do_not_specialize=["window", "stride_table"])
 def decode_v1_kernel(
     out, stride_out, stride_out_head,
@@ -109,6 +111,7 @@ def decode_v2_kernel(
     oldest = 0
     if HAS_WINDOW:
         oldest = length - window
+    # Others leave their place in `partial` as it is: the reduce kernel does not look there.
     if first < length and last > oldest:
         acc, peak, total = _group(
             query, slopes, keys, values, table, lengths, sequence, kv_head,

@@ -27,6 +27,7 @@ def rms_norm_kernel(
     value = tl.load(x + at, mask=real, other=0.0)
     if HAS_RESIDUAL:
         added = value.to(tl.float32) + tl.load(residual + at, mask=real, other=0.0).to(tl.float32)
+        # Rounded as `stream` has it, so that the norm is of what the next layer reads.
         value = added.to(out.dtype.element_ty)
         tl.store(stream + at, value, mask=real)
     wide = value.to(tl.float32)

@@ -284,6 +284,7 @@ def _search(bench: _Bench, start: Values, further: str) -> _Found:
         move = -np.linalg.lstsq(scaled, misses * weights, rcond=None)[0]
         spread = dict(zip(names, _standard_errors(scaled, misses * weights), strict=True))
         there, share = values, 1.0
+        # A move that makes it worse is too far: half of it is tried, and half again.
         for _ in range(3):
             moved = {
                 name: float(np.clip(values[name] + share * by, *CONSTANTS[name][2:]))

@@ -169,6 +169,7 @@ class Bench:
 
     def replay(self, belief: Belief) -> Replay:
         """The prediction. Raises `ConfigError` for settings that no server takes."""
+        # What reaches clients later changes nothing in the engine: that needs no replay.
         run = belief._replace(later_s=0.0)
         if run not in self._known:
             self._known[run] = self._replayed(run)
@@ -233,6 +234,7 @@ def _seqs(bench: Bench, seen: Replay) -> Iterator[Suspect]:
     # Those whose first token is still to come are not seen; and memory may be the limit.
     rounded = (-(-real // step) * step for step in (8, 16, 32, 64))
     tried = {real, real + 1, *(each for each in rounded if each <= 1.1 * real)}
+    # The limit was higher than was told, perhaps much: servers have powers of two.
     if real > limit:
         tried |= {2 ** real.bit_length(), 2 ** (real.bit_length() + 1)}
     yield Suspect(
@@ -546,7 +548,7 @@ def _search(
         numbers.take(x)
     if len(numbers.tried) > 1:
         numbers.balance(runs - 1)
-        if suspect.setting and runs > _FEW_RUNS:  # A staircase.
+        if suspect.setting and runs > _FEW_RUNS:  # Its effect has steps, which secants miss.
             numbers.step_down()
     left, x, _ = min(numbers.tried)
     return left, x or None

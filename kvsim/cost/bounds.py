@@ -73,6 +73,8 @@ class Attention:
                 self._keeping.append(_prices(shard, group, kv_dtype, flop_ns, byte_ns))
         self._windows = [prices for prices in self._keeping if prices.window]
         self.context_ns = added([each.decode_ns for each in self._keeping if not each.window])
+        # A decode is one token of one sequence: it reads and writes its state, or multiplies with
+        # it.
         self.sequence_ns = max(self._state_ns, self._token_ns)
 
     def decodes_ns(self, sequences: i64, context_tokens: i64) -> float:
@@ -85,6 +87,7 @@ class Attention:
     def prompts_ns(self, chunks: list[tuple[int, int]]) -> float:
         """Nanoseconds of prompt chunks, each a pair of its tokens and those before it."""
         ns = 0.0
+        # One launch serves all chunks, so the bound is that of their sums, not of each chunk.
         for group in self._keeping:
             pairs, read = _seen(chunks, group.window)
             ns += max(float(pairs) * group.pair_ns, float(read) * group.read_ns)
@@ -97,6 +100,7 @@ class Attention:
         linear = shard.model.linear
         assert linear is not None
         states = group.layers * linear.recurrent_elements / shard.tensor_parallel_size
+        # Three products, each a multiplication and an addition per element of the state.
         self._token_ns += 2 * 3 * states * flop_ns
         self._state_ns += 2 * group.layers * group.state_bytes * byte_ns
 
@@ -123,6 +127,7 @@ def _seen(chunks: list[tuple[int, int]], window: i64) -> tuple[i64, i64]:
         growing: i64 = new  # tokens that still see everything before
         if window:
             growing = min(max(window - context, 0), new)
+        # They see context + 1, context + 2, ... tokens; every later one sees `window`.
         pairs += growing * context + growing * (growing + 1) // 2 + (new - growing) * window
         read += (min(context, window) if window else context) + new
     return pairs, read
@@ -167,6 +172,7 @@ class Bounds(Sustained):
         shard, dtype = model.shard(tp, expert_parallel_size(config)), model.dtype(config.dtype)
         element = DTYPE_BYTES[dtype]
         flop_ns = 1e9 / (hardware.flop_s(dtype) * compute_efficiency)
+        # GB/s are bytes per nanosecond.
         byte_ns = 1 / (hardware.memory_bandwidth_gb_s * bandwidth_efficiency)
         self.host_ns = step_overhead_us * 1e3
         self.layers_ns = layers * layer_overhead_us * 1e3
@@ -178,14 +184,19 @@ class Bounds(Sustained):
         self.routing = Routing(model, config)
         of_experts, padding_rows = hardware.products_of(model, dtype), 0.0
         if of_experts is not None:
+            # 1 TFLOP/s is 1,000 operations per nanosecond. Kernels reached it: no efficiency comes
+            # on top.
             product_ns, padding_rows = 1e-3 / of_experts.tflop_s, of_experts.padding_rows
         row_ns = 2 * shard.expert_parameters * product_ns
+        # `row_ns` is that of all experts of the GPU; a token has a share of them, and those of all
+        # replicas come.
         self.experts_token_ns = self.routing.gathered(row_ns * self.routing.share)
         self.experts_padding_ns = row_ns * padding_rows
         self.experts_read_ns = shard.expert_bytes(dtype) * byte_ns
         self.sample_ns = 2 * shard.head_parameters * flop_ns
         self.head_ns = shard.head_parameters * element * byte_ns
         self.attention = Attention(shard, kv_dtype(model, config), flop_ns, byte_ns)
+        # Read, and written.
         self.copy_ns = 2 * block_bytes(model, config) * byte_ns
         self.reduces = AllReduces(hardware.all_reduce, tp, 2 * layers, model.hidden_size * element)
         self.exchange = exchange(hardware.exchange, model, config, element)
@@ -201,6 +212,7 @@ class Bounds(Sustained):
             for new, _ in chunks:
                 tokens += new
             attention_ns += self.attention.prompts_ns(chunks)
+        # None: the other ranks are not simulated, and taken to have as many tokens as this one.
         mean = plan.rank_tokens
         others_ns = self.others_ns(tokens, plan.samples, float(tokens) if mean is None else mean)
         ns = round(attention_ns + others_ns + float(copied) * self.copy_ns)
@@ -243,6 +255,7 @@ class Bounds(Sustained):
         if tokens:
             dense_ns = self.layers_ns + 1e3 * self.reduces.us(count)
             dense_ns += max(count * self.token_ns, self.weights_ns)
+            # A row of a step does not hold the tokens of other ranks: they are taken to be as many.
             dense_ns += 1e3 * self.exchange.us(count)
             dense_ns += self._experts_ns(count)
         found = (

@@ -86,6 +86,7 @@ def _break_even(recompute_ns: int, blocks: int, link: dict[str, Any]) -> float |
     None: each piece takes at least the overhead of a copy, and all pieces together take longer than
     the recompute at any bandwidth.
     """
+    # Out and in again.
     least_ns = 2 * blocks * link["pieces_per_block"] * link["copy_overhead_us"] * 1e3
     if least_ns >= recompute_ns:
         return None

@@ -87,6 +87,7 @@ class StagedCost(Wrapped):
         """Divides the price of a step among the stages."""
         host_ns, head_ns = self._host_and_head_ns(plan, step_ns)
         layers_ns, all_layers = step_ns - host_ns - head_ns, sum(self._layers)
+        # Rounded are the places of the cuts, so that the stages add up to the price.
         ends = [layers_ns * layers // all_layers for layers in accumulate(self._layers)]
         stages_ns = [end - start for start, end in zip([0, *ends], ends, strict=False)]
         stages_ns[-1] += head_ns
@@ -110,8 +111,10 @@ class StagedCost(Wrapped):
             return 0, 0
         host, _, _, head, _ = self._terms(
             *(plan.prefill_tokens, plan.num_chunks, plan.decode_seqs, plan.context_tokens),
+            # Drafts are in `samples`; by themselves they move the dense term only.
             *(plan.samples, plan.copied_blocks, 0),
         )
+        # The terms may exceed a price that other ranks make shorter, or one of a user's own model.
         host_ns = min(int(host), step_ns)
         return host_ns, min(int(head), step_ns - host_ns)
 
@@ -143,11 +146,13 @@ class Passes:
         """Nanoseconds that the drafter takes at the end of a step."""
         sequences, context = plan.decode_seqs, plan.context_tokens
         for each in plan.prefills:
+            # A prompt that ends in the step gets a token, and drafts behind it.
             if each.samples:
                 sequences += 1
                 context += each.computed_before + each.scheduled
         if not sequences:
             return 0
+        # Tokens beyond one of each sequence pass through the linear layers only, as drafts do.
         first_ns = self._pass_ns(sequences, context, plan.tokens - sequences)
         return round(first_ns + (self._number - 1) * self._pass_ns(sequences, context, 0))
 

@@ -42,6 +42,7 @@ class AllReduces:
         if large is not None and gpus > 1:
             first = ceil(large.from_bytes / token_bytes)
             self.breaks = [first - 1, first] if first > 1 else []
+        # Within a regime the time is linear in the bytes, so two points of each tell all of it.
         points = sorted({1, *self.breaks, 2 * max([1, *self.breaks])})
         self._line = Line(points, [us(tokens) for tokens in points])
 
@@ -131,6 +132,7 @@ class ExpertLayers:
         if self._grid is None:
             return self._roofline_us(self._shard, tokens, rows, active)
         grid = self._grid
+        # The grid goes by tokens: so many would give the measured GPU the rows that this one has.
         us = Interpolation().between(grid.x, grid.ctx, grid.us, rows, active)
         if self._shard.expert_columns != self._measured.expert_columns:
             us *= self._roofline_us(self._shard, tokens, rows, active)

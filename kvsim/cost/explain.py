@@ -49,6 +49,7 @@ class Work(NamedTuple):
 
         none, seqs = np.zeros_like(self.decode_seqs), self.decode_seqs
         drafts = self.draft_tokens
+        # Each decode and each draft gets logits.
         return Work(none, none, seqs, self.context_tokens, seqs + drafts, none, drafts)
 
     def at(self, places: Any) -> Work:
@@ -126,6 +127,7 @@ class Compiled(ByStep):
     @property
     def all_terms(self) -> Callable[[list[list[int]]], Any]:
         """What the parts of many steps take; a subclass with terms of its own is asked for each."""
+        # Compiled code would call its own `terms`, past those of the subclass.
         own = type(self).terms is not Compiled.terms
         return super().all_terms if own else self._compiled.all_terms
 
@@ -149,6 +151,8 @@ class Wrapped:
 
     def __init__(self, cost: Cost) -> None:
         self._cost = cost
+        # `Explains` goes by the presence of the method, so a model without one must not get it
+        # here.
         if isinstance(cost, Explains):
             self.explain = cost.explain
 

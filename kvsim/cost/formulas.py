@@ -103,6 +103,7 @@ class ConstantCost(ByStep):
 
 
 def _whole_ns(key: str, ns: float) -> int:
+    # 1,000 times a decimal fraction may miss the whole number by the rounding of floats.
     if not 0 <= ns < float("inf") or abs(ns - round(ns)) > 1e-6:
         raise ValueError(f"{key}: expected a whole number of nanoseconds of at least 0")
     return round(ns)

@@ -22,9 +22,6 @@ from kvsim.cost.tail import Uneven
 MOST_KEPT = 4096
 """Most sizes of chunks longer than any measured one whose lines are kept."""
 
-NEVER = (float("inf"), float("-inf"))
-"""Range of a line without any measured point."""
-
 
 class Line:
     """The line through `(xs[i], ys[i])`; it was measured from `first` to `last`.
@@ -49,6 +46,7 @@ class Line:
     def plus(self, other: Callable[[float], float], breaks: Iterable[float]) -> Line:
         """The line through the sums with `other`, at the points of both: it bends at `breaks`."""
         xs = sorted({*self._xs, *map(float, breaks)})
+        # What is added holds for any tokens, so the measured range stays that of the table.
         return Line(xs, [self.at(x) + other(x) for x in xs], (self.first, self.last))
 
     def at(self, x: float) -> float:
@@ -89,6 +87,7 @@ class Lines:
         time) x unit)`."""
         contexts, ends = self._contexts, self._ends
         i, j = cell_to(self._xs, x), cell_from(contexts, scale, context)
+        # Between two rows, both must have been measured as far as that.
         end = ends[i - 1] if x <= self._xs[i - 1] else min(ends[i - 1], ends[i])
         self.inside = (
             self._xs[0] <= x <= self._xs[i]
@@ -199,7 +198,7 @@ class Fused:
             us = self._at(q, ctx, n, mean)
             if us > smallest:
                 total += us - smallest
-            # For those after the longest chunk.
+            # The decodes are counted with the longest chunk; the others pay for themselves alone.
             n, mean, smallest = fewest, shortest, self._us[0]
         return total
 
@@ -328,8 +327,8 @@ class Kernels(Sustained):
         ns: i64 = self._step_ns(plan)
         experts, all_ranks = self._experts, plan.rank_tokens
         if experts is not None and all_ranks is not None and plan.tokens:
+            # `dense` has the experts at this rank's own tokens; other ranks may have fewer.
             further_us = experts.us(all_ranks) - experts.us(plan.tokens)
-            # The step is counted; its time is no less than none.
             further_ns: i64 = max(self._scaled_ns(further_us), -ns)
             self.priced_ns += further_ns
             ns += further_ns
@@ -338,6 +337,7 @@ class Kernels(Sustained):
     def _step_ns(self, plan: Plan) -> i64:
         seqs: i64 = plan.decode_seqs
         samples: i64 = plan.samples
+        # Drafts get logits, too, so as many samples as sequences mean that nothing is drafted.
         if samples == seqs and seqs and not (plan.num_chunks or plan.copies):
             uneven, context = self._uneven, plan.context_tokens
             if uneven is None:
@@ -379,6 +379,8 @@ class Kernels(Sustained):
         draft_tokens: i64,
     ) -> Parts:
         """What the parts of a step take (`Sustained.terms`)."""
+        # What the tokens of other ranks add to the experts is left out: no row of a step holds
+        # them.
         tokens: i64 = prefill_tokens + decode_seqs + draft_tokens
         scale = self._a1 * 1000.0
         host_us = self._a0 + (self._prompt_step_us if prefill_seqs else 0.0)
@@ -406,6 +408,8 @@ class Kernels(Sustained):
             return 0.0
         seqs = float(sequences)
         lines = self._beside if prompts else self._decodes
+        # The axis has means; times `seqs` it has sums, and the sum is looked up without a division,
+        # which would round.
         us = lines.at(seqs, float(context_tokens), seqs)
         if not lines.inside:
             self._outside = True
@@ -446,6 +450,7 @@ class Kernels(Sustained):
             us = self.decodes_us(seqs, context, len(chunks))
             if uneven is not None:
                 us += uneven.decode_us(seqs, context, plan.longest(uneven.longest))
+        # Where one launch serves all, too: without decodes, it is in the table of prompts.
         for new, before in chunks:
             us += self._chunk_us(new, before)
         return us
@@ -484,7 +489,7 @@ class Kernels(Sustained):
                 )
                 for c in grid.ctx
             ]
-            line = self._long[padded] = Line(grid.ctx, us, NEVER)
+            line = self._long[padded] = Line(grid.ctx, us)
         return line
 
     def _uneven_ns(self, sequences: i64, context_tokens: i64, longest: list[int]) -> i64:

@@ -46,6 +46,8 @@ class Interpolation:
             if x < xs[0]:
                 self.outside = True
             return us[0]
+        # From 1 on, so that a point lies before it; up to the last time, where `us` ends before
+        # `xs`.
         i = bisect_left(xs, x, 1, len(us) - 1)
         value = us[i - 1] + (us[i] - us[i - 1]) * (x - xs[i - 1]) / (xs[i] - xs[i - 1])
         if x > xs[i]:

@@ -135,6 +135,8 @@ def scaled(profile: Profile, model: Model, config: RunConfig, hardware: Hardware
             tail=step.tail(fit.tail),
             l2_mib=fit.l2_mib,
             experts=fit.experts if step.same_experts else UNSET,
+            # Launches grow with the layers; a block with layers, KV heads, bytes of a row, and
+            # tokens.
             launch_floor_us=fit.launch_floor_us * step.layers,
             copied_block_us=fit.copied_block_us * step.layers * step.work * step.bytes * blocks,
         ),
@@ -156,6 +158,7 @@ class _Side(NamedTuple):
         model = Model(
             name=made.name,
             **{name: getattr(made, key) for name, key in SIZES.items()},
+            # A model must have one; no time depends on it.
             max_position_embeddings=1,
             experts=made.experts or None,
             source="profile",
@@ -201,6 +204,8 @@ class _Change:
             if alone:
                 us.append(measured_us * ratio)
                 continue
+            # The curve holds the all-reduces of the old group: those of the new one take their
+            # place.
             alone_us = max(measured_us - self._all_reduces_us(self._old, tokens), 0.0)
             us.append(alone_us * ratio + self._all_reduces_us(self._new, tokens))
         return DenseCurve(curve.x, us)
@@ -236,6 +241,8 @@ class _Change:
     def decode(self, grid: DecodeGrid | UnsetType) -> DecodeGrid | UnsetType:
         if not isinstance(grid, DecodeGrid):
             return UNSET
+        # So many sequences of the new geometry have as many work items as the smallest measured
+        # launch.
         look, first = Interpolation(), grid.x[0] / self.work
         fewer = [float(n) for n in (1, 2, 4, 8, 16, 32) if n < first]
         rows = [

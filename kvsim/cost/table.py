@@ -88,6 +88,7 @@ class TableCost(Compiled):
             self._measured, self._path = profile, "a profile at hand"
         else:
             self._measured, self._path = load_profile(profile), profile
+        # Experts are priced beside the tables, so no profile has to be made for them.
         refuse_special(model, ("experts", *self._measured.model.special.split(", ")))
         self._hardware_name, self._sustained = hardware.name, check(sustained)
         self._scaled_in = differences(self._measured, model, config)
@@ -99,6 +100,7 @@ class TableCost(Compiled):
         beside: list[ByTokens] = []
         if isinstance(fit.all_reduce, AllReduce):
             width = model.hidden_size * DTYPE_BYTES[self._profile.model.dtype]
+            # One behind attention and one behind the MLP of each layer.
             number, gpus = 2 * model.num_hidden_layers, config.tensor_parallel_size
             beside.append(AllReduces(fit.all_reduce, gpus, number, width))
         self._experts = None
@@ -204,6 +206,7 @@ class TableCost(Compiled):
     def _all_terms(self) -> dict[str, str]:
         found = self._profile.terms | ({} if self._experts is None else self._experts.terms)
         if self._profile.model.tp == 1:
+            # On one GPU nothing is reduced, whatever the profile was made for.
             found.pop("all-reduce", None)
         return found if self._ungrouped is None else found | {"decodes beside prompts": LABEL}
 
@@ -347,7 +350,7 @@ def _judged(error: Any) -> bool:
 def _factor(error: dict[str, Any], random: np.random.Generator) -> float:
     bias, deviation = error.get("bias_percent", 0.0), error["p95_percent"] / _NORMAL_P95
     drawn = float(random.normal(bias, deviation)) / 100
-    return min(max(1 / max(1 + drawn, 1 / _MOST), _LEAST), _MOST)
+    return 1 / min(max(1 + drawn, 1 / _MOST), 1 / _LEAST)
 
 
 def _multiplied(times: Any, factor: float) -> Any:

@@ -52,6 +52,7 @@ class Uneven:
     def __init__(self, tail: Tail) -> None:
         self._unsplit_seqs, self._tile = tail.unsplit_seqs, tail.tile
         alone, share = round(1000 * tail.alone_ns), round(1000 * tail.share_ns)
+        # With more sequences than that, the whole GPU is the limit, not a thread block.
         count = min(alone // share, MOST) if share else MOST
         self._count, self.longest = count, count + 1
         self._alone, self._share = float(alone), float(share)
@@ -65,7 +66,7 @@ class Uneven:
         if sequences < self._unsplit_seqs:
             return 0.0
         if sequences <= self._count:
-            # Of the mean, times sequences.
+            # All lengths are in both sums, so the shares cancel: alone x (longest - mean) is left.
             ahead = float(sequences * longest[0] - context_tokens)
             return self._alone * ahead / float(sequences) / 1e6
         return self._held_up(self._first(longest)) / 1e6
@@ -83,6 +84,8 @@ class Uneven:
         lengths = self._first(longest)
         highest: i64 = self._add_tiles(lengths, chunks)
         held_up = self._held_up(lengths)
+        # The table has what an even batch is held up beside the chunks. Where no chunk outlasts the
+        # mean and there are enough decodes, that is nothing.
         if sequences >= self.longest and len(chunks) == 1:
             if float(highest) > mean:
                 held_up -= self._even_beside(highest, chunks[0][1], mean)
@@ -128,6 +131,8 @@ class Uneven:
     def _held_up(self, longest: vec[float]) -> float:
         """The sum over k of (L_k - L_{k+1}) x max(0, alone - k x share)."""
         k: i64
+        # Summed by parts, with c for `_count`: alone L_1 - share (L_1 + ... + L_c) - (alone - c
+        # share) L_(c+1).
         total = 0.0
         for k in range(self._count):
             total += longest[k]

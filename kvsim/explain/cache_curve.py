@@ -63,6 +63,7 @@ class Ramps:
         places = np.searchsorted(self._at, capacities)
         slopes = np.concatenate(([0], self._slope.cumsum()))
         moments = np.concatenate(([0], (self._slope * self._at).cumsum()))
+        # The sum of slope x (capacity - bend) over the bends below each capacity.
         found: list[int] = (np.array(capacities) * slopes[places] - moments[places]).tolist()
         return found
 
@@ -87,6 +88,7 @@ class Curve:
         """Count what a request finds."""
         size, most = self._size, found.most_tokens
         for _, first, last, distance in found.runs:
+            # Of the block in which `most` ends, only a part hits.
             whole, end = min(last, most // size), min(last, -(-most // size))
             if first < end:
                 self.blocks.add(distance, distance + end - first, 1)
@@ -166,6 +168,7 @@ def optimum_blocks(reuse: Reuse, uses: NextUses, capacity: int) -> list[int]:
                 heapq.heappush(furthest, -user)
             resident[user] += count
             unused -= count
+        # What nobody uses again goes first, then what is used latest.
         dropped = min(unused, max(0, size - capacity))
         unused -= dropped
         size -= dropped
@@ -206,6 +209,7 @@ def sampled_lru_tokens(
         raise ConfigError(f"rate: {rate:g} is not above 0 and at most 1")
     asked = bounded_chains(rows, streams, Counting(block_size))
     hot = _hot_keys(rows, streams, block_size)
+    # Each block that is kept is a span of its own, known by its key alone.
     walk, looked_up, sampled = Walk(1), 0, 0
     distances: list[Ints] = []
     weights: list[Ints] = []
@@ -257,6 +261,7 @@ def _keys(chain: Chain, block_size: int) -> Keys:
 
 def _chosen(keys: Keys, rate: float, seed: int) -> NDArray[np.bool_]:
     """Whether a key is in the sample: always or never."""
+    # The constants and shifts of SplitMix64; the upper half is as good as drawn.
     mixed = (keys + np.uint64(seed)) * np.uint64(_MIX[0])
     mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(_MIX[1])
     chosen: NDArray[np.bool_] = (mixed >> np.uint64(32)) < np.uint64(round(rate * (1 << 32)))
@@ -484,6 +489,7 @@ def study_recording(trace: Trace, rows: Iterable[Row], asked: Asked) -> Study:
     """Study what `open_recording` returns under LRU alone, in blocks of the ids. Raises
     `ConfigError` where nothing is left to measure."""
     size = trace.block_size or 1
+    # Keys are ids, not positions of tokens: one for each block.
     walk, curve = Walk(1), Curve(size)
     number = requests = blocks = tokens = 0
     for number, (row, chain) in enumerate(_chains(rows, size), 1):

@@ -140,6 +140,7 @@ class _Cache:
                 self._children[keys[depth - 1]] = self._children.get(keys[depth - 1], 0) + 1
         for depth in reversed(missing):
             self._stored(keys[depth], depth, now_ns)
+        # Only what nothing here continues can be evicted.
         if keys and keys[-1] not in self._children:
             self._order.put(self._blocks[keys[-1]], keys[-1], len(keys) * self._size, now_ns)
 
@@ -167,6 +168,7 @@ class _Cache:
         if parent is None:
             return
         self._children[parent] -= 1
+        # Its last continuation is gone, so it can be evicted now.
         if not self._children[parent]:
             del self._children[parent]
             self._order.put(self._blocks[parent], parent, depth * self._size, now_ns)
@@ -182,6 +184,7 @@ def replay_radix(asked: Iterable[Prompt], rank: Rank, capacity: int, block_size:
         number = min(len(prompt.keys), capacity)
         here, node = tree.match(text, number), tree.end
         found.append(min(here * block_size, prompt.most_tokens))
+        # What was found must not make room for the rest.
         tree.lock(node)
         tree.make_room(number - here)
         pages = pool.take(EMPTY, number - here)
@@ -472,6 +475,7 @@ def _pinned_blocks(
     begins = ((visit.begin_ns, _VISIT, number, 0) for number, visit in enumerate(visits))
     spaces = ((start_ns, _ROOM, free, 0) for start_ns, free in room)
     for time_ns, kind, value, count in heapq.merge(sorted(releases), begins, spaces):
+        # Only what is released as this step begins still counted as held when it was composed.
         if time_ns > now_ns:
             now_ns, released = time_ns, 0
         if kind == _RELEASE:
@@ -506,6 +510,7 @@ def _waits(
     """Of each visit, until when somebody holds its blocks: (block after the last one, time). The
     beginning of a prompt is held longest."""
     for number, (visit, found) in enumerate(zip(visits, reuse.found, strict=True)):
+        # The last block counts, of which only a part may hit.
         most = -(-found.most_tokens // size)
         mine: list[tuple[int, int]] = []
         for user, first, last, _ in found.runs:
@@ -515,6 +520,7 @@ def _waits(
                 end = min(upto, last)
                 if end <= begin:
                     continue
+                # Otherwise somebody still holds them when this visit begins: they were never idle.
                 if begin < min(end, most) and until_ns <= visit.begin_ns:
                     yield number, min(end, most) - begin, until_ns
                 if until_ns > visit.end_ns:

@@ -158,6 +158,7 @@ def paired(first: Floats, other: Floats, *, whole: bool, percentile: bool) -> Es
     mean, error = float(np.mean(changes)), spread / number**0.5
     draws = None
     if percentile and error:
+        # The same draws every time, so that equal samples get equal verdicts.
         drawn = np.random.default_rng(0).integers(0, number, (DRAWS, number))
         draws = np.sort(changes[drawn].mean(axis=-1))
     return Estimate(mean, error, number - 1, draws)
@@ -170,6 +171,7 @@ def single(first: Floats, other: Floats, *, whole: bool) -> Estimate:
     """
     estimate = paired(first, other, whole=whole, percentile=False)
     number = len(first)
+    # From spread / sqrt(n) to spread x sqrt(1 + 1 / n).
     return estimate._replace(error=estimate.error * (number + 1) ** 0.5)
 
 
@@ -224,6 +226,7 @@ def stretch(changes: Floats) -> int:
     number = len(changes)
     least: int = max(1, round(math.cbrt(number)))
     centred = changes - changes.mean()
+    # Padded to twice its length: the end must not meet the beginning.
     power = np.abs(np.fft.rfft(centred, 2 * number)) ** 2
     covariance = np.fft.irfft(power)[:number]
     if covariance[0] <= 0:
@@ -241,6 +244,8 @@ def _drawn(figures: Sequence[Figure], number: int, length: int) -> NDArray[np.fl
     while left > 0:
         size = min(left, max(1, _AT_ONCE // number))
         first = random.integers(0, number, (size, starts, 1))
+        # Stretches that run over the end go on at the beginning; surplus requests of the last are
+        # cut.
         places = ((first + np.arange(length)) % number).reshape(size, -1)[:, :number]
         drawn = [e.statistic(e.other[places]) - e.statistic(e.first[places]) for e in figures]
         batches.append(np.array(drawn).reshape(len(figures), -1).T)

@@ -265,6 +265,7 @@ def _waits(run: _Run, index: int, arrival: int, end: int) -> list[Moment]:
     """What it waited for from `arrival` to `end`, before its first step."""
     first, last = np.searchsorted(run.starts, (arrival, end), side="left")
     moments = []
+    # Until the next step begins, it waits for the one under way.
     lead = (int(run.starts[first]) if first < last else end) - arrival
     if lead:
         moments.append(Moment(arrival, _waited(lead, "waiting_step_ns")))

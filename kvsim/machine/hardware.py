@@ -79,6 +79,7 @@ class AllReduce(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.large is not None and moved_bytes >= self.large.from_bytes:
             figures = self.large
         moved_bytes *= 2 * (gpus - 1) / gpus
+        # 1 GB/s is 1,000 bytes per microsecond.
         return figures.latency_us + moved_bytes / figures.bandwidth_gb_s / 1e3
 
 
@@ -185,6 +186,7 @@ def hardware_path(name_or_path: str) -> Path:
     key = key if key in known else _sorted_key(name_or_path)
     if key not in known and name_or_path not in known.values():
         key = _key(name_or_path)
+        # No name is this one: those that contain it may be meant, as several of `h100` are.
         fitting = sorted({name for other, name in known.items() if key in other})
         if len(fitting) > 1:
             raise ConfigError(
@@ -205,11 +207,13 @@ def _names_by_key() -> dict[str, str]:
     for name in names("hardware"):
         hardware = _read(find("hardware", name))
         for other in (name, *hardware.device_names, *hardware.aliases):
+            # Words may stand in any order, unless another name is spelt so.
             found[_key(other)] = name
             found.setdefault(_sorted_key(other), name)
     return found
 
 
+# The number behind SXM is the generation of the socket, which no one needs to tell GPUs apart.
 _MAKERS_WORDS = re.compile(
     r"nvidia|geforce|rtx|tesla|amd|instinct|generation|(?<=sxm)\d|[^a-z0-9 ]"
 )
@@ -289,6 +293,7 @@ class LinkTimes:
         bandwidth = _bandwidth(chosen)
         overhead = hardware.copy_overhead_us if copy_overhead_us is None else copy_overhead_us
         pieces = block.tensors if layout != "cross" else 1
+        # Bytes over GB/s are nanoseconds.
         self._block_ns = pieces * max(
             _time("copy_overhead_us", overhead) * 1e3, block.bytes / pieces / bandwidth
         )

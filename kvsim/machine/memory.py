@@ -83,7 +83,7 @@ def token_bytes(model: Model, config: RunConfig) -> int:
 def tables_of(model: Model, config: RunConfig) -> tuple[CacheGroup, ...]:
     """The groups of layers that have block tables of their own; none if one table serves all."""
     disabled = config.disable_hybrid_kv_cache_manager
-    if disabled is None:
+    if disabled is None:  # An engine or a release without such tables.
         return ()
     drafts = drafting_method(config.speculative_config) in _STATES_IN
     groups = cache_groups(model, not disabled, drafts)
@@ -117,6 +117,7 @@ def _block_bytes(shard: Shard, config: RunConfig, layers: range) -> int:
     groups, last = tables_of(shard.model, config), shard.model.num_hidden_layers
     if not groups:
         return size * (shard.token_bytes(dtype, layers) + drafter(shard, config).token_bytes)
+    # Groups with states keep nothing of a token: blocks are as large as the others need.
     token = max(group.token_bytes(DTYPE_BYTES[dtype]) for group in shard.kv_groups)
     stage = range(layers.start, last + 1) if layers.stop == last else layers
     return int(size * token * block_layers(groups, stage))
@@ -415,8 +416,11 @@ def cache_groups(model: Model, hybrid: bool = True, drafts: bool = False) -> tup
     if drafts and "full_attention" in kinds:
         kinds["full_attention"].append(model.num_hidden_layers)
     numbers = [len(layers) for layers in kinds.values()]
+    # Kinds with nearly as many layers become one group each, the smaller ones padded; otherwise the
+    # larger ones are cut into groups of the smallest.
     size = max(numbers) if max(numbers) < 1.5 * min(numbers) else min(numbers)
     return tuple(
+        # Every n-th layer, so that each stage of a pipeline has layers of every group.
         CacheGroup(kind, tuple(layers[place :: -(-len(layers) // size)]))
         for kind, layers in kinds.items()
         for place in range(-(-len(layers) // size))

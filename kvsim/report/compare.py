@@ -104,6 +104,7 @@ class Row(NamedTuple):
         difference, verdict = self.difference(i), self.verdicts[i] if self.verdicts else None
         if first is None or difference is None:
             return "same" if first == other else "different"
+        # Where it was tested, the test decides; otherwise what a reader can see.
         if verdict.finding == "same" if verdict else not self._shows(difference):
             return "same"
         if self.verdicts and (verdict is None or verdict.finding != "significant"):

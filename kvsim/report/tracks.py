@@ -103,6 +103,7 @@ def arrow(
 ) -> tuple[str, str]:
     """An arrow between two (track, time in ns), which lie within slices."""
     ends = []
+    # "bp": "e" ends the arrow in the slice around that time, not in the next one.
     for phase, (track, time_ns) in (('"s"', begin), ('"f","bp":"e"', end)):
         ends.append(
             f'{{"ph":{phase},"id":{number},"pid":{track.pid},"tid":{track.tid},'
@@ -205,6 +206,7 @@ def request_events(stays: list[Stay], requests: Mapping[str, Any]) -> Iterator[s
         former = last.get(stay.request)
         if former is not None:
             arrows += 1
+            # A nanosecond before its end: at the end, no slice is around the arrow.
             left, back = (tracks[former], stays[former].end_ns - 1), (track, stay.begin_ns)
             yield from arrow(arrows, _passage(stays[former], stay), left, back)
         last[stay.request] = number

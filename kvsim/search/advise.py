@@ -125,6 +125,7 @@ def _values(trial: Trial, parts: Parts) -> Iterator[Any]:
     now = getattr(parts.config, trial.key)
     if now is None and trial.key in parts.assumed:
         now = parts.assumed[trial.key].value
+    # Less memory for blocks helps nothing.
     higher = trial.key == "gpu_memory_utilization"
     for value in trial.values:
         if value != now and not (higher and value < now):
@@ -238,6 +239,7 @@ class _Bench(NamedTuple):
             return
         estimates, margins = {}, []
         for place, each in enumerate(others):
+            # A change that was settled earlier has fewer seeds than the base.
             mine = tuple(first.values(decides)[: len(each.runs)])
             estimate = estimate_of(decides.metric, mine, tuple(each.values(decides)))
             if estimate is not None:
@@ -298,6 +300,7 @@ def _combined(bench: _Bench, advice: Advice) -> Tried:
     if not firm:
         return base
     best, *others = firm
+    # A share for each further change, and one for all of them against the base.
     level = (1 - _SINGLES) * LEVEL / (len(others) + 1)
     for other in others:
         changes = (*best.changes, *other.changes)
@@ -305,6 +308,7 @@ def _combined(bench: _Bench, advice: Advice) -> Tried:
             config = changed(base.config, {each.key: each.value for each in changes})
         except ConfigError:
             continue  # The engine does not start with all of them.
+        # What was tightest may no longer be, with the best changes so far.
         candidate, decides = Tried(changes, config), _tightest(best, objectives)
         bench.run([best, candidate], len(base.runs))
         bench.judge(best, [candidate], decides, level)
@@ -312,6 +316,7 @@ def _combined(bench: _Bench, advice: Advice) -> Tried:
             best = candidate
     if best is not firm[0]:
         bench.judge(base, [best], advice.decides, level)
+    # Each was judged against those before it: together they need not beat the base.
     best = best if advice.helps(best) else firm[0]
     bench.run([best], len(base.runs))
     return best

@@ -320,6 +320,7 @@ def changes(before: RunConfig, after: RunConfig) -> list[Change]:
     one, other = assemble(before), assemble(after)
     if not (isinstance(one.blocks, KVCacheManager) and isinstance(other.blocks, KVCacheManager)):
         raise ConfigError(f"vllm_version: {after.engine} is one release; leave the others out")
+    # The pool of the later release stays, as its size is a change of its own.
     pool = {"num_gpu_blocks_override": other.memory.num_gpu_blocks}
     given = to_table(after)
     keys = [key for key in RunConfig.__struct_fields__ if key not in _BY_THE_POOL]
@@ -335,6 +336,7 @@ def changes(before: RunConfig, after: RunConfig) -> list[Change]:
         found.append(Change(words, Undone(**{**given, "num_gpu_blocks_override": was})))
     for name in _differing(one.blocks.release, other.blocks.release, RULES):
         rule = RULES[name]
+        # The default of an option that came with the rule is among the settings above.
         told = rule.introduces and rule.option in settings
         if not told and _at_work(rule, other.config):
             words = f"{rule.about} ({rule.written()})"

@@ -188,8 +188,10 @@ def run_on_ray(
         while waiting or running:
             for _ in range(min(most - len(running), len(waiting))):
                 task = waiting.popleft()
+                # Another sweep runs it: its turn comes again behind the others.
                 if not store.claim(task.key, wait=False):
                     waiting.append(task)
+                # That sweep has finished it meanwhile.
                 elif store.load(task.key) is not None:
                     store.release(task.key)
                     done(1)

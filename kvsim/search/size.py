@@ -89,6 +89,7 @@ class Knob(NamedTuple):
 
     def between(self, low: float, high: float) -> float | None:
         """A value between two others; None if there is none."""
+        # The mean ratio; where rounding makes it an end, the mean may still lie between.
         middle = self.snap(math.sqrt(low * high) if low > 0 else (low + high) / 2)
         if low < middle < high:
             return middle
@@ -160,6 +161,7 @@ def _blocks(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
     _, engine = parted(base)
     parts = assemble(make_config({**engine, "num_gpu_blocks_override": _PLENTY}))
     assert isinstance(parts.config.max_model_len, int) and parts.config.block_size is not None
+    # An engine does not start unless one request of the longest length fits.
     fewest = -(-parts.config.max_model_len // parts.config.block_size)
     most = inf
     if bounds.high is None:
@@ -429,6 +431,7 @@ def find_beside(lab: Laboratory, start: float) -> float:
     within a factor `_MOST_TIMES`, the result is the last one that was tried.
     """
     knob, broken, value = lab.knob, start, start
+    # A whole number moves by one at least.
     share = closest = max(MOVED, knob.grain / start)
     lab.look([value])
     while not lab.tried[value].meets and 1 / _MOST_TIMES < value / start < _MOST_TIMES:
@@ -469,6 +472,7 @@ def sharpen(lab: Laboratory, metric: Metric) -> None:
         wide = [
             (abs(log(b.figures[metric.key] / a.figures[metric.key])), low, high)
             for (low, a), (high, b) in pairwise(lab.ascending)
+            # Within less, both ends count as close, and more values would show no more.
             if high - low > CLOSE / 2 * high
             and min(each.figures.get(metric.key, 0) for each in (a, b)) > 0
         ]
@@ -490,6 +494,7 @@ def _best(lab: Laboratory) -> float | None:
 
 def _further(lab: Laboratory, worse: bool) -> float | None:
     """The next value beyond the ladder: towards the safe end if no value keeps the objectives."""
+    # The safe end is down where the highest value is sought, and up where the least is.
     down = worse == (lab.knob.goal == "most")
     values = sorted(lab.tried)
     value = values[0] / lab.further if down else values[-1] * lab.further
@@ -645,6 +650,7 @@ def lasting_answer(lab: Laboratory, varies: Sequence[str]) -> Search:
     again. Where it breaks the objectives there, it is moved until it does not. Should it then break
     them on the shorter load, which it may by chance, the search goes on beyond it.
     """
+    # On the short load, and without neighbours: it only tells where the longer load is searched.
     rough = find_boundary(replace(lab, near=()))
     longest = len(lab.trace.rows) * LONGER**2
     if rough is None or longest > MOST_REQUESTS:

@@ -100,6 +100,7 @@ def cost_of(lab: Laboratory, found: Answer, price: float | None) -> Cost | None:
     figures = lab.tried[found.kept].figures
     offered = lab.objectives.steady and "total_token_rate" in figures
     rates = ("total_token_rate", "output_token_rate") if offered else SERVED_TOKENS
+    # The price of a second, over the tokens of a second.
     return Cost(price, gpus, *(price * gpus / 3600 / figures[rate] * 1e6 for rate in rates))
 
 
@@ -568,6 +569,7 @@ def _times(cliff: Cliff, logarithmic: bool) -> Axis:
     """How high a cliff is, written beside it."""
     middle = (cliff.safe + cliff.beyond) / 2
     return {
+        # Plotly places annotations on a logarithmic axis by the exponent.
         "x": log10(middle) if logarithmic else middle,
         "y": 0.66,
         "yref": "paper",

@@ -58,6 +58,7 @@ class Objective(NamedTuple):
         if value is None:
             return math.inf
         part, whole = (value, self.limit) if self.below else (self.limit, value)
+        # Where the divisor is 0: 1 at the limit, and infinitely far beyond it.
         return part / whole if whole else math.inf if part else 1.0
 
     def __str__(self) -> str:

@@ -185,6 +185,7 @@ class Store:
         return self.folder, self._scratch
 
     def __setstate__(self, state: tuple[Path, Path | None]) -> None:
+        # A descriptor means nothing in the process that unpickles this: it opens its own.
         (self.folder, self._scratch), self._locks = state, None
 
     def _path(self, key: str) -> Path:

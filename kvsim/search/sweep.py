@@ -456,6 +456,7 @@ def _meeting(
     """Those that meet all objectives, the best first, and the rule of their order, in words."""
     keys = [lambda c: _costs(c, goodput), lambda c: _costs(c, MEMORY), lambda c: c.load]
     first = goodput.label.lower()
+    # With the rate alone, the question is how much load the objectives allow.
     if axes == (RATE,):
         keys[0], first = (lambda c: -c.settings[RATE]), "request rate"
     return _ordered([c for c in finished if c.meets], keys), (
@@ -481,6 +482,7 @@ def pareto(
     for configuration in sorted(defined, key=costs):
         if not unbeaten or costs(configuration)[1] < costs(unbeaten[-1])[1]:
             unbeaten.append(configuration)
+    # In the strict front, some are better by too little to matter.
     front = [c for c in unbeaten if not any(_beats(costs(by), costs(c)) for by in unbeaten)]
     return sorted(front, key=lambda configuration: configuration.figures[one.key])
 
@@ -570,6 +572,7 @@ def _ordered(
         least = key(rest[0])
         equal = [each for each in rest if not matters(key(each) - least, least)]
         order += _ordered(equal, further)
+        # `rest` is sorted, so the equal ones were its first.
         rest = rest[len(equal) :]
     return order
 

@@ -313,6 +313,7 @@ def _effect(chosen: Chosen, shown: Sequence[Configuration], key: str, metric: Me
         _marks(members, lambda c: place(c.settings[key]), up.of, colour, label)
         for label, colour, members in groups(chosen, shown)
     ]
+    # With hardly more than one configuration at each value, there is no best to join.
     if 2 * len(values) <= len(shown):
         best = [chosen.best_of((c for c in shown if c.settings[key] == v), metric) for v in values]
         ends = [place(value) for value in values], compact(map(up.of, best))

@@ -242,6 +242,7 @@ def _declared(constructor: Callable[..., Any]) -> tuple[dict[str, Any], set[str]
     # A constructor, and those that it hands its `**settings` on to.
     chain = [constructor]
     if isinstance(constructor, type):
+        # Only while each has `**settings`: they stand for what the next one takes.
         chain += [b for b in constructor.__mro__[1:] if "__init__" in vars(b) and b is not object]
     for each in chain:
         forwards = False

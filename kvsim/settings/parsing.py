@@ -50,6 +50,7 @@ def _parsed(parse: Callable[[str], Any], text: str) -> Any:
         if "integer string conversion" in str(error):
             raise ValueError(DIGITS) from None
         raise
+    # A text with few brackets cannot nest deeply: most need no walk through their values.
     brackets = text.count("[") + text.count("{")
     if brackets > _MOST_NESTED and not is_flat(value, _MOST_NESTED):
         raise ValueError(DEEP)

@@ -40,7 +40,7 @@ class Chains:
         labels, hop = self._pieces, 1
         first, before = _first(labels), self._earlier(labels, 1)
         while (before != before[first]).any():
-            # What a label says of the pieces up to here goes back twice as far each time.
+            # A label stands for 1, 2, 4, ... pieces up to here, until equal ones tell all before.
             pairs = (self._earlier(labels, hop) + 1) * (labels.max() + 1) + labels
             labels, hop = np.unique(pairs, return_inverse=True)[1], 2 * hop
             first, before = _first(labels), self._earlier(labels, 1)
@@ -95,7 +95,7 @@ def _cut(rows: Sequence[Row]) -> tuple[_Ints, NDArray[np.uint64], _Ints, _Ints]:
     runs = hash_runs(rows)
     starts, counts = np.array(runs.starts, np.uint64), np.array(runs.counts, np.int64)
     owners = np.repeat(np.array(runs.rows, np.int64), np.diff(runs.ends, prepend=0))
-    # A cut is known by the id before it, which the first id of all has not.
+    # A cut is known by the id before it; id 0 has none, wraps, and is told apart by `inside`.
     before = np.concatenate((starts - 1, starts + (counts - 1).astype(np.uint64)))
     inside = np.concatenate((starts > 0, np.ones(len(starts), bool)))
     names = column(rows, "scope")
@@ -112,6 +112,7 @@ def _cut(rows: Sequence[Row]) -> tuple[_Ints, NDArray[np.uint64], _Ints, _Ints]:
     rank[order] = np.cumsum(new) - 1
     low, high = np.split(rank, 2)
     number = high - low
+    # Between the cut before a run and the one at its end lie the pieces of the run.
     pieces = np.arange(number.sum()) + np.repeat(high - np.cumsum(number), number)
     counted = (cuts[pieces + 1] - cuts[pieces]).astype(np.int64)
     return np.repeat(owners, number), cuts[pieces] + 1, counted, pieces
@@ -119,8 +120,9 @@ def _cut(rows: Sequence[Row]) -> tuple[_Ints, NDArray[np.uint64], _Ints, _Ints]:
 
 def _first(labels: _Ints) -> _Ints:
     """For each entry the place of the first one with its label."""
+    # Set from the last entry to the first, so that the first one stays.
     first = np.empty(labels.max(initial=-1) + 1, np.int64)
-    first[labels[::-1]] = np.arange(len(labels))[::-1]  # The last to be set stays.
+    first[labels[::-1]] = np.arange(len(labels))[::-1]
     return first[labels]
 
 

@@ -132,6 +132,7 @@ def _random_times(count: int, rate: float, config: RunConfig) -> list[int]:
     if not np.isfinite(times[-1]):
         raise ConfigError(f"burstiness: {config.burstiness:g} is too small; raise it")
     if times[-1] > 0:
+        # As vLLM does: the drawn gaps are stretched so that the whole has the rate.
         times *= count / rate / times[-1]
     nanoseconds: list[int] = np.rint(times * NS_PER_S).astype(np.int64).tolist()
     return nanoseconds
@@ -241,6 +242,7 @@ class Clients:
         if self._released[index]:
             return self._release_ns[index] if self._after[index] < 0 else MAX_NS
         before, span_ns = self._after[index], 0
+        # Back to a row that was released, or that waits for its time alone.
         while before >= 0 and not self._released[before]:
             span_ns += max(self._think_ns[index], self._recorded_ns(index, before))
             index, before = before, self._after[before]
@@ -261,6 +263,7 @@ class Clients:
         request.released_ns = now_ns
         self._released[request.index] = 1
         self._asked_ns = -1
+        # Whoever waits at the gate was released earlier and goes first.
         if self._slots and not self._gate:
             self._slots -= 1
             request.arrival_ns = now_ns
@@ -271,6 +274,7 @@ class Clients:
     def ended(self, request: Request, now_ns: int) -> Released:
         """The requests that `request` releases, completed or rejected (it has a reason). What was
         given up releases them, too: their prompts are in the trace."""
+        # A rejected request had a slot, too.
         self._slots += 1
         self.left -= 1
         if not self._gate and request.index not in self._next:
@@ -281,6 +285,7 @@ class Clients:
                 self._skip(index)
             else:
                 later.append((now_ns + self._think_ns[index], self._requests[index]))
+        # Stable: turns of one moment stay in the order of the trace.
         later.sort(key=lambda turn: turn[0])
         return Released(self._open_gate(now_ns), later)
 

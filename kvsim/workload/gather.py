@@ -117,6 +117,7 @@ def tokens(source: Source, field: str, value: object, low: int = 1) -> int:
 def instant(source: Source, field: str, value: object, unit_ns: int) -> int:
     """A time in nanoseconds, of a number of units of `unit_ns`, also as text; exact."""
     try:
+        # A float counts as it is written, in the shortest form, not as it is stored.
         number = Decimal(value) if isinstance(value, (int, str)) else Decimal(repr(value))
     except (InvalidOperation, ValueError):
         number = Decimal("NaN")

@@ -95,15 +95,18 @@ def _hash_spans(trace: Trace, unit: int) -> HashSpans:
     (nodes, owners), rows = chains.nodes(), chains.rows
     offsets = (nodes - chains.before) * unit
     stops = (chains.before + chains.counts) * unit
+    # Pieces that another row had first: both rows share all up to their ends.
     shared, twice = np.zeros(number, np.int64), owners != rows
     np.maximum.at(shared, rows[twice], stops[twice])
     np.maximum.at(shared, owners[twice], stops[twice])
     # Without output ids, the keys of a partial last block end with the prompt.
     most = np.array(column(trace.rows, "input_length"), np.int64)
     most[list(hash_runs(trace.rows).open)] = ENDLESS
+    # Pieces of one row whose keys go on are one span, up to the last of them.
     last = (np.diff(rows, append=-1) != 0) | (np.diff(offsets, append=0) != 0)
     ends, every = np.searchsorted(rows[last], np.arange(number + 1)), np.arange(number)
     columns = (
+        # Behind the spans of each row comes its own region, which has no end.
         np.insert(np.minimum(stops, most[rows])[last], ends[1:], ENDLESS),
         np.insert(offsets[last], ends[1:], -(every + 1) * REGION),
         ends + np.arange(number + 1),

@@ -82,6 +82,7 @@ def written_id(row: Row) -> str | int:
     """A row's id as a file writes it: as a number if possible."""
     name = row.id
     is_number = name.isascii() and name.isdecimal() and (name[0] != "0" or name == "0")
+    # 18 digits fit into 63 bits, whatever reads the file.
     return int(name) if is_number and len(name) < 19 else name
 
 
@@ -238,6 +239,7 @@ def _header(source: Source, table: dict[str, Any]) -> Trace:
 
 def _choice(source: Source, table: dict[str, Any], key: str, choices: tuple[Any, ...]) -> Any:
     value = table.get(key)
+    # The type counts, too, as `1 == True`.
     if key in table and not any(
         type(value) is type(choice) and value == choice for choice in choices
     ):
@@ -399,6 +401,7 @@ class _RowReader:
             if not _is_segment(segment):
                 what = f"{shown(segment)} is not [name, length] with length >= 1; fix it"
                 raise self._source.error(what, "prefix")
+            # Refuses half a surrogate pair.
             string(self._source, {"prefix": segment[0]}, "prefix")
         length = sum(length for _, length in segments)
         if length > input_length:

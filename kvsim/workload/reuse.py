@@ -207,6 +207,7 @@ class Walk:
             else:
                 continue
             break
+        # After the search: distances do not count what this request itself takes.
         for owner, last, span in taken:
             self._take(owner, last, span)
         if blocks:

@@ -94,6 +94,7 @@ class Source:
         size = 0
         while raw := self._guarded(next_bytes, self.lines_read + 1):
             self._hash.update(raw)
+            # The digest covers the mark, as that of `sha256sum` does; the text begins behind it.
             if not self._bytes_read:
                 raw = raw.removeprefix(_BYTE_ORDER_MARK)
             self._bytes_read += len(raw)
@@ -180,9 +181,11 @@ class Source:
     def _count(self, rows: int) -> None:
         """Count rows. Refuses a file of far too many, by the part of it that the first take."""
         self._rows += rows
+        # Once, when a block of rows passes the mark.
         if self._rows - rows < _SAMPLE_ROWS <= self._rows:
             size = os.fstat(self._stored.fileno()).st_size  # 0 for a pipe
             taken = self._stored.tell() * self._size
+            # Rows per byte of text read, times text per stored byte, times the stored size.
             whole = self._rows * size * self._bytes_read // taken if size else 0
             most = limits.most(limits.ROWS)
             if whole > _FAR * most:
@@ -263,6 +266,8 @@ def _plain(text: str) -> dict[str, Any] | None:
         return None
     if type(value) is not dict or end != len(text):
         return None
+    # Of the quotation marks that the keys leave, texts must have all: none is within a text or a
+    # table.
     marks = text.count('"') - 2 * len(value)
     if marks and marks != 2 * sum(type(each) is str for each in value.values()):
         return None
@@ -283,6 +288,7 @@ def decode(source: Source, text: str, start: int = 0, *, whole: bool = False) ->
         raise
     except ValueError as error:
         what = str(error)
+        # Python's own words about `sys.set_int_max_str_digits` help nobody here.
         if "integer string conversion" in what:
             what = "an integer has too many digits"
         raise source.error(f"not strict JSON: {what}; fix the line") from None
@@ -417,6 +423,7 @@ def read_elements(source: Source) -> Iterator[Any]:
             if wants_comma and rest:
                 raise json.JSONDecodeError("Expecting ',' delimiter", rest, 0)
             value, end = decode(source, rest)
+            # What ends with the text may go on in the next piece, as 12 in 123.
             if end == len(rest):
                 raise json.JSONDecodeError("Unfinished", rest, end)
         except json.JSONDecodeError as error:

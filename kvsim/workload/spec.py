@@ -201,6 +201,7 @@ _RANDOM_ONLY = ("input_len", "output_len", "range_ratio", "long_inputs", "long_o
 
 
 PREFIXES = 16
+# Finer than one token of the longest prompt (`MAX_TOKENS`).
 _HALVINGS = 24
 
 

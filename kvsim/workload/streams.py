@@ -100,6 +100,7 @@ def block_spans(
     k: i64
     for k in range(len(stops)):
         stop: i64 = stops[k]
+        # A block belongs where its last token is. No block ends a span that has no end.
         end: i64 = last if stop == ENDLESS else min(stop // block_size, last)
         if end > begin:
             offset: i64 = offsets[k] + block_size - 1
@@ -293,6 +294,8 @@ class SpanStream:
         found: list[Span] = []
         last: i64 = ENDLESS
         stream: SpannedStream | None = self
+        # From the end to the beginning. A block that the end of what is kept divides is the
+        # stream's own, as its last token is.
         while isinstance(stream, SpanStream) and last:
             own: i64 = stream._keep // block_size
             if own < last:
@@ -430,6 +433,7 @@ class TokenStream:
         for block in range(len(keys), known):
             tokens = self._tokens[block * block_size : (block + 1) * block_size].tobytes()
             if block:
+                # The digest alone, as nano-vllm chains it; the offset sets keys of digests apart.
                 tokens = (keys[-1] - _DIGESTS).to_bytes(8, "little") + tokens
             keys.append(_DIGESTS + xxh64_intdigest(tokens))
         return [*keys[first:known], *self._own(max(first, known), last, block_size)]
@@ -458,6 +462,7 @@ class TokenStream:
     @property
     def named_tokens(self) -> int:
         """Tokens behind which all blocks are in the region of the row."""
+        # Any token may still become known.
         return maxsize if self._next_token else max(len(self._tokens), self._inherited)
 
     @property

@@ -201,11 +201,13 @@ def _session_turns(kind: str, random: Random, per_s: float) -> Iterator[Turn]:
     """Turns of all sessions, in order of arrival, for ever; sessions begin at random (Poisson)."""
     load = SESSIONS[kind]
     waiting: list[tuple[int, int, Turn]] = []
+    # Orders turns of one moment, which cannot be compared themselves.
     serial = count()
     clock_s = 0.0
     for number in count():
         clock_s += random.expovariate(per_s)
         start_ns = round(clock_s * 1000) * _NS_PER_MS
+        # No session that begins later has a turn before these.
         while waiting and waiting[0][0] <= start_ns:
             turn = heapq.heappop(waiting)[2]
             yield turn
@@ -235,6 +237,7 @@ def _first_turn(load: Sessions, start_ns: int, session: str, random: Random) -> 
 
 def _next_turn(load: Sessions, turn: Turn, random: Random) -> Turn | None:
     """The turn that follows, or None if the session ends."""
+    # What is drawn, and in which order, makes the traces that ship: neither may change.
     if random.random() >= load.going_on:
         return None
     keep = turn.input_length + turn.output_length

@@ -265,9 +265,12 @@ class Rows(Sequence[Row]):
         numbers = np.array([*map(len, hash_ids)], np.int64)
         ends = np.cumsum(numbers)
         fresh = np.ones(len(ids), bool)
+        # The id after 2**64 - 1 wraps to 0, which begins a run in any case.
         fresh[1:] = (ids[1:] != ids[:-1] + 1) | (ids[1:] == 0)
+        # So does the first id of each row.
         fresh[(ends - numbers)[numbers > 0]] = True
         counts = np.diff(np.flatnonzero(np.append(fresh, True)))
+        # From numbers of ids to numbers of runs.
         ends = np.append(0, np.cumsum(fresh))[ends]
         runs = (each.tobytes() for each in (ids[fresh], counts, ends))
         self._extend([array("q", each) for each in columns], *map(array, "Qqq", runs))

@@ -44,6 +44,7 @@ class Written(NamedTuple):
 
     def keys(self, block_size: int) -> list[Hashable]:
         tokens = b"".join(_tokens(label, length) for label, length in self.parts)
+        # A token is 4 bytes.
         ends = range(4 * block_size, len(tokens) + 1, 4 * block_size)
         return [xxhash.xxh3_128_digest(tokens[:end]) for end in ends]
 

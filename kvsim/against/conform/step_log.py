@@ -426,6 +426,7 @@ class UnitClock(LogClock):
         if self._ended or not (arrivals or busy):
             return None
         if not busy:
+            # Steps begin at whole seconds.
             second = -(-arrivals[0][0] // 1)
             self.now_ns = max(self.now_ns, round(second) * STEP_NS)
         return self._due(seconds(self.now_ns))
@@ -471,6 +472,8 @@ class UnitClock(LogClock):
 
     def composed(self, batch: Any, plan: Any, now_ns: int, arrived: int) -> None:
         """Take down a step that has just been composed."""
+        # Those that were refused when they came are in no plan, and the log does not count them as
+        # added.
         away = [request for request in batch.ended if request.reason not in ("", ABORTED)]
         refused = [request.id for request in away if request not in plan.ignored]
         added = arrived - len(refused)

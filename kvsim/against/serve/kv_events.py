@@ -111,6 +111,8 @@ class KVEvents:
         """Reports blocks that can be hit from now on."""
         tokens, salt, lora = self._contents(keys, self._block_size)
         names = (lora,) if lora else ()
+        # Adapters are in the hash of every block, a salt in that of the first, on which the others
+        # depend.
         first = (*names, salt) if salt and parent is None else names
         extra = [first or None, *[names or None] * (len(keys) - 1)]
         self._made.append(
@@ -148,6 +150,7 @@ class KVEvents:
 def made_up_tokens(keys: Sequence[int], block_size: int) -> Content:
     """Token ids for blocks of which only the keys are known: equal keys have equal tokens."""
     seeds = [(key & _64_BITS).to_bytes(8, "little") for key in keys]
+    # 17 bits, as ids of usual vocabularies have.
     return Content([xxh32_intdigest(s, k) >> 15 for s in seeds for k in range(block_size)])
 
 

@@ -87,6 +87,7 @@ class EngineMetrics:
         self._values: dict[tuple[str, str], float] = defaultdict(float)
         self._values["engine_sleep_state", "awake"] = 1
         longest: Any = config.max_model_len
+        # 1, 2, 5, 10, 20, ... up to the longest sequence (v1/metrics/buckets.py).
         powers = [each * 10.0**power for power in range(len(str(longest))) for each in (1, 2, 5)]
         buckets = {**_TABLE["buckets"], _TOKENS: [each for each in powers if each <= longest]}
         self._histograms = {
@@ -230,6 +231,8 @@ def history(scrapes: Iterable[Iterable[Metric]]) -> str:
         for family in scrape:
             _, series = families.setdefault(family.name, (family, {}))
             for sample in family.samples:
+                # OpenMetrics wants the samples of a series together; the buckets of a histogram are
+                # one.
                 key = tuple(pair for pair in sorted(sample.labels.items()) if pair[0] != "le")
                 series.setdefault(key, []).append(sample)
     for family, series in families.values():

@@ -158,6 +158,7 @@ class Tokenize(Struct):
 
 def usage(entries: Sequence[Entry]) -> dict[str, Any]:
     """Tokens of a request: its prompts once, all samples of answers."""
+    # Samples of one prompt have it in common.
     firsts = [entry for entry in entries if not entry.family or entry.family[0] is entry]
     prompt = sum(int(entry.request.input_length) for entry in firsts)
     generated = sum(entry.tokens for entry in entries)
@@ -193,6 +194,7 @@ class Answer(NamedTuple):
 
     def around(self, place: int) -> tuple[bytes, bytes]:
         """What stands before and after the text in an event of tokens that says nothing else."""
+        # NUL stands for the text: JSON writes it as no other text.
         before, _, after = self.event(place, b"\0").rpartition(rb"\u0000")
         return before, after
 

@@ -101,6 +101,7 @@ class Clock:
             self._wake.clear()
             now_ns = -1 if self.hold else NEVER_NS - 1 if self._virtual else self._reached_ns()
             until_ns = time.monotonic_ns() + _AT_ONCE_NS
+            # As fast as possible means, too, that clients hear of each step before the next one.
             while session.next_ns <= now_ns and not (self._virtual and self._due_ns):
                 session.step()
                 if time.monotonic_ns() > until_ns:
@@ -313,6 +314,8 @@ class Front:
         mean = self._options.mean_output_tokens
         if mean == inf:
             return most
+        # What is exponential and cut to whole tokens is geometric: each token is the last with
+        # chance 1 / mean.
         ends = -1 / log(1 - 1 / mean) if mean > 1 else 0
         drawn = 1 + int(self._random.expovariate(1) * ends)
         return min(max(drawn, least), most)
@@ -405,6 +408,7 @@ class Server:
             timeout_graceful_shutdown=_GRACE_S,
         )
         http = _Http(settings, self)
+        # What is there by now stays to the end: no collection has to look at it again.
         gc.freeze()
         playing = asyncio.ensure_future(self.clock.play())
         playing.add_done_callback(lambda _: setattr(http, "should_exit", True))
@@ -435,6 +439,7 @@ class _Http(uvicorn.Server):
         self._served = served
 
     def handle_exit(self, sig: int, frame: Any) -> None:
+        # The second signal ends it without waiting for streams.
         self.force_exit, self.should_exit = self.should_exit, True
 
     async def on_tick(self, counter: int) -> bool:

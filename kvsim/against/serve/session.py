@@ -241,6 +241,7 @@ class Session:
         row = replace(row, index=len(self._rows))
         text, output = filler(row.index, row.output_length)
         kept = replace(content, output=tuple(output)) if self._records else None
+        # A server runs for days: without records, no prompt stays.
         self._rows.append(replace(row, content=kept))
         salt = -_SALT * self._salts.setdefault((row.lora, row.salt), len(self._salts))
         stream = LiveStream(self.asked, row, output, salt, self._numbers)

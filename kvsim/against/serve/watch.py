@@ -141,6 +141,7 @@ class Steps:
     def settled(self, batch: Batch, ended: Iterable[Request]) -> None:
         """A step is over, or nothing but a request."""
         step, landed = Step(batch.now_ns), False
+        # Several steps may be under way; they end in order.
         while self._flights and not self._flights[0][0].flying:
             landed = True
             plan, flight = self._flights.popleft()

@@ -107,6 +107,7 @@ class Device(Host):
     def arrived(self) -> list[Request]:
         """Take out the requests that have arrived by now."""
         inbox, self._inbox = self._inbox, []
+        # Requests of one moment come in the order of the trace, whoever released them.
         return sorted(inbox, key=lambda each: (each.arrival_ns, each.index))
 
     def tell(self, ended: list[Request]) -> None:

@@ -80,6 +80,8 @@ EXPERTS = Scales(first=4, second=8, work=2, work_share=0.1, noise=0.003)
 MOST_ROWS = 16384
 LATENT_FLOOR_US = 40.0
 
+# Floors and shares of the peaks in the laws below are guesses: a surface is fitted to what they
+# miss, so they count only far from every measured point.
 DECODE = Scales(first=4, second=8, work=0.6, work_share=0.1, noise=0.003)
 PREFILL = Scales(first=6, second=6, work=3, work_share=0.1, noise=1e-4)
 GEMM = Scales(first=4, second=8, work=2, work_share=0.1, noise=0.01)
@@ -165,6 +167,7 @@ def expert_grid(kernels: Kernels) -> tuple[ExpertGrid, dict[str, float]]:
 
     def us(tokens: Any, columns: Any) -> Any:
         active = number * (1 - (1 - chosen / number) ** tokens)
+        # Gate, up and down projections.
         weights, multiplied = 3 * columns * hidden, tokens * chosen
         moved = element * (active * weights + multiplied * (2 * hidden + 4 * columns))
         return layer.kernel_us(2 * multiplied * weights, moved, peaks) + 20
@@ -178,6 +181,7 @@ def expert_grid(kernels: Kernels) -> tuple[ExpertGrid, dict[str, float]]:
     if whole.shared_expert_intermediate_size:
         shared = whole.shared_expert_intermediate_size // shard.tensor_parallel_size
         times = times + kernels.mlp_us(shared, tokens)
+    # How many experts are read is in the measured times, so `active` changes nothing.
     both = [[round(float(time), 2)] * 2 for time in times]
     grid = ExpertGrid(
         [float(t) for t in TOKENS],
@@ -219,6 +223,7 @@ class Latent:
             work=lambda n, ctx: n * ctx,
         )
         rows = self._points("mla_generation_module_perf.parquet", "step")
+        # A decode attends to its own token besides the `step` before it.
         return [(n, step + 1, us) for n, step, us in rows], law
 
     def prefill(self) -> tuple[list[tuple[float, ...]], Law]:
@@ -249,6 +254,8 @@ class Latent:
         columns = ("batch_size", length, "latency")
         where = {"gemm_type": kernels.dtype, "kv_cache_dtype": "bfloat16"}
         found: list[tuple[float, ...]] = []
+        # The tables name the model that was measured; others with the same latent attention may use
+        # it.
         for measured in sorted(set(map(str, _table(path, ("model",))["model"].to_pylist()))):
             other = load_model(measured)
             if (other.latent, other.hidden_size) != (model.latent, model.hidden_size):
@@ -292,6 +299,7 @@ def _table(path: Path, columns: Sequence[str]) -> Any:
 def _decodes(kernels: Kernels) -> tuple[list[tuple[float, ...]], Law]:
     """(sequences, length, us) of decode attention, and its law."""
     shard = kernels.shard
+    # A key and a value of 2 bytes each.
     kv_bytes = 4 * shard.kv_heads * shard.model.head_dim
     reading = kv_bytes / (0.85 * kernels.bf16.bandwidth) * 1e6
     law = Law(
@@ -304,6 +312,7 @@ def _decodes(kernels: Kernels) -> tuple[list[tuple[float, ...]], Law]:
 def _prompts(kernels: Kernels) -> tuple[list[tuple[float, ...]], Law]:
     """(sequences, tokens, us) of prompt attention, causal, without context, and its law."""
     shard = kernels.shard
+    # Two products, each a multiplication and an addition per element of a head.
     pair_us = 4 * shard.heads * shard.model.head_dim / (0.65 * kernels.bf16.flop_s) * 1e6
     law = Law(
         us=lambda n, q: np.hypot(PREFILL_FLOOR_US, n * q * (q + 1) / 2 * pair_us),

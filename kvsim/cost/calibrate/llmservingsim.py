@@ -145,11 +145,13 @@ def judged(tail: Tail, decode: DecodeGrid, mixed: MixedGrid, path: Path, iterati
         elif n >= tail.unsplit_seqs:
             further_us = uneven.decode_us(n, total, lengths)
         else:
+            # A launch that splits keys and values is not what the term is of.
             continue
         rows.append((new > 0, even_us, even_us + further_us, us))
     if not rows:
         return tail, {}
     prompts, even, priced, real = map(np.array, zip(*rows, strict=True))
+    # Times of one launch have ratios near 1, sums of all near `iterations`: the root lies between.
     real = real / (iterations if median(ratios) > iterations**0.5 else 1)
     parts = {"decodes": ~prompts.astype(bool), "with prompts": prompts.astype(bool)}
     errors: dict[str, Any] = {**error(priced, real), "even": error(even, real)}
@@ -435,6 +437,7 @@ def _dense(path: Path, model: Model) -> DenseCurve:
     calls = dict.fromkeys(ONCE, 1) | {name: count * layers for name, count in PER_LAYER.items()}
     further = {name: count * layers for name, count in FURTHER.items()}
     mlps = dict.fromkeys(DENSE_MLP, layers - model.expert_layers)
+    # Where all layers have experts, a table may have these rows or not: they count no times.
     if model.expert_layers < layers:
         calls |= mlps
     else:

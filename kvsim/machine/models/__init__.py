@@ -97,6 +97,7 @@ def _candidates(words: list[str]) -> Iterator[str]:
     yield "-".join(words)
     words = [word for word in words if word != "instruct"]
     yield "-".join(words)
+    # The month of a release, as in `-2507`.
     words = [word for word in words if not re.fullmatch(r"\d{4}|\d{6}", word)]
     yield "-".join(words)
 

@@ -59,6 +59,7 @@ class VisionConfig(Struct, frozen=True, kw_only=True):
         patch = self.patch_size or 14
         places = self.num_position_embeddings or 2 * (self.position_embedding_size or 0)
         places = places or ((self.image_size or 0) // patch) ** 2
+        # Three colours of each pixel.
         return 3 * patch * patch * self.temporal_patch_size + places
 
 
@@ -208,6 +209,7 @@ def unread_shapes(config: Mapping[str, Any], read: Collection[str]) -> list[str]
         and key not in read
         and _ALSO.get(key, key) not in read
         and _SHAPING.search(key)
+        # Layers of a drafter.
         and not key.startswith("mtp_")
     ]
 
@@ -221,6 +223,7 @@ def _of_old_kind(table: Mapping[str, Any]) -> dict[str, Any]:
         ratio = table.get("expansion_ratio", 4)
         found["intermediate_size"] = hidden * ratio if type(ratio) is int else ratio
     grouped = table.get("new_decoder_architecture")
+    # The newer architecture states its key/value heads.
     if not grouped and "num_attention_heads" in table:
         one = table.get("multi_query", table["model_type"] == "falcon")
         found["num_key_value_heads"] = 1 if one else table["num_attention_heads"]

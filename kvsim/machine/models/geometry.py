@@ -300,9 +300,12 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def _divides(self, tp: int, ep: int) -> bool:
         linear, one = self.linear, self.latent is not None or self.compressed is not None
         shared = [self.num_attention_heads, *self._columns(ep)]
+        # The one head of a short convolution stands for all of its columns, which are divided.
         if linear is not None and linear.kind != "short_conv":
             shared += [linear.linear_num_key_heads, linear.linear_num_value_heads]
         kv_heads = {self.num_key_value_heads, *(h.num_key_value_heads for h in self.heads.values())}
+        # Heads of keys and values are divided, or stand on several GPUs each; a latent vector is on
+        # all.
         replicates = one or all(max(n, tp) % min(n, tp) == 0 for n in kv_heads)
         return replicates and all(count % tp == 0 for count in shared)
 
@@ -369,6 +372,7 @@ class Shard(Struct, frozen=True):
         tables = self.head_parameters * (1 if self.model.tie_word_embeddings else 2)
         layers = sum(each.parameters for each in self._layers())
         further = self._further_parameters - self._divided(self.model.apart_parameters)
+        # The hidden size is that of the last norm.
         return layers + tables + self.model.hidden_size + further
 
     @property
@@ -388,6 +392,7 @@ class Shard(Struct, frozen=True):
             heads = (model.head_dim, self.heads)
             window, indexer = model.sliding_window, model.indexer
             return tuple(compressed_groups(model.compressed, layers, *heads, window, indexer))
+        # Layers that use the keys and values of earlier ones keep nothing.
         keeping = range(layers.start, min(layers.stop, model.keeping_layers))
         kinds = [model.layer_type(index) for index in keeping]
         found = [self._group(kind, kinds.count(kind)) for kind in dict.fromkeys(kinds)]
@@ -434,6 +439,7 @@ class Shard(Struct, frozen=True):
         count, element = model.num_hidden_layers, DTYPE_BYTES[model.dtype(dtype)]
         stage = range(count) if layers is None else layers
         first, last = stage.start == 0, stage.stop == count
+        # A tied table is on the first and on the last stage, but once where they are one.
         tables = first + last if not model.tie_word_embeddings else first or last
         others = tables * self.head_parameters
         others += model.hidden_size if last else 0
@@ -531,11 +537,13 @@ class Shard(Struct, frozen=True):
         router = hidden * experts.num_experts
         biases = 0
         if experts.bias:
+            # Of the router; of an expert's projections into its columns, and of that out of them.
             biases = experts.num_experts + held * ((matrices - 1) * columns + hidden)
         if experts.shared_expert_gate:
             biases += hidden
         shared = matrices * hidden * (experts.shared_expert_intermediate_size // tp)
         width = experts.moe_latent_size or hidden
+        # Every token is projected into the latent width and out of it, so this counts as shared.
         if experts.moe_latent_size is not None:
             shared += 2 * hidden * width
         return shared, held * matrices * width * columns, router, biases
@@ -558,6 +566,7 @@ class Shard(Struct, frozen=True):
             group = KvGroup(
                 "latent_attention", layers, elements, 1, pair_elements=self.heads * pair
             )
+            # Of all the tokens that it keeps, attention reads those that an indexer chose.
             chosen = None if model.indexer is None else model.indexer.index_topk
             return group._replace(attended=chosen)
         windows = {

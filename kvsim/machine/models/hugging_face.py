@@ -132,6 +132,8 @@ class QuantizationConfig(Struct, frozen=True, kw_only=True):
     @property
     def spared(self) -> list[str]:
         """Modules that are not quantised."""
+        # Modules that such a file ignores are in 8 bits, not in 16: it spares them from the format
+        # of the layers that it lists (DeepSeek-V4-Pro-NVFP4).
         rest_in_8_bits = self.quantized_layers and self.weight_block_size
         ignore = None if rest_in_8_bits else self.ignore
         lists = (self.modules_to_not_convert, ignore, self.ignored_layers)
@@ -261,6 +263,7 @@ def _usual(
 ) -> dict[str, Any]:
     """The decoder's configuration under usual keys. Raises `ConfigError` for models that are no
     decoders, and for keys that shape layers in a way that is not read."""
+    # A decoder that does not name its type has that of the whole.
     outer = {"model_type": config.get("model_type")}
     text = usual_names(config if inner is None else {**outer, **inner})
     kind = text.get("model_type")
@@ -374,6 +377,7 @@ def _pattern(decoder: _Decoder, family: Family) -> tuple[str, ...]:
         types = (*[LINEAR] * ((decoder.full_attention_interval or 4) - 1), FULL)
     elif decoder.sliding_window_pattern is not None:
         types = (*[SLIDING] * (min(decoder.sliding_window_pattern, layers) - 1), FULL)
+    # Qwen2: the first `max_window_layers` layers see all tokens.
     elif decoder.use_sliding_window and decoder.max_window_layers is not None:
         full = min(decoder.max_window_layers, layers)
         types = (*[FULL] * full, *[SLIDING] * (layers - full))
@@ -420,6 +424,7 @@ def _stored(
     dtype = dtype or document.torch_dtype or document.dtype
     said = document.quantization_config or decoder.quantization_config or side_car
     if said is None:
+        # The default of `transformers`, which engines then run in 16 bits (`Model.dtype`).
         return {"torch_dtype": "float32" if dtype is None else dtype}
     stored = stored_as(said, decoder.num_hidden_layers, decoder.expert_dtype)
     if stored is None:
@@ -543,6 +548,7 @@ def _rules(config: QuantizationConfig) -> Iterator[_Rule]:
     for algo, modules in of_algo.items():
         if stored := _of_algo(algo):
             yield modules, stored
+    # Modules that are not listed are in 16 bits, but in 8 where the whole checkpoint is FP8.
     if of_algo and config.method != "fp8":
         return
     groups: list[_Rule] = []
@@ -558,6 +564,7 @@ def _of_groups(config: QuantizationConfig) -> Iterator[_Rule]:
     for group in (config.config_groups or {}).values():
         if group.weights is None:
             continue
+        # Others, such as `Linear`, name a class of modules: they mean all.
         named = [target for target in group.targets if "." in target or ":" in target]
         stored = _compressed(group)
         if config.method == "modelopt":
@@ -584,6 +591,7 @@ def _of_method(config: QuantizationConfig) -> Quantization | None:
             return _in_groups(config)
         case "fp8" if config.weight_block_size:
             rows, columns, *_ = [*config.weight_block_size, 1]
+            # Each block of weights has a scale in 32 bits.
             bits = grouped(8, rows * columns, 32)
             return Quantization(method="fp8", bits=bits, fp8_products=True)
         case "modelopt" if config.quant_algo:
@@ -602,7 +610,9 @@ def _of_method(config: QuantizationConfig) -> Quantization | None:
 def _in_groups(config: QuantizationConfig) -> Quantization:
     """Integers in groups, each with a scale and, unless they are symmetric, a zero point."""
     bits = config.bits or config.w_bit or 4
+    # Only AWQ says that there are none; GPTQ stores them also where all are alike.
     zeros = 0 if config.zero_point is False else bits
+    # -1 is one group for a row; counted as 128, it takes hardly more.
     group = max(config.group_size or 0, 0) or 128
     return Quantization(method=config.method, bits=grouped(bits, group, 16, zeros))
 
@@ -630,6 +640,7 @@ def _compressed(group: _Group) -> Quantization:
 def _spares(part: Part, modules: list[str], layers: int) -> bool:
     """Whether a list of unquantised modules names a part in more than half of the layers."""
     named = [re.search(r"layers\.(\d+)", each) for each in modules if _means(part, each)]
+    # A name without a number of a layer means all layers.
     return None in named or 2 * len({number[1] for number in named if number}) > layers
 
 

@@ -280,6 +280,7 @@ def compressed_attention(
     products += queries * parts.o_lora_rank + outputs // tp * hidden
     streams = parts.hc_mult
     vectors = parts.q_lora_rank + width + heads
+    # Of attention and of the MLP: (2 + s) s outputs, made of s streams.
     vectors += 2 * (2 + streams) * streams * streams * hidden if streams > 1 else 0
     ratio = parts.compress_ratios[index]
     if ratio > 1:
@@ -303,6 +304,7 @@ def compressed_groups(
     """What layers keep; vectors are stored in 8 bits with a scale for every 64 elements, those of
     the position in 16."""
     plain = width - parts.qk_rope_head_dim
+    # 448 elements in 8 bits, 64 in 16, 7 scales and one more byte: 584 bytes of DeepSeek-V4.
     entry = plain + 2 * parts.qk_rope_head_dim + plain // 64 + 1
     pair = 2 * heads * width
     ratios = [parts.compress_ratios[layer] for layer in layers]

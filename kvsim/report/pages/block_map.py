@@ -128,6 +128,7 @@ def _figure(block_map: BlockMap, axis: TimeAxis) -> Figure:
     if each > 1:
         note = f"{count(each)} blocks to a row, in the colour of what most of them are."
     up = titled("GPU blocks", range=[0, _blocks(block_map, GPU)], showgrid=False)
+    # Axes need a trace; the script paints the picture between them.
     data, below = [line([0], [None], "ink")], None
     if swapped:
         up["domain"] = [0.27, 1]

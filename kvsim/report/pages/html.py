@@ -191,6 +191,7 @@ def written(key: str, value: Any) -> str:
             return f"{size(value)}/s"
         if key.endswith("_ns"):
             return seconds(value / 1e9)
+        # A seed is a name, to be copied as it is.
         return str(value) if key == "Seed" else f"{value:,.6g}"
     if isinstance(value, list):
         return ", ".join(str(inner) for inner in value)

@@ -105,6 +105,7 @@ def _kernels(run: View) -> Iterator[Figure]:
     busy = added(sums.values())
     if not busy.any():
         return
+    # A step counts where it begins, so the steps of a bin may take longer than the bin.
     whole = np.maximum(busy, np.diff(bins.edges_ns))
     shown = (
         (100 * each / whole, f"kernel-{bare(name)}", KERNEL_LABELS[name].capitalize())
@@ -195,6 +196,7 @@ def _bubbles(run: View) -> Iterator[Figure]:
     moved, waits, host = (
         run.steps[name].astype(np.int64) for name in ("send_ns", "stage_wait_ns", "host_ns")
     )
+    # Steps overlap on the stages: each counts from the end of the one before.
     under_way = np.maximum(end - np.maximum(start, np.append(0, end[:-1])), 0)
     whole = bins.of(under_way) * run.summary["meta"]["config"]["pipeline_parallel_size"]
     busy = bins.of(end - start - moved - waits - host)

@@ -73,6 +73,8 @@ class Sums(NamedTuple):
         sizes = np.diff(self.ends)
         if amounts is None:
             return sizes.astype(float)
+        # Of an empty stretch `reduceat` gives an element, not 0: only bins that have some are
+        # asked.
         sums, some = np.zeros(len(sizes)), np.flatnonzero(sizes)
         if len(some):
             sums[some] = np.add.reduceat(self.ordered(amounts), self.ends[some], dtype=np.int64)
@@ -248,6 +250,7 @@ def bin_states(
     if that suffices, else bins of equal width (but for the last).
     """
     lasting = int(np.count_nonzero(start_ns[1:] != start_ns[:-1])) + 1
+    # The last state may begin at the very end, and so hold for no time.
     lasting -= int(start_ns[-1]) == end_ns
     exact = lasting <= limit
     edges = _distinct(np.append(start_ns, end_ns)) if exact else even_edges(end_ns, limit)

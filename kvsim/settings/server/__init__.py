@@ -86,6 +86,7 @@ class ServerWord(Struct, frozen=True):
             source = self.sources.get(key, _TEXT)
             if key in FILES or source.startswith(_TEXT):
                 continue
+            # The model of a drafter is a file's name, not code.
             used = {**value, "model": None} if isinstance(value, dict) else value
             remedy = f"give {key} on the command line, too"
             refuse_code(named_code(used), trusted, f"{source}: runs", remedy)

@@ -112,6 +112,7 @@ class _Words:
                 yield self._argument(flag.name, word[2:])
             elif keys:
                 inner = self._one(flag) if not equals else value
+                # vLLM's `KEY+` appends to a list.
                 _merge(tables.setdefault(flag.name, {}), keys.rstrip("+").split("."), inner)
             else:
                 yield self._argument(flag.name, self._value(flag, on, value if equals else None))
@@ -144,8 +145,7 @@ class _Words:
         flag = self._table.find(name)
         if flag is not None:
             return flag, True
-        inverses = {"no_enable_": "enable_", "no_disable_": "disable_", "no_": ""}
-        inverses |= {"disable_": "enable_", "enable_": "disable_"}
+        inverses = {"no_": "", "disable_": "enable_", "enable_": "disable_"}
         for prefix, other in inverses.items():
             if name.startswith(prefix):
                 flag = self._table.find(other + name.removeprefix(prefix))
@@ -173,6 +173,7 @@ class _Words:
         if self._place >= len(self._words):
             return False
         word = self._words[self._place]
+        # As argparse has it, negative numbers are values, and so are words with a space.
         return not word.startswith("-") or _NUMBER.fullmatch(word) is not None or " " in word
 
     def _one(self, flag: Flag) -> str:

@@ -155,15 +155,18 @@ def lines_with(words: Iterable[bytes], path: str) -> Iterator[tuple[int, bytes]]
 def _lines(file: BinaryIO, path: str, words: tuple[bytes, ...]) -> Iterator[tuple[int, bytes]]:
     number, begins = 1, True
     while chunk := file.read(CHUNK_BYTES):
+        # To the end of a line, so that no record is divided; of a longer one, only this is read.
         chunk += file.readline(CHUNK_BYTES)
         if b"\0" in chunk:
             raise ConfigError(f"{path}: not a text in UTF-8; give the text that the server printed")
+        # Most of a long log holds none of the words: such chunks need not be split.
         if any(word in chunk for word in words):
             lines = chunk.split(b"\n")
             place = 0
             while place < len(lines):
                 end = _end_of_record(lines, place)
                 record = b"".join(lines[place:end])
+                # Else it is the rest of a line whose beginning was in the chunk before.
                 if (begins or place) and any(word in record for word in words):
                     yield number + place, record
                 place = end
@@ -279,6 +282,7 @@ def _begins_anew(start: Start, match: re.Match[str]) -> bool:
     """Whether a line belongs to another start than the one before it."""
     groups = match.re.groupindex
     if "config" in groups:
+        # Each replica's engine prints its own; the same rank twice is a restart.
         return start.sized and _rank(match.string) in start.ranks
     return bool(
         ("version" in groups or "arguments" in groups)
@@ -300,7 +304,9 @@ def _take(start: Start, match: re.Match[str], number: int) -> None:
     if "config" in said:
         start.ranks.add(_rank(match.string))
         found = dict(whole_pairs(said.pop("config"), where))
+        # Only lines of releases with a V1 name the generation.
         said["engine"] = said["engine"] or "0"
+        # Every release prints it: without it, the line is not whole.
         if "tensor_parallel_size" not in found:
             raise cut_off(where)
         start.config = list(_of_config(found.items(), said["engine"] == "1", where))

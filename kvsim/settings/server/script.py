@@ -170,6 +170,7 @@ class _Reader:
             elif match := _PLACEHOLDER.match(text, self._place):
                 self._append(match[0], match.end())
             elif match := _REDIRECTION.match(text, self._place):
+                # The number of a file descriptor, as in `2>&1`, is no word.
                 if self._word is not None and self._word.isdigit():
                     self._word = None
                 self._end_word()

@@ -158,7 +158,7 @@ def _last_sized(path: str) -> tuple[list[Argument], Start]:
         elif match := _CAME_TO.search(text):
             sized = arguments = [*arguments, *_limits(match[1], where)]
         elif (match := _ALLOCATED.search(text)) and sized is not arguments:
-            # A draft model's pool comes after that of the model.
+            # The first pool of a start: that of a draft model comes after it.
             sized = arguments = [*arguments, Argument("max_total_tokens", int(match[1]), where)]
         elif match := _FREE.search(text):
             start.free = Fact(float(match[2]), number)

@@ -287,6 +287,7 @@ def _answers(source: Source, gathered: Gathered) -> dict[str, _Answer]:
         time_ns = date(source, "timestamp", written)
         thread = f"{table.get('sessionId')}{'/side' if table.get('isSidechain') else ''}"
         message = table.get("message")
+        # Lines are not always in order of time.
         start_ns, before[thread] = min(before.get(thread, time_ns), time_ns), time_ns
         if table.get("type") != "assistant" or not isinstance(message, dict):
             continue
@@ -297,6 +298,7 @@ def _answers(source: Source, gathered: Gathered) -> dict[str, _Answer]:
         if not isinstance(name, str) or not isinstance(usage, dict):
             raise source.error("no id or no usage; give the transcript as written", "message")
         if name in found:
+            # A further part of the same answer, with a later state of its usage.
             found[name].end_ns, found[name].usage = max(found[name].end_ns, time_ns), usage
         else:
             found[name] = _Answer(thread, start_ns, time_ns, usage, model, source.line)

@@ -85,6 +85,7 @@ def _decoder() -> Any:
     except ModuleNotFoundError:
         return None
     kinds = zip(_USUAL, (int | float, int, int, list[int]), strict=True)
+    # Rows of numbers make no circles that a collector would have to find.
     return json.Decoder(defstruct("Usual", kinds, forbid_unknown_fields=True, gc=False))
 
 
@@ -135,6 +136,7 @@ class _RowReader:
         """The rows of a block whose lines have the `_USUAL` keys and no others, checked as columns;
         None if some line is not like that, or wrong."""
         decoder, present, first = _decoder(), self.rules.present, len(self.rows)
+        # Rows before may have had other keys: then these have to be compared one by one.
         if decoder is None or not present.items() <= _USUAL_PRESENT.items():
             return None
         text = block.replace(b"\r\n", b"\n") if b"\r" in block else block
@@ -148,6 +150,8 @@ class _RowReader:
             rows.add((lines, times_ns, inputs, [output or 1 for output in outputs]), hash_ids)
         except (ValueError, OverflowError):
             return None
+        # `takes` comes last, as it counts the block; else every line of it is read again, one by
+        # one.
         if not (
             _one_a_line(text, len(tables))
             and self._allowed(times, inputs, outputs)

@@ -259,6 +259,7 @@ class Stream:
         whole = len(tail) - len(tail) % _CHARACTERS
         for start in range(0, whole, _CHARACTERS):
             before = self._blocks[-1] if self._blocks else -1
+            # JSON may hold half a surrogate pair, which is no UTF-8.
             block = tail[start : start + _CHARACTERS].encode("utf-8", "surrogatepass")
             id = self._ids.setdefault((before, xxh3_128_digest(block)), len(self._ids))
             self._blocks.append(id)

@@ -278,6 +278,7 @@ def _attributes(span: Table) -> Table:
     for each in _dicts(span.get("attributes")):
         key, value = each.get("key"), each.get("value")
         if isinstance(key, str) and isinstance(value, dict) and value:
+            # `{"intValue": "7"}`: one entry, named after its type.
             found[key] = next(iter(value.values()))
     return found
 
