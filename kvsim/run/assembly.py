@@ -146,7 +146,7 @@ def assemble(config: RunConfig, *, switched: tuple[str, ...] = ()) -> Parts:
         make_link(model, hardware, config, block_bytes(model, config)),
         make_front_end_times(config),
         *(memory, future, assumed),
-        (*notes, *memory.remarks(), *left_out(config, stages)),
+        (*notes, *memory.remarks(), *left_out(config, model, stages)),
         *(offload, speculation),
     )
 

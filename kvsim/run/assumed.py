@@ -205,12 +205,18 @@ def _own_defaults(config: RunConfig, engine: Engine) -> dict[str, Default]:
 GPUS_OF_A_MACHINE = 8
 
 
-def left_out(config: RunConfig, stages: int = 1) -> tuple[str, ...]:
+def left_out(config: RunConfig, model: Model, stages: int = 1) -> tuple[str, ...]:
     """What the settings ask for and a run does not simulate, one line each.
 
     `stages`: how many stages of a pipeline work on different steps at once.
     """
+    longest, own = config.max_model_len, model.max_position_embeddings
     lines = {
+        f"max_model_len: {model.name} is {own:,} tokens long; vLLM and SGLang refuse more, unless"
+        " the rope is scaled (--hf-overrides) or VLLM_ALLOW_LONG_MAX_MODEL_LEN or"
+        " SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN is 1": (
+            isinstance(longest, int) and longest > own
+        ),
         "enable_expert_parallel: the experts of each GPU are taken to have as many tokens; uneven"
         " loads are not simulated": config.enable_expert_parallel,
         f"cpu_offload_gb {config.cpu_offload_gb:g}: GPU memory is saved, but reading these weights"
