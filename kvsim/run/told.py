@@ -18,7 +18,7 @@ from kvsim.run.assumed import Settings, complete
 from kvsim.settings.config import RunConfig, make_config
 from kvsim.settings.server import ServerWord
 from kvsim.settings.server.log import Sharing, Start, pool_of
-from kvsim.settings.versions import DEFAULT_BLOCK_SIZE, server_defaults
+from kvsim.settings.versions import DEFAULT_BLOCK_SIZE, release, server_defaults
 
 _LEAST_FILLED = 0.7
 """Least share of a GPU that weights and KV cache take of what `gpu_memory_utilization` allows."""
@@ -136,8 +136,9 @@ def _blocks(whole: Settings, start: Start) -> int:
         layout = Layout(size, size, longest, tokens, num_spec_tokens=drafted_tokens(config))
         return peak_blocks(groups, layout)
 
-    caching, ahead = config.enable_prefix_caching, bool(config.async_scheduling)
-    request = taken(cached if caching else groups, 1 + ahead)
+    # Windows keep the tokens of steps in flight since 0.26 (v1/kv_cache_interface.py).
+    ahead = bool(config.async_scheduling) and release(config.vllm_version) >= (0, 26)
+    request = taken(cached if config.enable_prefix_caching else groups, 1 + ahead)
     sharing = Sharing(len(groups), request) if groups else None
     pool = pool_of(start, size, longest, config.data_parallel_size, sharing)
     printed = start.max_concurrency
