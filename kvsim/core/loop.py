@@ -144,6 +144,7 @@ class Loop:
         step_ns: i64 = -1
         if plan.computes or self._host.takes_time(plan, len(self._flying)):
             step_ns = self._host.step_ns(plan)
+        # Whoever ends beside the model is over before it is noted how the engine stands.
         self._scheduler.overlap(self._batch, now_ns)
         self._observe(plan)
         if plan.waits:
@@ -153,6 +154,7 @@ class Loop:
     def _idles(self, plan: Plan, now_ns: i64, ended: i64) -> bool:
         """Whether nothing can change before a request arrives or is given up. Where nothing runs,
         but something happened, that is a step without duration."""
+        # With steps in flight, the oldest of them is waited for instead.
         if ended == 0 and plan.empty:
             return not self._flying
         plan.start_ns = plan.end_ns = now_ns
@@ -203,6 +205,8 @@ class Loop:
                 batch.refuse(request, self._refused[request.id])
             else:
                 self._scheduler.arrive(batch, request)
+            # A policy's `arrive` that neither took the request in nor refused it would lose it
+            # unnoticed.
             if batch.arriving is not None:
                 raise ValueError(
                     f"arrive left out {request!r}; give each request to super().arrive(),"
@@ -269,6 +273,7 @@ class Loop:
         """Releases requests that ended before any step in flight was composed."""
         graves: list[tuple[int, list[Request]]] = self._graves
         assert self._over is not None
+        # A step in flight still lists its requests, and settling it reads them.
         graves.append((self._steps, ended))
         while graves[0][0] < self._steps - self._scheduler.in_flight:
             for request in graves.pop(0)[1]:

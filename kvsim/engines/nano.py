@@ -146,6 +146,7 @@ class NanoTables(BlockManager):
         (`allocate`)."""
         size: i64 = self.block_size
         table: Table = Table()
+        # Before new blocks are taken: hits are among the free ones.
         self.share(request)
         request.seen = len(self.hits) * size
         request.published = len(self.hits)
@@ -205,6 +206,7 @@ class NanoTables(BlockManager):
         """From now on, a block in use, which ends after `end` tokens, is the one to be hit for a
         content (`hash_to_block_id`)."""
         gpu: Pool = self.gpu
+        # Where nobody has it, that is block 0, which has no content to lose.
         gpu.unname(gpu.find(content))
         gpu.label(block, content, end)
 
@@ -343,6 +345,7 @@ class NanoTables2025(NanoTables):
         first: i64 = len(blocks)
         blocks = self.gpu.extended(blocks, number)
         k: i64
+        # The engine clears the number of a block that it takes; the entry in `known` stays.
         for k in range(first, len(blocks)):
             self.numbers.pop(blocks[k], None)
         return blocks
@@ -442,6 +445,7 @@ class Nano(Scheduler):
             tokens = min(rest, self.max_num_batched_tokens - plan.batched_tokens)
             plan.add(request, tokens, 0)
             plan.batched_tokens += tokens
+            # Unfinished, it stays at the head, and nobody is admitted behind it.
             if tokens < rest:
                 break
             batch.waiting.popleft()
@@ -493,6 +497,7 @@ class Nano(Scheduler):
                 request.computed += 1
                 k += 1
         plan.batched_tokens = k
+        # Nobody runs any more, and the queue holds them all.
         if k == 0:
             head: Request = batch.waiting[0]
             raise died("nothing-schedulable", head, length=head.length, rule=self.rule)
@@ -521,6 +526,7 @@ class Nano(Scheduler):
         blocks: NanoTables = self.blocks
         request: Request
         if blocks.publish_at.computed:
+            # For all, before anybody is freed: others hit the blocks of those who end, too.
             for request in plan.requests:
                 blocks.publish(request, request.computed)
         before: i64 = len(batch.ended)

@@ -51,6 +51,7 @@ class TopPool(BlockPool):
     def take(self) -> i64:
         """Takes the block on top, whoever holds it."""
         block: i64 = self.stack.pop()
+        # The count is set to 1, whatever it was.
         self.share(block, 1 - self.refs(block))
         return block
 
@@ -152,6 +153,7 @@ class Vllm033Tables(Naive):
         place: i64
         for place in range(self._blocks(sequence.length) - len(table)):
             block = table[place % window] if 0 < window <= place else self.gpu.take()
+            # Set, not added: a block that a window repeats has it once.
             self.gpu.share(block, holders - self.gpu.refs(block))
             table.append(block)
         self.gpu.lookups += prefix.blocks

@@ -669,6 +669,7 @@ class RadixTree:
         child.key, child.begin, child.parent = text.number(middle), middle, upper
         child.at += number
         self.nodes[upper.key], self.nodes[child.key] = upper, child
+        # Both count as used now, the lower part, too, though only the upper one matched.
         self._use(upper, self.root)
         self._use(child, self.root)
         return upper

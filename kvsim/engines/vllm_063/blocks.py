@@ -201,6 +201,7 @@ class Naive(BlockManager):
             sequence.filled = filled
             block: i64 = table.blocks[place]
             if self.gpu.refs(block) > 1:
+                # Others hold it, so it does not become free.
                 self.gpu.give_back(vec[i64]([block]), -1)
                 table.blocks[place] = self.gpu.take()
                 copies.append((block, table.blocks[place]))
@@ -416,6 +417,7 @@ class PrefixCaching(Naive):
             last: i64 = (sequence.filled - self._withheld) // self.block_size
             place: i64
             computed: i64 = 0
+            # Those behind a gap count, too: the engine counts blocks, whichever they are.
             for place in range(sequence.seen, last):
                 computed += self.gpu.computed(sequence.tables[0].blocks[place])
             if sequence.seen < last:

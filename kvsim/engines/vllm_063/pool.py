@@ -62,6 +62,7 @@ class BlockPool(Pool):
         self.lookups = self.hits = self._call = 0
         self._last = {}
         if self._holds_blank and size:
+            # The order hands out all blocks, those that were never used as well.
             self.order.put_many(list(range(first, first + size)))
             while self.fresh < self.end:
                 self._open()

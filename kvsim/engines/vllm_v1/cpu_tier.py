@@ -112,6 +112,8 @@ class Lru:
         del self._runs[run.rank]
         self._last += 1
         run.rank, run.ended, run.sorted = self._last, True, False
+        # Some of what it used has the rank of a later request: all of it becomes as recent as its
+        # end.
         if len(run.chunks) < len(access.seen):
             self._move([key for key in access.seen if key in self._run_of], run)
         if run.chunks:
@@ -219,6 +221,7 @@ class Arc:
         chosen: list[Key] = []
         for _ in range(number):
             turns = (once, again) if size >= int(self._target) else (again, once)
+            # Both filters go on where they stopped, so no chunk is chosen twice.
             key = next(chain(*turns), None)
             if key is None:
                 return None
@@ -257,6 +260,8 @@ class Counter:
             if key in counts:
                 continue
             if len(counts) >= self._size:
+                # Those of this offer stand at the end of the table, and make no room for each
+                # other.
                 if not others:
                     continue
                 counts.popitem(last=False)

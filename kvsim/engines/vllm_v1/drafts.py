@@ -133,6 +133,7 @@ class Rates:
         drawn = xxh3_64_digest(f"{sequence.length}/{sequence.id}".encode(), self._seed)
         accepted = 0
         for limit in self._limits:
+            # Bytes of equal number, the highest first, compare as the numbers do.
             if accepted == drafts or drawn > limit:
                 break
             accepted += 1

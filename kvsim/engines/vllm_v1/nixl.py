@@ -58,6 +58,7 @@ class Nixl(Connector):
             self._note(request, [], False)
             return False
         self._pulled.discard(request)
+        # With a reason, it was given up, and nobody will read its blocks.
         if request.options.kv_transfer != PREFILL or request.reason:
             return False
         held = any(self._blocks.tables(request.sequences[0]))

@@ -53,6 +53,7 @@ class Cadence:
         """A step is composed, and this is the number of the last one that computes anything."""
         if self.interval == 1:
             return
+        # Where prompts were held, or somebody was preempted, it was not tried who fits.
         if not (self.holds or plan.preempted):
             queues = (batch.waiting, batch.holding)
             self._full = any(self._waits(batch, each) for queue in queues for each in queue)

@@ -115,6 +115,8 @@ class SimpleOffload(Connector):
         if request.options.skip_reading_prefix_cache or not blocks.caching:
             return Match()
         units = [group.window for group in blocks.groups if isinstance(group, Chunked)]
+        # The tier counts blocks and windows from there, so it has to be the beginning of one in
+        # every group.
         if any(computed % unit for unit in (blocks.layout.align, *units)):
             return Match()
         keys = blocks.keys(sequence)[computed // blocks.layout.key_tokens :]
@@ -145,6 +147,7 @@ class SimpleOffload(Connector):
                 if block:
                     targets.append(table[place])
                     sources.append(block)
+        # Held for the copy before the look-up lets go, so that they are never free in between.
         self.cpu.hit(sources)
         self._forget(request)
         blocks.pin(targets)
@@ -213,6 +216,7 @@ class SimpleOffload(Connector):
         """Returns the blocks with new content that come next in the free list."""
         gpu, room = self._blocks.gpu, self.cpu.free
         if self._cursor < gpu.fresh and gpu.refs(self._cursor):
+            # It was taken meanwhile, and its place in the list is lost.
             self._cursor = 0
         rest = gpu.free_list()
         if self._cursor:
@@ -259,6 +263,7 @@ class SimpleOffload(Connector):
             self._copied.difference_update(copy.gpu)
             for source, target in zip(copy.gpu, copy.cpu, strict=True):
                 self.cpu.label(target, pool.content(source), pool.end_of(source))
+        # Not before the labels: a block without content would be reused first.
         for copy in loads + stores:
             self.cpu.drop(copy.cpu)
             self._blocks.unpin(copy.gpu)
@@ -266,6 +271,7 @@ class SimpleOffload(Connector):
 
     @property
     def busy(self) -> bool:
+        # Loads need no mention: their requests wait.
         return bool(self._storing or self._waiting)
 
     def contents(self) -> tuple[Iterable[int], Iterable[int]]:
