@@ -323,6 +323,7 @@ def find_bounds(trace: Trace, result: FleetResult) -> Bounds | None:
     if result.decisions is None or result.ways or len(sizes) > 1 or not metas[0]["prefix_caching"]:
         return None
     noted = of_admitted(result.decisions, result.requests)
+    # In the order in which they were routed, of equal times in that of the trace.
     order = np.argsort(noted["time_ns"], kind="stable")
     rows = [trace.rows[place] for place in noted["request"][order]]
     prompts, counting = streams(trace), Counting(sizes.pop(), outputs=True)

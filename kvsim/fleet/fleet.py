@@ -99,7 +99,9 @@ def simulate_fleet(
             parts = [assembled(config, rows, parts_of) for config in known]
             split = Split(load, parts, roles, new_router, progress)
             return split.played(router, args, command, explain)
+        # The first one has decided already, and one that draws has drawn.
         chooser = new_router(everyone)
+        # Apart, each replica assembles parts of its own.
         if not (explain or coupled or heeds_replicas(chooser)) and parts_of is assemble:
             chosen = routed(load, chooser)
             if apart := serve_apart(load, known, chosen, command, jobs, progress):

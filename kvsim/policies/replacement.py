@@ -409,6 +409,7 @@ class Sieve(Replacement):
             if block in self._idle:
                 break
         del self._places[block]
+        # The hand has passed the newest block.
         if not self._places or self._places[next(reversed(self._places))] < self._hand:
             self._start_again()
         return block
@@ -475,6 +476,8 @@ class LowInterReference(Replacement):
         block = self._rest.take()
         if block is not None:
             key = self._keys[block]
+            # Remembered as long as its last use is in the stack; if it returns meanwhile, it is
+            # hot.
             if key in self._stack and key not in self._hot:
                 self._lost[key] = None
                 if len(self._lost) > self._most_lost:
@@ -551,6 +554,7 @@ class AdaptiveReplacement(Replacement):
             self._twice.append(block)
         while len(self._once) + len(self._once_lost) > self._size and self._once_lost:
             self._once_lost.popitem(last=False)
+        # All four lists together hold at most twice the cache (the paper's case IV).
         lost = len(self._once_lost) + len(self._twice_lost)
         if lost > self._size and self._twice_lost:
             self._twice_lost.popitem(last=False)
@@ -564,6 +568,7 @@ class AdaptiveReplacement(Replacement):
 
     def choose(self) -> int:
         once, again = len(self._once), any(self._known.values())
+        # At the target, T1 gives way only to what comes back from B2 (the paper's REPLACE).
         from_once = once > 0 and (once > self._target or (again and once == self._target))
         order = ((self._once, self._once_lost), (self._twice, self._twice_lost))
         for blocks, lost in order if from_once else order[::-1]:

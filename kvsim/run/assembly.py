@@ -119,6 +119,7 @@ def assemble(config: RunConfig, *, switched: tuple[str, ...] = ()) -> Parts:
         given |= {"release": decides, "keyed": config.enable_prefix_caching or tiered}
         given |= _given_groups(config, model, hardware)
     cost = make_cost(config, model, hardware)
+    # Before drafts, whose price is that of a stage's step, too.
     if stages > 1:
         cost = StagedCost(cost, model, hardware, config)
     speculation = offload = None
@@ -186,9 +187,7 @@ def _engine(name: str) -> Engine:
     raise ConfigError(f"engine: {name} has no engine behind it; make it a subclass of VllmV1")
 
 
-def _room(
-    settings: Settings, engine: Engine, draft: Scheduler, groups: tuple[Group, ...]
-) -> Room:
+def _room(settings: Settings, engine: Engine, draft: Scheduler, groups: tuple[Group, ...]) -> Room:
     """The pool by the formula of the settings. `draft` has the limits of a step, and of the steps
     that are not settled."""
     config, model, hardware, _, fits = settings

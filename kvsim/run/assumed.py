@@ -95,6 +95,7 @@ def complete(config: RunConfig, engine: Engine) -> Settings:
     defaults = {key: each for key, each in defaults.items() if getattr(config, key) is None}
     defaults |= _stored_cache(config, engine, model)
     config = msgspec.structs.replace(config, **{key: d.value for key, d in defaults.items()})
+    # Needs the block size and the type of the cache.
     config, raised = _whole_states(config, model, hardware)
     defaults |= raised
     if config.dtype == "auto":

@@ -190,6 +190,7 @@ class Room(NamedTuple):
             size, flying = config.block_size or 1, self.max_in_flight_tokens
             return peak_blocks(self.groups, Layout(size, size, tokens, flying))
 
+        # More tokens never need fewer blocks.
         return bisect_right(range(1, most + 1), blocks, key=need)
 
 

@@ -145,6 +145,7 @@ def _native(
         raise ValueError("blocks_per_chunk and max_tracker_size are numbers of at least 1")
     if min(store_threshold, sync_load_budget_bytes) < 0:
         raise ValueError("store_threshold and sync_load_budget_bytes are not below 0")
+    # vLLM rounds chunks up to pages (`v1/kv_offload/cpu/spec.py`).
     chunk_bytes = -(-block_bytes * per_chunk // PAGE_BYTES) * PAGE_BYTES
     chunks = cpu_bytes_to_use // chunk_bytes
     if chunks < 1:

@@ -165,6 +165,7 @@ class Serving:
     def _record(self, outcome: Outcome, indexes: Sequence[int]) -> Books:
         """Returns the columns of steps and requests, and where time and tokens went."""
         parts, requests, archive, rows = self.parts, self._requests, self.archive, self.rows
+        # The last gaps wait to be counted.
         self.batch.count_gaps()
         for index in indexes:
             request = requests[index]
@@ -181,6 +182,7 @@ class Serving:
         prompts = requests.streams if blocks.needs_keys else None
         size, withheld = blocks.block_size, blocks.full_hit.withheld
         if len(own) < len(requests):
+            # A replica of a fleet serves some of the requests; its own are sorted.
             log["request"] = np.searchsorted(own, log["request"])
             prompts = prompts and prompts.picked(own.tolist())
 

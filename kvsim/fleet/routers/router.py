@@ -96,6 +96,7 @@ class Router:
         choice = self.choose(asked, alive, now_ns)
         workers, weights, _ = choice
         chosen = workers[0]
+        # One alone draws nothing, so that routers without chance leave the stream as it is.
         if len(workers) > 1:
             (chosen,) = self._random.choices(workers, weights)
         if chosen not in alive:
@@ -307,6 +308,7 @@ class BoundedHash(InFlight):
     def choose(self, asked: Asked, alive: Sequence[int], now_ns: int) -> Choice:
         limit = math.ceil(self._bound * (sum(self.load[one] for one in alive) + 1) / len(alive))
         free = {one for one in alive if self.load[one] < limit}
+        # Behind all places with this very hash, whoever's they are.
         start = bisect(self._ring, (_hash(asked.session or asked.id), len(self.workers)))
         for _, worker in (*self._ring[start:], *self._ring[:start]):
             if worker in free:

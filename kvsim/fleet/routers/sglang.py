@@ -124,6 +124,7 @@ class Tree:
                 if shared < len(child.text):
                     child = self._split(child, shared)
             if worker not in child.holders:
+                # Only where a text ends is the stamp set.
                 child.holders[worker] = 0
                 self.held[worker] += len(child.text)
             node, at = child, at + shared
@@ -166,6 +167,7 @@ class Tree:
                 self._evict(worker, most)
 
     def _evict(self, worker: int, most: int) -> None:
+        # Settles ties, as nodes do not compare.
         order = count()
         leaves = [
             (node.holders[worker], next(order), node)
