@@ -385,8 +385,6 @@ class Pool:
                 self.num_cached -= 1
             self.forget(block)
 
-    # --------------------------------------------------------------------------------------------
-
     def _evict(self, blocks: vec[i64], start: i64, end: i64) -> None:
         """Takes `blocks[start:end]` from the order."""
         place: i64 = start

@@ -123,6 +123,7 @@ class PackedColumns(Mapping[str, "Ints"]):
         return len(self._columns)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Another process gets plain columns: the file stays here.
         return dict, (dict(self),)
 
     def add(self, block: Ints) -> None:

@@ -222,8 +222,6 @@ class NanoTables(BlockManager):
         request.tables = []
         request.room = request.filled = request.seen = request.published = 0
 
-    # -- audit -----------------------------------------------------------------------------------
-
     def audit(self, requests: Iterable[Request]) -> None:
         self.gpu.audit()
         counted: Counter[int] = Counter()
@@ -517,11 +515,9 @@ class Nano(Scheduler):
                 return False
         return True
 
-    # -- after the step (postprocess) ------------------------------------------------------------
-
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
-        """Settles a step once its time has passed: blocks can be hit, tokens exist, requests
-        end."""
+        """Settles a step once its time has passed: blocks can be hit, tokens exist, requests end
+        (`postprocess`)."""
         batch.now_ns = now_ns
         blocks: NanoTables = self.blocks
         request: Request

@@ -237,8 +237,6 @@ class Vllm033Tables(Naive):
         some for ever."""
         assert all(n <= held.get(block, 0) for block, n in counted.items()), "a block was lost"
 
-    # -------------------------------------------------------------------------------------------
-
     def _prefix(self, request: Request) -> Prefix:
         """The prefix that a request declares, in whole blocks of its prompt."""
         number: i64 = min(request.prefix_pos, request.input_length) // self.block_size

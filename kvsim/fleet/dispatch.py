@@ -120,6 +120,7 @@ def _judged(
     best_ones = [replica for replica, tokens in cached.items() if tokens == most]
     if expected is None:
         return best_ones[0], "no_index"
+    # Of equals, the one that the router thinks most of: no fault of its index, then.
     best = max(best_ones, key=expected.__getitem__)
     if limit is not None and min(expected[best], expected[chosen]) >= limit:
         return best, "index_cap"

@@ -251,6 +251,7 @@ def in_flight(requests: Columns, replicas: int) -> tuple[Ints, Ints]:
     over = end >= 0
     instants, places = np.unique(np.concatenate((begin, end[over])), return_inverse=True)
     changes = np.zeros((replicas, len(instants)), dtype=np.int64)
+    # Added up by instant: who leaves and who comes at once cancel out.
     np.add.at(changes, (replica, places[: len(begin)]), 1)
     np.add.at(changes, (replica[over], places[len(begin) :]), -1)
     return instants, changes.cumsum(axis=1)

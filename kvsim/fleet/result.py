@@ -208,8 +208,7 @@ class FleetResult:
         """Time between consecutive tokens of a sequence → how often it occurred."""
         gaps = Tally()
         for replica in self.replicas:
-            for number, times in zip(*replica.token_gaps_ns.arrays(), strict=True):
-                gaps.add(int(number), int(times))
+            gaps.add_vectors(*replica.token_gaps_ns.arrays())
         return gaps
 
     @cached_property

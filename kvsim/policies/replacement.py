@@ -201,11 +201,10 @@ class Retained(Replacement):
         self._others.pop(block, None)
 
     def choose(self) -> int:
-        oldest = next(iter(self._pinned.values()), self._now_ns)
-        expired = self._now_ns - oldest >= self._ttl_ns
-        return (self._pinned if expired or not self._others else self._others).popitem(last=False)[
-            0
-        ]
+        oldest_ns = next(iter(self._pinned.values()), None)
+        expired = oldest_ns is not None and self._now_ns - oldest_ns >= self._ttl_ns
+        blocks = self._pinned if expired or not self._others else self._others
+        return blocks.popitem(last=False)[0]
 
 
 class FirstInFirstOut(Replacement):

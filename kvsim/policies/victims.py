@@ -174,12 +174,10 @@ class Prices(Protocol):
     def recompute_ns(self, tokens: int) -> int:
         """Returns the nanoseconds to compute `tokens` tokens again. Prefix hits cannot be known in
         advance."""
-        ...
 
     def swap_ns(self, blocks: int, queued_blocks: int) -> int:
         """Returns the nanoseconds to copy blocks out and in again, after the copies that are queued
         already."""
-        ...
 
 
 def recompute(victim: Request, batch: Batch) -> str:

@@ -85,7 +85,6 @@ class Tier(Protocol):
     def contents(self) -> tuple[Iterable[int], Iterable[int]]:
         """Returns the places in use, and for each of them how many loads read it, or -1 while it is
         being written."""
-        ...
 
 
 class Held(NamedTuple):

@@ -116,6 +116,7 @@ def assemble(config: RunConfig, *, switched: tuple[str, ...] = ()) -> Parts:
     if engine.groups:
         given["max_num_batched_tokens"] = draft.max_num_batched_tokens
         given["in_flight"] = draft.in_flight
+        # A tier goes by what blocks hold, even where the GPU's cache is off.
         given |= {"release": decides, "keyed": config.enable_prefix_caching or tiered}
         given |= _given_groups(config, model, hardware)
     cost = make_cost(config, model, hardware)

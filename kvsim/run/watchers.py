@@ -15,17 +15,14 @@ class Watcher(Protocol):
 
     def begin(self) -> None:
         """Called when a run begins. Earlier calls belong to an attempt that was abandoned."""
-        ...
 
     def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
         """Called when a step was composed, before it runs. `arrived` requests joined the queue
         before it."""
-        ...
 
     def settled(self, batch: Batch, ended: list[Request]) -> None:
         """Called when the step composed last is over. `ended` lists the requests that ended in it,
         in order."""
-        ...
 
 
 class Watchers:

@@ -332,8 +332,6 @@ class SglangTables(BlockManager):
             pages += request.filled == request.room
         return self.gpu.blank >= pages
 
-    # -- audit -----------------------------------------------------------------------------------
-
     def audit(self, requests: Iterable[Request]) -> None:
         held: list[Span] = []
         ends: list[Node] = []

@@ -266,8 +266,6 @@ class Naive(BlockManager):
         """Drops every block of a table, first to last. `access_ns` -1 means never scheduled."""
         pool.give_back(sequence.tables[0].blocks, access_ns)
 
-    # -------------------------------------------------------------------------------------------
-
     def audit(self, requests: Iterable[Request]) -> None:
         for pool in (self.gpu, self.cpu):
             pool.audit()
@@ -434,8 +432,6 @@ class PrefixCaching(Naive):
         if units > sequence.published:
             self._publish(sequence, sequence.published, units)
             self.gpu.called()
-
-    # -------------------------------------------------------------------------------------------
 
     def _publish(self, sequence: Request, first: i64, last: i64) -> None:
         """Gives blocks of a table that are full their content; one that others have takes their

@@ -185,8 +185,6 @@ class BlockPool(Pool):
         if cached:
             self._put(cached, access_ns)
 
-    # --------------------------------------------------------------------------------------------
-
     def _put(self, blocks: list[int], access_ns: i64) -> None:
         """Blocks of a table became free, and keep their content."""
         cells, last = self._cells, self._last

@@ -430,8 +430,6 @@ class Vllm063(Scheduler):
         """Whether a victim turns out to have ended already."""
         return False
 
-    # -- after the step --------------------------------------------------------------------------
-
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
         """Settles a step once its time has passed: tokens exist, samples fork, requests end."""
         batch.now_ns = now_ns

@@ -450,8 +450,6 @@ class CpuTier:
             return figures
         return {**figures, "storage": type(self.storage).__name__, **self._moved}
 
-    # --------------------------------------------------------------------------------------------
-
     def _accessed(self, keys: list[Key], access: Access, reused: Iterable[Key]) -> None:
         new = [key for key in keys if key not in access.seen]
         if new:

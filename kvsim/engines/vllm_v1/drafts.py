@@ -47,7 +47,6 @@ class Verifier(Protocol):
     def accepted(self, sequence: Request, drafts: int) -> int:
         """Returns how many of `drafts` drafts behind the known tokens of a sequence the model
         accepts."""
-        ...
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

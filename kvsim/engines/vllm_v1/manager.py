@@ -685,8 +685,6 @@ class KVCacheManager(BlockManager):
         self._pinned.subtract(held)
         self.gpu.drop(held)
 
-    # -- audit -----------------------------------------------------------------------------------
-
     def audit(self, requests: Iterable[Request]) -> None:
         self.gpu.audit()
         held: vec[i64] = zeros(self.gpu.fresh)

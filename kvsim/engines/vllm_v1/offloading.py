@@ -272,7 +272,7 @@ class Offloading(Connector):
         below = self._from_below(known, found)
         needed = found * self._bytes_per_token
         # Within the step, the last token must be left to compute.
-        within = computed + found < request.sequences[0].length and needed <= self._sync_left
+        within = computed + found < request.length and needed <= self._sync_left
         if self._sync_budget and within:
             self._sync_left -= needed
             return Match(found, asynchronous=False, below=below)
@@ -281,7 +281,7 @@ class Offloading(Connector):
     def _search(self, request: Request, known: _Known) -> int | None:
         """Returns the tokens of a request in the tier behind its local ones; None: they may change
         before the next step."""
-        found = self._tiers.longest(known.groups, known.local, request.sequences[0].length)
+        found = self._tiers.longest(known.groups, known.local, request.length)
         if found is None:
             self._happens(STORING, known)
             return None
@@ -316,7 +316,7 @@ class Offloading(Connector):
                     self._happens(ANSWERS, known)
 
     def update_state_after_alloc(self, request: Request, local: int, match: Match) -> None:
-        tables = self._blocks.tables(request.sequences[0])
+        tables = self._blocks.tables(request)
         for table in tables:
             self._touch(table)
         if not match.tokens:
@@ -434,8 +434,7 @@ class Offloading(Connector):
         known: _Known | None = request.standing
         if known is None:
             return []
-        ended, sequence = request.finish_ns >= 0, request.sequences[0]
-        tokens = min(computed, sequence.length)
+        ended, tokens = request.finish_ns >= 0, min(computed, request.length)
         if self.prompts_only:
             tokens = min(tokens, request.input_length)
         stores: list[Job] | None = []
@@ -687,10 +686,9 @@ def _alignment(groups: list[ChunkedGroup]) -> int:
 
 def _written(request: Request) -> int:
     """Returns the tokens of an ended request whose KV will not change any more."""
-    sequence = request.sequences[0]
     if request.reason == ABORTED:
-        return sequence.computed
-    return max(request.input_length, sequence.length - 1)
+        return request.computed
+    return max(request.input_length, request.length - 1)
 
 
 def _remarks(happened: Mapping[str, int]) -> list[str]:

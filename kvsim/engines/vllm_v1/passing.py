@@ -45,6 +45,7 @@ class Cadence:
         """The step of this number is about to be composed."""
         self.carries = False
         early: bool = step - self._last < self.interval
+        # Where nobody decodes, prompts hold nobody up.
         self.holds = (
             early and not self._full and any(not request.mid_prompt for request in batch.running)
         )

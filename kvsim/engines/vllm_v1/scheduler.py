@@ -589,8 +589,6 @@ class VllmV1(Scheduler):
         spec: i64 = self._num_spec_tokens
         return self.blocks.reserved(self._prefills, 1 + spec + self._lookahead if spec else 0)
 
-    # -- after composing -------------------------------------------------------------------------
-
     def _update_after_schedule(self, batch: Batch, plan: Plan) -> None:
         """Puts the part of each request into the sums of the plan, and counts its tokens as
         computed."""

@@ -58,6 +58,7 @@ class Lane(Generic[T]):
 
     def due_ns(self, speed: int) -> int:
         """Returns how long the copy under way takes still at a speed."""
+        # Rounded up: copies end at whole nanoseconds.
         return -(-self._left // speed)
 
     def go_on(self, speed: int, ns: int, now_ns: int) -> None:
@@ -150,6 +151,7 @@ class TimedWorker(Worker):
         flushed = any(before)
         if flushed:
             self._wait(before)
+        # Only the waits moved the clock of the link on since then.
         flush_ns = self._link.now_ns - start_ns
         if self.within.copies:
             self._wait([0, 0, len(self.within.copies)])

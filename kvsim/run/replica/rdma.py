@@ -83,6 +83,7 @@ class Keeper(Worker):
         env = self._env
         while handover.lease_ns > env.now:
             yield env.timeout(handover.lease_ns - int(env.now))
+            # Heartbeats may have prolonged it meanwhile; then it is waited for again.
             if handover.released:
                 return
             if handover.puller is not None:
