@@ -198,6 +198,7 @@ class Batch:
         if request.num_preemptions == 0:
             request.cached_tokens += cached
             return
+        # Admitted again: what was found now is no hit of the first admission.
         request.recached_tokens += cached
         again: i64 = min(end, request.lost_tokens) - before - cached
         if again > 0:

@@ -107,6 +107,7 @@ class Loop:
                 # may pass.
                 rank_wait_ns = (yield from host.meet(plan)) if host.meets else 0
                 step_ns: i64 = self._priced(plan, now_ns)
+                # Whoever ended while the step was composed is told of before time passes.
                 ended = self._drain()
                 if step_ns >= 0:
                     copied_ns = (yield from host.copy(plan)) if plan.swaps else None
@@ -287,6 +288,7 @@ class Loop:
             if self._step_over is not None:
                 self._step_over()
         self._steps += 1
+        # Tokens are the measure: an engine that preempts for ever looks busy, too.
         if ended or self._batch.tokens != self._tokens:
             self._idle_steps = 0
         elif plan.waits or not plan.empty:

@@ -116,6 +116,7 @@ class Pool:
         self.blank_last = False
         self._cells, self._queue = zeros(FIELDS), zeros(FIELDS)
         self._head = self._tail = 0
+        # A power of two, so that the mask picks a place; `_grow` doubles it.
         self._heads, self._mask = zeros(1024), 1023
         self.order = None if order is None else order(first, size)
         self.events = None

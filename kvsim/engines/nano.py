@@ -328,6 +328,7 @@ class NanoTables2025(NanoTables):
         k: i64
         for k in range(units):
             block: i64 = self.known.get(contents[k], 0)
+            # The entry may be of a block that holds something else by now.
             if block == 0 or not chain.agree(self.numbers.get(block, 0), contents[k]):
                 break
             hits = append(hits, block)
@@ -407,7 +408,6 @@ class Nano(Scheduler):
     # -- composing a step (schedule) -------------------------------------------------------------
 
     def compose(self, batch: Batch, now_ns: int) -> Any:
-        """Composes the next step."""
         plan: Plan = batch.begin(now_ns, self.max_num_seqs)
         self.blocks = cast(NanoTables, batch.blocks)
         if len(batch):
@@ -492,6 +492,7 @@ class Nano(Scheduler):
                 plan.yields[k] = 1
                 plan.add_decode(request.length)
                 request.access_ns = batch.now_ns
+                # Booked at once: nothing else happens before the step is settled.
                 request.computed += 1
                 k += 1
         plan.batched_tokens = k

@@ -349,7 +349,6 @@ class Vllm033(Vllm063):
                 decode(batch, blocks, plan, request)
 
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
-        """Settles a step once its time has passed: tokens exist, samples fork, requests end."""
         batch.now_ns = now_ns
         blocks: Naive = tables_of(batch)
         taken = taken_on(plan)

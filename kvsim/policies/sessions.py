@@ -73,8 +73,8 @@ class SessionOrder(Order):
     # -- what a policy decides ----------------------------------------------------------------
 
     def worth(self, use: Use) -> Any:
-        """How much its blocks are worth now; the least goes first. Asked again whenever something
-        was released, hit or stored, or time has passed."""
+        """How much its blocks are worth now; the least goes first. Asked of all when a block is
+        needed: not again before its use is used up, or something was released or hit."""
         return 0
 
     def leaves(self, use: Use) -> None:

@@ -212,6 +212,7 @@ class Cheapest:
         assert batch.plan is not None
         moving = [s for s in victim.sequences if s.state == RUNNING]
         full = blocks.swap_need(moving, blocks.cpu) > blocks.cpu.free
+        # Several that do not fit are swapped all the same, and the engine dies of it.
         if full and len(moving) == 1:
             return RECOMPUTE
         if victim.width() > 1:

@@ -120,7 +120,6 @@ def assemble(config: RunConfig, *, switched: tuple[str, ...] = ()) -> Parts:
         given |= {"release": decides, "keyed": config.enable_prefix_caching or tiered}
         given |= _given_groups(config, model, hardware)
     cost = make_cost(config, model, hardware)
-    # Before drafts, whose price is that of a stage's step, too.
     if stages > 1:
         cost = StagedCost(cost, model, hardware, config)
     speculation = offload = None

@@ -78,7 +78,7 @@ class Attempt:
         """What the engine did. `errors`: why earlier attempts ended."""
         archive = self._serving.archive
         made = self._serving.result(trace, outcome, archive.missing(), errors, command)
-        # From here on, the result and what it is made of are all that keeps memory.
+        # The result needs neither requests nor rows: their memory may be freed.
         self._requests.let_all_go()
         archive.let_rows_go()
         _check_sum(archive.column("released_ns"), archive.column("finish_ns"), outcome.time_ns)

@@ -32,16 +32,13 @@ class Watchers:
         self._watchers = watchers
 
     def begin(self) -> None:
-        """A run begins, or begins again."""
         for watcher in self._watchers:
             watcher.begin()
 
     def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
-        """A step was composed."""
         for watcher in self._watchers:
             watcher.composed(batch, plan, now_ns, arrived)
 
     def settled(self, batch: Batch, ended: list[Request]) -> None:
-        """A step has ended."""
         for watcher in self._watchers:
             watcher.settled(batch, ended)

@@ -73,7 +73,7 @@ class QueueOrder:
         """Returns the queue in its new order. `computed_tokens`: those of the engine so far."""
         if len(waiting) <= self._most:
             return self._sort_aware(waiting, blocks, computed_tokens)
-        # So do `lpm` and `hrrn` while too many wait.
+        # `lpm` and `hrrn` come here, too, while too many wait.
         if blocks.refreshes and waiting:
             if self._calls % REFRESH_CALLS == 0:
                 _refresh(waiting, blocks)

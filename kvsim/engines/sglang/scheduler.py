@@ -300,7 +300,6 @@ class Sglang(Scheduler):
     # -- composing a step ------------------------------------------------------------------------
 
     def compose(self, batch: Batch, now_ns: int) -> Plan:
-        """Composes the next step."""
         plan: Plan = batch.begin(now_ns, self._slots)
         self.blocks = cast(SglangTables, batch.blocks)
         if self._idle:

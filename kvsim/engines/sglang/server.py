@@ -117,6 +117,7 @@ def _prefill_graphs_mib(chunk_tokens: int, model: Model) -> int:
     """Returns what the graphs of prefill steps take (`reserve_for_graph_mb`)."""
     if model.latent is not None:
         return 1536
+    # MiB for each captured size.
     return 8 * sum(size <= chunk_tokens for size in _PREFILL_GRAPHS)
 
 

@@ -134,7 +134,6 @@ class Vllm063(Scheduler):
     # -- composing a step ------------------------------------------------------------------------
 
     def compose(self, batch: Batch, now_ns: int) -> Any:
-        """Composes the next step."""
         plan: Plan = batch.begin(now_ns, self.max_num_seqs)
         blocks: Naive = tables_of(batch)
         self._admitted, self._tokens, self._seqs = [], 0, 0
@@ -372,6 +371,7 @@ class Vllm063(Scheduler):
                 raise died("chunk-of-part-blocks", request)
             left: i64 = self.max_num_batched_tokens - self._tokens
             if tokens > left:
+                # With the prefix cache on, a chunk ends at the end of a block.
                 tokens = left - left % self.block_size if self._whole else left
         return tokens
 

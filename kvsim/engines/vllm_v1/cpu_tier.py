@@ -166,7 +166,7 @@ class Arc:
     """Adaptive replacement: chunks used once, and chunks that another request used again.
 
     Ghosts remember what was evicted from either list. An offer that meets a ghost shifts the
-    target size of the first list. Megiddo and Modha, FAST 2003, as in vLLM.
+    target size of the first list. Megiddo and Modha, FAST 2003, as in vLLM. Methods: as of `Lru`.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -181,7 +181,6 @@ class Arc:
         self._target = 0.0
 
     def missed(self, keys: list[Key]) -> None:
-        """A request offers these chunks for the first time, and they are absent."""
         once, again = self._ghosts
         for key in reversed(keys):
             if key in once:
@@ -197,14 +196,12 @@ class Arc:
         """Nothing changes before the request is over."""
 
     def inserted(self, keys: list[Key], access: Access) -> None:
-        """Chunks will be written for a request."""
         for key in keys:
             self._once[key] = None
             for ghosts in self._ghosts:
                 ghosts.pop(key, None)
 
     def ended(self, access: Access) -> None:
-        """A request is over."""
         once, again = self._once, self._again
         for key in reversed(access.in_order()):
             for present in (once, again):
@@ -215,7 +212,6 @@ class Arc:
                     present.move_to_end(key)
 
     def evict(self, number: int, evictable: Callable[[Key], bool]) -> list[Key] | None:
-        """Removes and returns `number` chunks; None, and nothing changes, if there are too few."""
         once, again = filter(evictable, self._once), filter(evictable, self._again)
         size = len(self._once)
         chosen: list[Key] = []

@@ -128,7 +128,6 @@ class Rates:
         self._seed = seed
 
     def accepted(self, sequence: Request, drafts: int) -> int:
-        """Returns how many of `drafts` drafts are accepted."""
         drawn = xxh3_64_digest(f"{sequence.length}/{sequence.id}".encode(), self._seed)
         accepted = 0
         for limit in self._limits:
@@ -166,7 +165,6 @@ class Recorded:
         self._steps = steps
 
     def accepted(self, sequence: Request, drafts: int) -> int:
-        """Returns how many of `drafts` drafts are accepted."""
         request = sequence.request
         ends = self._ends.get(request.index)
         if ends is None:

@@ -440,6 +440,7 @@ class Sliding(Group):
             return None
         need, kept = int(self.blocks_of_window(drop)), [False] * (last - first)
         segment = align if interval < 0 else interval
+        # Down to where a hit can end. A hit that loses its last block needs the one behind, too.
         ends = [] if interval < 0 else [mark // align * align // size + drop for mark in marks]
         if segment:
             each = segment // size
@@ -609,6 +610,7 @@ class AlignedMamba(Mamba):
         exports: bool = table.export_tokens > 0
         held: i64 = len(blocks)
         grown: bool = table.grown
+        # The first time, there are no blocks of drafts to move on.
         table.grown = True
         if wanted <= held and not exports:
             return
@@ -685,6 +687,7 @@ class AlignedMamba(Mamba):
         end: i64 = ask.tokens
         tokens: i64 = layout.resumes_at(end, layout.align)
         place: i64 = (end + self.block_size - 1) // self.block_size - 2
+        # Where only ends of prompts are kept, earlier chunks save nothing.
         prefill_end: i64 = ask.prefill_end if layout.retention == 0 else 0
         if end < prefill_end or not self.saves(ask.start, end, tokens, layout):
             return 0

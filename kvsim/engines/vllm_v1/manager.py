@@ -390,6 +390,7 @@ class KVCacheManager(BlockManager):
         # What was found for the request that is admitted next stays as it is.
         kept = [(group.hits, group.first_hit, group.num_hits) for group in self.groups]
         for group in self.groups:
+            # A vector of its own, as the look-up writes to it.
             group.hits = zeros(len(group.hits))
         tokens = self.find_common(contents, len(keys), max_tokens, pool)
         blocks = []
@@ -632,6 +633,7 @@ class KVCacheManager(BlockManager):
             self._leave(request)
             return
         self.empty_slots -= self._empty(request)
+        # Before they are given back: an order hears whose blocks it gets.
         self._tell(request)
         table: Table
         # The tail of a sequence is the least likely to be hit, so it is reused first.

@@ -207,7 +207,6 @@ class VllmV1(Scheduler):
     # -- composing a step (schedule) -------------------------------------------------------------
 
     def compose(self, batch: Batch, now_ns: int) -> Any:
-        """Composes the next step."""
         plan: Plan = batch.begin(now_ns, self.max_num_seqs)
         self.blocks.begin()
         # No step is in flight whose end would report transfers.
@@ -262,8 +261,6 @@ class VllmV1(Scheduler):
             plan.waits |= len(batch) > 0 or worker.unsent or connector.restless
 
     def waits(self, batch: Batch, plan: Plan, start_ns: int, next_ns: int) -> Moved:
-        """How long a step that begins at `start_ns` waits for transfers before it computes. The
-        next request arrives at `next_ns`. Asked only where `Plan.waits`."""
         assert self.connector is not None and self.worker is not None
         idle = not plan.num_requests and (len(batch) > 0 or self.connector.restless)
         return self.worker.launch(plan.transfers, start_ns, idle, next_ns)
@@ -744,7 +741,6 @@ class VllmV1(Scheduler):
         batch.complete(request)
 
     def abort(self, batch: Batch, request: Request) -> bool:
-        """Ends a request that its client gave up. Returns whether it was in progress."""
         if request.state >= FINISHED or not batch.knows(request):
             return False
         request.reason = ABORTED

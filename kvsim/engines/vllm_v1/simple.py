@@ -85,6 +85,7 @@ class SimpleOffload(Connector):
         self._preemptions = 0
         """Number of steps that waited for all transfers because of a preemption."""
         self._lazy = lazy_offload
+        # Twice what a step may take, as the engine reckons.
         self._ahead = 2 * sum(
             -(-group.window // group.block_size) + 1
             if isinstance(group, Sliding)
