@@ -282,6 +282,7 @@ class News:
         self._number = count()
         acts = (self._measure, router.scrape_ns), (router.tick, router.tick_ns)
         self._intervals_ns = {act: every for act, every in acts if every is not None}
+        # The first look comes one interval after the start.
         self._due_ns = dict(self._intervals_ns)
 
     def subscribe(self, number: int, parts: Parts) -> Callable[[], None]:
@@ -351,6 +352,7 @@ class News:
 
     def _send(self, delay_ns: int, tell: Callable[[], None]) -> None:
         if delay_ns:
+            # What arrives together is told in the order in which it was sent.
             heappush(self._under_way, (int(self._env.now) + delay_ns, next(self._number), tell))
         else:
             tell()

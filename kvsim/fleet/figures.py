@@ -226,6 +226,7 @@ def of_admitted(decisions: Columns, requests: Columns) -> dict[str, Ints]:
 def regrets(decisions: Columns) -> dict[str, tuple[int, int]]:
     """Returns cause → decisions with it, and the tokens that they lost."""
     lost = decisions["best_tokens"] - decisions["cached_tokens"]
+    # Cause 0: the best one was chosen.
     which = [decisions["cause"] == code for code in range(1, len(CAUSES))]
     return {
         cause: (int(mask.sum()), int(lost[mask].sum()))

@@ -210,6 +210,7 @@ class Split:
         everyone: list[News] = []
         # Filled below, before the event loop begins.
         env.process(looks(env, everyone, clients))
+        # Progress counts a request once, where it ends.
         self._prefill = side(PREFILL, Sent(prompts, proxy), None)
         self._decode = side(DECODE, Sent(outputs, Back(proxy)), progress)
         proxy.connect(env, self._prefill.dispatch, self._decode.dispatch)

@@ -485,6 +485,7 @@ class Replacement(Order):
 
     def pop(self) -> int:
         block = self.choose()
+        # After `choose`, which may ask for the key.
         del self._idle[block], self._keys[block]
         return block
 

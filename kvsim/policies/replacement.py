@@ -161,6 +161,7 @@ class Belady(Ranked):
         """When the key is looked up next; not before now."""
         future, now_ns = self._future, self._now_ns
         if not self._coming:
+            # From the last to the first, which is then popped from the end.
             for index in reversed(range(future.requests)):
                 for each in future.prompt_keys(index, self._block_size):
                     self._coming.setdefault(each, []).append(index)
@@ -274,6 +275,7 @@ class TwoQueues(Replacement):
         for blocks in queues if len(self._new) > self._most_new else queues[::-1]:
             block = blocks.take()
             if block is not None:
+                # What leaves the old queue is forgotten.
                 if blocks is self._new:
                     self._lost[self._keys[block]] = None
                     if len(self._lost) > self._most_lost:
@@ -404,6 +406,7 @@ class Sieve(Replacement):
                 self._used.remove(block)
                 heappush(self._passed, (self._hand, block))
                 continue
+            # One in use is listed again when it returns.
             self._listed.remove(block)
             if block in self._idle:
                 break
@@ -457,6 +460,7 @@ class LowInterReference(Replacement):
             self._by_use.renew(block)
             self._push(key)
             self._prune()
+        # In the stack, so its last use was later than that of the coldest hot one.
         elif key in self._stack and key not in self._hot:
             self._rest.remove(block)
             self._warm(block, key)
@@ -622,6 +626,7 @@ class WindowTinyLfu(Replacement):
         victim = probation.first()
         if candidate is not None and victim is not None:
             counts, keys = self._counts, self._keys
+            # At a tie, what is there stays.
             if counts[keys[candidate]] <= counts[keys[victim]]:
                 window.remove(candidate)
                 return candidate

@@ -163,6 +163,7 @@ class SessionOrder(Order):
 
     def put(self, block: int, key: int | None, tokens: int, access_ns: int) -> None:
         use = self._owner.get(block)
+        # Given back before its request is over, as what leaves a window.
         if use is None:
             self._number += 1
             use = self._owner[block] = Use(None, self._number, self.now_ns)

@@ -201,4 +201,5 @@ def _arrow_type(column: Column) -> pa.DataType:
 
 
 def _seconds(values_ns: Ints | Floats) -> pa.Array:
+    # Neither -1 nor NaN is a time.
     return numbers(values_ns / NS_PER_S, ~(values_ns >= 0))

@@ -180,6 +180,7 @@ def _engine(name: str) -> Engine:
         manages = isinstance(kind, type) and issubclass(kind, BlockManager)
         what = "a block manager, for --block-manager" if manages else "not a scheduler"
         raise ConfigError(f"engine: {name} is {what}; make it a subclass of one of kvsim.engines")
+    # The nearest of its bases decides.
     for base in kind.__mro__:
         for entry in ENGINES.values():
             if base in (entry.scheduler, entry.asynchronous):

@@ -46,6 +46,7 @@ def settled(config: RunConfig, word: ServerWord) -> tuple[RunConfig, list[str]]:
         _check_hardware(whole, word.start)
     doubts = _doubtful_weights(whole, word.start)
     each = word.counted_with["num_gpu_blocks_override"]
+    # A pool that somebody set otherwise stays.
     if config.num_gpu_blocks_override != each or not word.start.sized:
         return config, doubts
     blocks = _blocks(whole, word.start)

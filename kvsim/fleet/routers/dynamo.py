@@ -45,6 +45,7 @@ class Tier:
     def removed(self, keys: Keys) -> None:
         """Removes known blocks, and all that follow them."""
         going = [key for key in keys if key in self._parents]
+        # Unlinked first, so that no block that stays names one that is gone.
         for key in going:
             if (parent := self._parents[key]) is not None:
                 self._behind[parent].discard(key)
@@ -134,6 +135,7 @@ class Books:
     def free(self, reservation: Reservation) -> None:
         """It is over."""
         self.requests -= 1
+        # It may end before its first token, and its prompt counted until now.
         self.first_token(reservation)
         self._blocks -= sum(reservation.output_weights)
         for key in reservation.keys:

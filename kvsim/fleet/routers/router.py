@@ -221,6 +221,7 @@ class StreamContent:
             (np.uint64(key & _BITS) + np.arange(end - first, dtype=np.uint64)) * _MIXER
             for key, first, end in self._streams[self._index].pieces(self._length)
         ]
+        # The upper bits of a product are the best mixed ones.
         codes = (np.concatenate(parts) >> np.uint64(40)).astype("<u4")
         codes = _FIRST + codes % _NUMBER
         return str(codes.repeat(TOKEN_CHARACTERS).data, "utf-32-le")

@@ -51,6 +51,7 @@ class CacheAware(InFlight):
         if share > self._threshold:
             if node.named in node.holders and node.named in alive:
                 return Choice([node.named], why="match")
+            # Whoever was named holds it no more: any holder is drawn, or anybody if there is none.
             self._unnamed = node
             return Choice(sorted(node.holders.keys() & alive) or alive, why="match")
         if node.named not in node.holders:

@@ -114,6 +114,7 @@ def table(steps: Mapping[str, Ints], kernels: Ints, alone: Ints, others: Ints) -
     stages = sum(steps[name] for name in STAGE_COLUMNS if name in steps)
     waits = *(steps[name] for name in ("link_wait_ns", "flush_ns", "rank_wait_ns")), stages
     found = np.zeros((len(TIMES), len(kernels)), dtype=np.int64)
+    # Behind these are the rows of what requests wait for (`with_waits`).
     for row, ns in zip(found, (*waits, out, transfer - out, kernels, alone, others), strict=False):
         row[:] = ns
     return found
@@ -309,6 +310,7 @@ def slices(times: StepTimes, ends: Ints, run_end_ns: int) -> Slices:
     instants = np.unique(np.concatenate((starts, ends, [run_end_ns])))
     begin, until = instants[:-1], instants[1:]
     last = len(starts) - 1
+    # Of several steps under way, time is laid to the oldest.
     oldest = np.minimum(np.searchsorted(ends, begin, side="right"), last)
     newest = np.searchsorted(starts, begin, side="right") - 1
     under_way = (starts[oldest] <= begin) & (begin < ends[oldest])
