@@ -154,6 +154,7 @@ class Batch:
     def begin(self, now_ns: i64, max_num_seqs: i64) -> Plan:
         """Begins to compose a step."""
         self.now_ns = now_ns
+        # Plans have long vectors and are used again, except those of steps in flight.
         plan: Plan
         for plan in self._plans:
             if not plan.flying:
@@ -175,6 +176,7 @@ class Batch:
         """Books that a waiting request was given blocks."""
         if request.first_scheduled_ns < 0:
             request.first_scheduled_ns = self.now_ns
+            # Composed while another step computes, its step begins only when that one is over.
             if self.busy_until_ns > self.now_ns:
                 self.note(request, records.SCHEDULED, 0, self.busy_until_ns)
         else:
@@ -196,6 +198,7 @@ class Batch:
         if request.num_preemptions == 0:
             request.cached_tokens += cached
             return
+        # Admitted again: what was found now is no hit of the first admission.
         request.recached_tokens += cached
         again: i64 = min(end, request.lost_tokens) - before - cached
         if again > 0:
@@ -224,6 +227,7 @@ class Batch:
     def swap_out(self, request: Request, pairs: list[tuple[int, int]]) -> None:
         """The blocks of a running request were moved to the CPU, as (GPU block, CPU block)."""
         for sequence in request.sequences:
+            # Samples that have ended keep their state.
             if sequence.state == RUNNING:
                 sequence.state = SWAPPED
         request.num_preemptions += 1
@@ -256,6 +260,8 @@ class Batch:
     def _end_early(self, request: Request, reason: str) -> None:
         held: bool = False
         for sequence in request.sequences:
+            # Its tables stay as they are, so that the audit can account for blocks that never come
+            # back.
             held = held or len(sequence.tables) > 0
             if sequence.state != FINISHED:
                 sequence.state = IGNORED

@@ -48,6 +48,7 @@ class Numbering:
                 return
             request._spans = stream.spans(1 if self.ahead else self.unit)
         contents = request.contents
+        # With `ahead`, a unit goes by the position of the token behind it.
         step: i64 = self.unit if self.ahead else 1
         shift: i64 = self.unit if self.ahead else 0
         end: i64 = units * step + shift

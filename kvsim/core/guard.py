@@ -104,6 +104,7 @@ def closed() -> Iterator[None]:
 
 def _close(book: _Book) -> None:
     kind, found = book.kind, dict(vars(book.kind))
+    # Compiled classes list their fields there, others annotate them.
     fields = found.get("__mypyc_attrs__") or [
         name for base in kind.__mro__ for name in vars(base).get("__annotations__", ())
     ]
@@ -201,6 +202,7 @@ def _own(kept: Any, name: str, fields: frozenset[str], caller: FrameType) -> boo
     kinds = [each for each in type(kept).__mro__[:-1] if not each.__module__.startswith(_OURS)]
     if name not in fields:
         return bool(kinds)
+    # A field of kvsim's: only a method of the outsider's class sets it, on its own object.
     code = caller.f_code
     methods = [vars(each).get(code.co_name) for each in kinds]
     return any(getattr(each, "__code__", None) is code for each in methods) and (

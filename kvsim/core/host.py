@@ -180,6 +180,7 @@ class SimulatedTime(Host):
         self._events, self._listens = env.events, inbox.listens
 
     def next_event_ns(self) -> int:
+        # What is due just now was taken in before the step was composed.
         nearest_ns = NEVER_NS
         for at_ns in self.inbox.upcoming():
             if self.now_ns < at_ns < nearest_ns:

@@ -107,6 +107,7 @@ class Loop:
                 # may pass.
                 rank_wait_ns = (yield from host.meet(plan)) if host.meets else 0
                 step_ns: i64 = self._priced(plan, now_ns)
+                # Whoever ended while the step was composed is told of before time passes.
                 ended = self._drain()
                 if step_ns >= 0:
                     copied_ns = (yield from host.copy(plan)) if plan.swaps else None
@@ -144,6 +145,7 @@ class Loop:
         step_ns: i64 = -1
         if plan.computes or self._host.takes_time(plan, len(self._flying)):
             step_ns = self._host.step_ns(plan)
+        # Whoever ends beside the model is over before it is noted how the engine stands.
         self._scheduler.overlap(self._batch, now_ns)
         self._observe(plan)
         if plan.waits:
@@ -153,6 +155,7 @@ class Loop:
     def _idles(self, plan: Plan, now_ns: i64, ended: i64) -> bool:
         """Whether nothing can change before a request arrives or is given up. Where nothing runs,
         but something happened, that is a step without duration."""
+        # With steps in flight, the oldest of them is waited for instead.
         if ended == 0 and plan.empty:
             return not self._flying
         plan.start_ns = plan.end_ns = now_ns
@@ -203,6 +206,8 @@ class Loop:
                 batch.refuse(request, self._refused[request.id])
             else:
                 self._scheduler.arrive(batch, request)
+            # A policy's `arrive` that neither took the request in nor refused it would lose it
+            # unnoticed.
             if batch.arriving is not None:
                 raise ValueError(
                     f"arrive left out {request!r}; give each request to super().arrive(),"
@@ -269,6 +274,7 @@ class Loop:
         """Releases requests that ended before any step in flight was composed."""
         graves: list[tuple[int, list[Request]]] = self._graves
         assert self._over is not None
+        # A step in flight still lists its requests, and settling it reads them.
         graves.append((self._steps, ended))
         while graves[0][0] < self._steps - self._scheduler.in_flight:
             for request in graves.pop(0)[1]:
@@ -282,6 +288,7 @@ class Loop:
             if self._step_over is not None:
                 self._step_over()
         self._steps += 1
+        # Tokens are the measure: an engine that preempts for ever looks busy, too.
         if ended or self._batch.tokens != self._tokens:
             self._idle_steps = 0
         elif plan.waits or not plan.empty:

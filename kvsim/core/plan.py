@@ -213,6 +213,7 @@ class Plan:
         self.num_continued = self.num_chunks = self.prefill_tokens = self.cached_tokens = 0
         self.decode_seqs = self.context_tokens = self.draft_tokens = self.samples = 0
         self.batched_tokens = self.blocked = self.drafter_ns = 0
+        # Without drafts, `add` leaves that column alone.
         if self._drafted:
             self.drafts, self._drafted = zeros(len(self.drafts)), False
         self.rank_tokens = None
@@ -343,6 +344,7 @@ class Plan:
         for k in range(self.num_requests):
             admitted: bool = k >= self.num_continued
             drafts: i64 = self.drafts[k]
+            # An admission brings no drafts of its own.
             padded: bool = admitted and drafts > 0
             found.append(Move(self.places[k], self.scheduled[k], drafts, padded, admitted))
         return found
@@ -395,6 +397,7 @@ class Plan:
         least: i64 = 0
         for k in range(self.decode_seqs):
             length: i64 = lengths[k]
+            # Few are asked for, so each is put in its place among those found so far.
             if length > least:
                 at: i64 = most - 1
                 while at > 0 and found[at - 1] < length:

@@ -47,6 +47,7 @@ SPREAD: Final = 0x9E3779B1
 def _home(content: i64, mask: i64) -> i64:
     """Where in the table a content belongs: consecutive units of one base lie side by side, as they
     are looked up one after another (`kvsim.core.contents`)."""
+    # 30 bits of what numbers the base (`contents.WIDTH`): their product with `SPREAD` has 62.
     return (content + (((content >> 24) & 0x3FFFFFFF) * SPREAD >> 16)) & mask
 
 
@@ -115,6 +116,7 @@ class Pool:
         self.blank_last = False
         self._cells, self._queue = zeros(FIELDS), zeros(FIELDS)
         self._head = self._tail = 0
+        # A power of two, so that the mask picks a place; `_grow` doubles it.
         self._heads, self._mask = zeros(1024), 1023
         self.order = None if order is None else order(first, size)
         self.events = None
@@ -223,6 +225,7 @@ class Pool:
             # Books are kept of blocks that were used once, so a huge pool costs nothing before.
             elif self.fresh < self.end:
                 block = self.fresh
+                # It may make the vector of cells anew.
                 self._open()
                 cells = self._cells
             else:
@@ -230,6 +233,7 @@ class Pool:
                 while block == 0 and self._head < self._tail:
                     block = self._queue[self._head]
                     self._head += 1
+                # The rest is with the order. Whoever takes blocks has compared with `num_free`.
                 if block == 0:
                     self._evict(blocks, place, end)
                     break
@@ -300,6 +304,8 @@ class Pool:
         is taken from."""
         cells: vec[i64] = self._cells
         k: i64
+        # All were in use before, so what is free now became so in this call. Forwards: the last one
+        # ends up on top and is taken first.
         for k in range(start, end):
             block: i64 = blocks[k]
             at: i64 = block * FIELDS
@@ -380,8 +386,6 @@ class Pool:
                 self.num_cached -= 1
             self.forget(block)
 
-    # --------------------------------------------------------------------------------------------
-
     def _evict(self, blocks: vec[i64], start: i64, end: i64) -> None:
         """Takes `blocks[start:end]` from the order."""
         place: i64 = start
@@ -401,6 +405,7 @@ class Pool:
                 queue[blocks], cells[block * FIELDS + NEXT] = block, blocks
                 blocks += 1
         self._head, self._tail = 0, blocks
+        # Twice as long as needed, so that the queue is seldom moved.
         if 2 * (blocks + number) > len(self._queue):
             self._queue = longer(self._queue, 2 * (blocks + number))
 
@@ -427,6 +432,7 @@ class Pool:
                 at: i64 = block * FIELDS
                 after: i64 = cells[at + BEHIND]
                 home: i64 = _home(cells[at + CONTENT], size - 1)
+                # Chains are reversed, which nobody notices: a content is in one place of one chain.
                 cells[at + BEHIND], heads[home] = heads[home], block
                 block = after
         self._heads, self._mask = heads, size - 1

@@ -123,6 +123,7 @@ class PackedColumns(Mapping[str, "Ints"]):
         return len(self._columns)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Another process gets plain columns: the file stays here.
         return dict, (dict(self),)
 
     def add(self, block: Ints) -> None:
@@ -310,6 +311,7 @@ class Tally(Mapping[int, int]):
         order = np.argsort(numbers, kind="stable")
         numbers, times = numbers[order], times[order].astype(np.int64)
         del order
+        # Where the sorted numbers change; cut to their length, as there may be none.
         first = np.flatnonzero(np.concatenate([[True], numbers[1:] != numbers[:-1]])[: len(times)])
         self._pieces = [(numbers[first], np.add.reduceat(times, first) if len(first) else times)]
 

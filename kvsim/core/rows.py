@@ -65,6 +65,7 @@ class Packing:
         if self._used:
             cells = np.frombuffer(self._cells, np.int64, self._used)  # type: ignore[call-overload]
             self.packed.add(cells.reshape(-1, len(self.packed)))
+        # Packing has made copies, so the cells can be filled again.
         self._used = 0
 
 

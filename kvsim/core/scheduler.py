@@ -83,3 +83,13 @@ class Scheduler:
         """Ends a request that its client gave up. Returns whether it was in progress. Asked only of
         schedulers that have `ends_early`."""
         raise NotImplementedError
+
+
+def check_seqs(max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    """Raises `ValueError` where not every sequence can have a token in each step."""
+    if max_num_batched_tokens < max_num_seqs:
+        raise ValueError(
+            f"max_num_batched_tokens ({max_num_batched_tokens}) is below max_num_seqs"
+            f" ({max_num_seqs}): every running sequence needs one token a step; raise it, or lower"
+            " --max-num-seqs"
+        )

@@ -22,6 +22,7 @@ def zeros(count: i64) -> vec[i64]:
 
 def longer(vector: vec[i64], count: i64) -> vec[i64]:
     """Returns a vector with so many zeros behind it."""
+    # Most often by one: no vector of zeros is made for that.
     return append(vector, 0) if count == 1 else extend(vector, zeros(count))
 
 

@@ -146,6 +146,7 @@ class NanoTables(BlockManager):
         (`allocate`)."""
         size: i64 = self.block_size
         table: Table = Table()
+        # Before new blocks are taken: hits are among the free ones.
         self.share(request)
         request.seen = len(self.hits) * size
         request.published = len(self.hits)
@@ -205,6 +206,7 @@ class NanoTables(BlockManager):
         """From now on, a block in use, which ends after `end` tokens, is the one to be hit for a
         content (`hash_to_block_id`)."""
         gpu: Pool = self.gpu
+        # Where nobody has it, that is block 0, which has no content to lose.
         gpu.unname(gpu.find(content))
         gpu.label(block, content, end)
 
@@ -219,8 +221,6 @@ class NanoTables(BlockManager):
         self.gpu.release(blocks, 0, len(blocks), request.access_ns)
         request.tables = []
         request.room = request.filled = request.seen = request.published = 0
-
-    # -- audit -----------------------------------------------------------------------------------
 
     def audit(self, requests: Iterable[Request]) -> None:
         self.gpu.audit()
@@ -328,6 +328,7 @@ class NanoTables2025(NanoTables):
         k: i64
         for k in range(units):
             block: i64 = self.known.get(contents[k], 0)
+            # The entry may be of a block that holds something else by now.
             if block == 0 or not chain.agree(self.numbers.get(block, 0), contents[k]):
                 break
             hits = append(hits, block)
@@ -343,6 +344,7 @@ class NanoTables2025(NanoTables):
         first: i64 = len(blocks)
         blocks = self.gpu.extended(blocks, number)
         k: i64
+        # The engine clears the number of a block that it takes; the entry in `known` stays.
         for k in range(first, len(blocks)):
             self.numbers.pop(blocks[k], None)
         return blocks
@@ -406,7 +408,6 @@ class Nano(Scheduler):
     # -- composing a step (schedule) -------------------------------------------------------------
 
     def compose(self, batch: Batch, now_ns: int) -> Any:
-        """Composes the next step."""
         plan: Plan = batch.begin(now_ns, self.max_num_seqs)
         self.blocks = cast(NanoTables, batch.blocks)
         if len(batch):
@@ -442,6 +443,7 @@ class Nano(Scheduler):
             tokens = min(rest, self.max_num_batched_tokens - plan.batched_tokens)
             plan.add(request, tokens, 0)
             plan.batched_tokens += tokens
+            # Unfinished, it stays at the head, and nobody is admitted behind it.
             if tokens < rest:
                 break
             batch.waiting.popleft()
@@ -490,9 +492,11 @@ class Nano(Scheduler):
                 plan.yields[k] = 1
                 plan.add_decode(request.length)
                 request.access_ns = batch.now_ns
+                # Booked at once: nothing else happens before the step is settled.
                 request.computed += 1
                 k += 1
         plan.batched_tokens = k
+        # Nobody runs any more, and the queue holds them all.
         if k == 0:
             head: Request = batch.waiting[0]
             raise died("nothing-schedulable", head, length=head.length, rule=self.rule)
@@ -512,15 +516,14 @@ class Nano(Scheduler):
                 return False
         return True
 
-    # -- after the step (postprocess) ------------------------------------------------------------
-
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
-        """Settles a step once its time has passed: blocks can be hit, tokens exist, requests
-        end."""
+        """Settles a step once its time has passed: blocks can be hit, tokens exist, requests end
+        (`postprocess`)."""
         batch.now_ns = now_ns
         blocks: NanoTables = self.blocks
         request: Request
         if blocks.publish_at.computed:
+            # For all, before anybody is freed: others hit the blocks of those who end, too.
             for request in plan.requests:
                 blocks.publish(request, request.computed)
         before: i64 = len(batch.ended)

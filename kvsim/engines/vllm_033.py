@@ -51,6 +51,7 @@ class TopPool(BlockPool):
     def take(self) -> i64:
         """Takes the block on top, whoever holds it."""
         block: i64 = self.stack.pop()
+        # The count is set to 1, whatever it was.
         self.share(block, 1 - self.refs(block))
         return block
 
@@ -152,6 +153,7 @@ class Vllm033Tables(Naive):
         place: i64
         for place in range(self._blocks(sequence.length) - len(table)):
             block = table[place % window] if 0 < window <= place else self.gpu.take()
+            # Set, not added: a block that a window repeats has it once.
             self.gpu.share(block, holders - self.gpu.refs(block))
             table.append(block)
         self.gpu.lookups += prefix.blocks
@@ -234,8 +236,6 @@ class Vllm033Tables(Naive):
         """Asserts that no block has too few references. Prefixes and the engine's leaks may hold
         some for ever."""
         assert all(n <= held.get(block, 0) for block, n in counted.items()), "a block was lost"
-
-    # -------------------------------------------------------------------------------------------
 
     def _prefix(self, request: Request) -> Prefix:
         """The prefix that a request declares, in whole blocks of its prompt."""
@@ -349,7 +349,6 @@ class Vllm033(Vllm063):
                 decode(batch, blocks, plan, request)
 
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
-        """Settles a step once its time has passed: tokens exist, samples fork, requests end."""
         batch.now_ns = now_ns
         blocks: Naive = tables_of(batch)
         taken = taken_on(plan)

@@ -120,6 +120,7 @@ def _judged(
     best_ones = [replica for replica, tokens in cached.items() if tokens == most]
     if expected is None:
         return best_ones[0], "no_index"
+    # Of equals, the one that the router thinks most of: no fault of its index, then.
     best = max(best_ones, key=expected.__getitem__)
     if limit is not None and min(expected[best], expected[chosen]) >= limit:
         return best, "index_cap"
@@ -188,11 +189,13 @@ class Dispatch:
             self._route(request)
 
     def _route(self, request: Request) -> None:
+        # All engines have stopped: it is sent to nobody.
         if not self._alive:
             return
         now_ns = int(self._env.now)
         self.news.arrive(now_ns)
         for id, other in list(self._prefilling.items()):
+            # Heard late, but before it matters: a router goes by it only when it decides.
             if 0 <= other.first_token_ns < now_ns:
                 self._router.first_token(id)
                 del self._prefilling[id]
@@ -209,6 +212,7 @@ class Dispatch:
 
     def _ended(self, replica: int, requests: Iterable[Request]) -> None:
         now_ns = int(self._env.now)
+        # Before clients react to the end: `step_over` is called once they were told.
         self.news.publish(replica)
         for request in requests:
             self._prefilling.pop(request.id, None)
@@ -245,6 +249,7 @@ def looks(env: simpy.Environment, everyone: Sequence[News], clients: Clients) ->
     steps, vain = 0, 0
     while clients.left and (next_ns := min(each.next_look_ns for each in everyone)) < NEVER_NS:
         yield env.timeout(next_ns - env.now)
+        # Nothing else can happen any more, and looking alone changes nothing.
         if env.peek() == NEVER_NS:
             return
         for each in everyone:
@@ -277,6 +282,7 @@ class News:
         self._number = count()
         acts = (self._measure, router.scrape_ns), (router.tick, router.tick_ns)
         self._intervals_ns = {act: every for act, every in acts if every is not None}
+        # The first look comes one interval after the start.
         self._due_ns = dict(self._intervals_ns)
 
     def subscribe(self, number: int, parts: Parts) -> Callable[[], None]:
@@ -339,12 +345,14 @@ class News:
         loads = []
         for serving, mailbox in zip(self._servings, self._mailboxes, strict=True):
             batch, gpu = serving.batch, serving.parts.blocks.gpu
+            # Blocks with content that nobody holds count as free.
             usage = 1 - gpu.free / gpu.size
             loads.append((len(batch.waiting) + len(mailbox), batch.num_running, usage))
         self._send(self._router.scrape_delay_ns, lambda: self._router.snapshot(loads))
 
     def _send(self, delay_ns: int, tell: Callable[[], None]) -> None:
         if delay_ns:
+            # What arrives together is told in the order in which it was sent.
             heappush(self._under_way, (int(self._env.now) + delay_ns, next(self._number), tell))
         else:
             tell()

@@ -226,6 +226,7 @@ def of_admitted(decisions: Columns, requests: Columns) -> dict[str, Ints]:
 def regrets(decisions: Columns) -> dict[str, tuple[int, int]]:
     """Returns cause → decisions with it, and the tokens that they lost."""
     lost = decisions["best_tokens"] - decisions["cached_tokens"]
+    # Cause 0: the best one was chosen.
     which = [decisions["cause"] == code for code in range(1, len(CAUSES))]
     return {
         cause: (int(mask.sum()), int(lost[mask].sum()))
@@ -251,6 +252,7 @@ def in_flight(requests: Columns, replicas: int) -> tuple[Ints, Ints]:
     over = end >= 0
     instants, places = np.unique(np.concatenate((begin, end[over])), return_inverse=True)
     changes = np.zeros((replicas, len(instants)), dtype=np.int64)
+    # Added up by instant: who leaves and who comes at once cancel out.
     np.add.at(changes, (replica, places[: len(begin)]), 1)
     np.add.at(changes, (replica[over], places[len(begin) :]), -1)
     return instants, changes.cumsum(axis=1)
@@ -323,6 +325,7 @@ def find_bounds(trace: Trace, result: FleetResult) -> Bounds | None:
     if result.decisions is None or result.ways or len(sizes) > 1 or not metas[0]["prefix_caching"]:
         return None
     noted = of_admitted(result.decisions, result.requests)
+    # In the order in which they were routed, of equal times in that of the trace.
     order = np.argsort(noted["time_ns"], kind="stable")
     rows = [trace.rows[place] for place in noted["request"][order]]
     prompts, counting = streams(trace), Counting(sizes.pop(), outputs=True)

@@ -100,11 +100,13 @@ def simulate_fleet(
             split = Split(load, parts, roles, new_router, progress)
             return split.played(router, args, command, explain)
         chooser = new_router(everyone)
+        # Apart, each replica assembles parts of its own.
         if not (explain or coupled or heeds_replicas(chooser)) and parts_of is assemble:
             chosen = routed(load, chooser)
             if apart := serve_apart(load, known, chosen, command, jobs, progress):
                 indexes = [np.flatnonzero(np.array(chosen) == number) for number in everyone]
                 return FleetResult(router, args, apart, indexes, list(chosen))
+            # The first one has decided already, and one that draws has drawn.
             chooser = new_router(everyone)
         fleet = _together(load, known, chooser, router, progress, parts_of)
         return fleet.played(router, args, command, explain)

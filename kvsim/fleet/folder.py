@@ -87,6 +87,7 @@ def write_fleet(
         if page is not None:
             (partial / PAGE).write_bytes(encoded(page))
         (partial / FLEET).write_bytes(encoded(json_text(run.summary)))
+        # The summary last: a folder that has one is whole.
         move_all(sorted(partial.iterdir(), key=lambda path: (path.name == FLEET, path)), folder)
 
 
@@ -106,6 +107,7 @@ def read_fleet(directory: str | Path) -> FleetRun:
     handovers = None if roles is None else read_table(folder, HANDOVERS, meta)
     whose = _whose(chosen, roles, handovers, len(replicas))
     indexes = [np.flatnonzero(mine) for mine in whose]
+    # Files of different runs agree neither in numbers nor, below, in times.
     if not indexes or [len(one["id"]) for one in each] != list(map(len, indexes)):
         raise OutputError(f"{folder}: {_MIXED}")
     if handovers is None:

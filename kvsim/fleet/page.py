@@ -86,6 +86,7 @@ def build_fleet(run: FleetRun) -> str:
     end_ns = max(view.end_ns for view in views)
     axis, caching = time_axis(end_ns), summary["meta"]["prefix_caching"]
     lanes = one_axis(list(_lanes(run, views, axis)))
+    # Nothing over time if no time passed.
     over = [*_load(run, axis), *([_found(run, axis, end_ns)] if caching else [])] if end_ns else []
     curves = [(f"replica {i}", f"run-{i}", v.durations) for i, v in enumerate(views[:COLOURS])]
     left, left_out = len(run.replicas) - MOST_LANES, None

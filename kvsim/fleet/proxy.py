@@ -80,6 +80,7 @@ class Proxy:
             return self._clients.ended(request, now_ns)
         index = request.index
         keeper = self._keepers[self.prefill.chosen[index]]
+        # There before the decode engine is asked, whose worker looks it up.
         self.handovers[index] = handover = keeper.keep(request)
         self.decode.offer(self._decodes[index])
         decoder = self.decode.chosen[index]
@@ -207,7 +208,9 @@ class Split:
             return Replicas(env, load, sent, own, router, told)
 
         everyone: list[News] = []
+        # Filled below, before the event loop begins.
         env.process(looks(env, everyone, clients))
+        # Progress counts a request once, where it ends.
         self._prefill = side(PREFILL, Sent(prompts, proxy), None)
         self._decode = side(DECODE, Sent(outputs, Back(proxy)), progress)
         proxy.connect(env, self._prefill.dispatch, self._decode.dispatch)
@@ -226,6 +229,7 @@ class Split:
         servings = [*prefill.dispatch.servings, *decode.dispatch.servings]
         # Timers of leases go on after the last engine has.
         now_ns = max(serving.now_ns for serving in servings)
+        # A request that was sent to nobody is listed once: with the prompts.
         made = [*prefill.results(command, now_ns), *decode.results(command, now_ns, unsent=-1)]
         prompts, outputs = self._numbers(PREFILL), self._numbers(DECODE)
         order = np.argsort([*prompts, *outputs])

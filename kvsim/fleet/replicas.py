@@ -119,6 +119,7 @@ class Replicas:
         listed with those of the replica `unsent`; -1: nowhere."""
         made = []
         where = np.array(self.dispatch.chosen)
+        # They are in somebody's table, so that the tables of all replicas add up to the trace.
         where[where < 0] = unsent
         for number, serving in enumerate(self.dispatch.servings):
             own, over = np.flatnonzero(where == number), serving.archive.column("index")
@@ -215,6 +216,7 @@ def routed(load: Load, router: Router) -> array[int]:
     """The replica of each request of a router that heeds none of them."""
     chosen, everyone = array("q", [-1]) * len(load.rows), list(range(len(router.workers)))
     row = bare(load.rows)
+    # Stable: requests of the same instant are routed in the order of the trace.
     for index in sorted(range(len(load.rows)), key=load.release_ns.__getitem__):
         asked = asked_of(row(index), load.streams)
         chosen[index] = router.route(asked, everyone, load.release_ns[index]).worker

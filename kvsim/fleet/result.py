@@ -57,6 +57,7 @@ class Sides(NamedTuple):
         place = np.searchsorted(whole["index"], decode["index"])
         lost = whole["finish_ns"] >= 0
         lost &= np.array(whole["status"]) == "completed"
+        # Of the prompts computed, those that the decode side lists are not lost.
         lost[place] = False
         for name in ("status", "reason"):
             whole[name] = whole[name].astype(object)
@@ -82,6 +83,7 @@ class Sides(NamedTuple):
             if handover is not None:
                 columns["moved_bytes"][row] = handover.moved_bytes
                 columns["lease_ran_out"][row] = handover.ran_out
+        # Only these have all instants.
         over = np.array([status == "completed" for status in decode["status"]], dtype=bool)
         rows: Ints = place[over]
         first_step = decode["first_scheduled_ns"][over]
@@ -206,8 +208,7 @@ class FleetResult:
         """Time between consecutive tokens of a sequence → how often it occurred."""
         gaps = Tally()
         for replica in self.replicas:
-            for number, times in zip(*replica.token_gaps_ns.arrays(), strict=True):
-                gaps.add(int(number), int(times))
+            gaps.add_vectors(*replica.token_gaps_ns.arrays())
         return gaps
 
     @cached_property

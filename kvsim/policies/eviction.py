@@ -76,6 +76,7 @@ class Evictor(Order):
             streak = _Streak(access_ns)
             self._streaks.append(streak)
         chain = streak.open
+        # Tokens ascend within a chain, so another table begins here.
         if chain is None or chain[-1][0] >= tokens:
             streak.close()
             self._chains += 1
@@ -95,6 +96,7 @@ class Evictor(Order):
         if not blocks:
             return
         self.put(blocks[0], keys[0], tokens[0], access_ns)
+        # Tokens ascend in a table, so its other blocks follow in the same chain.
         chain = self._home[blocks[0]]
         chain.extend(zip(tokens[1:], blocks[1:], strict=True))
         self._home.update(dict.fromkeys(blocks, chain))
@@ -125,6 +127,7 @@ class Evictor(Order):
             passed = True
             if streak.longest > tokens:
                 candidate, last, tokens = streak, streak.last, streak.longest
+        # Where a later streak was looked at, it may hold the next candidate: one at a time.
         return candidate.take(1 if passed else most, home)
 
 
@@ -178,6 +181,7 @@ class _Streak:
                 chain.pop()
                 del home[block]
                 blocks.append(block)
+                # The tail of another chain may be the longest now.
                 if several or len(blocks) == most:
                     break
         return blocks

@@ -122,6 +122,7 @@ def make_order(
     """
     if callable(name):
         return name
+    # An oracle needs what the run gives, too, and is built like a class of an outsider's.
     if name in table and "future" not in signature(table[name]).parameters:
         return table[name]
     from kvsim.settings.library import build, look_up
@@ -147,6 +148,7 @@ class _Checked(Order):
         self._label = label
         self._order = order
         self._idle: dict[int, None] = {}
+        # Nothing to check of these, and they are called for every block.
         self.store = order.store  # type: ignore[method-assign]
         self.store_table = order.store_table  # type: ignore[method-assign]
 
@@ -290,6 +292,7 @@ class LowestFirst(Order):
         return iter(self._blocks)
 
     def put_many(self, blocks: list[int]) -> None:
+        # A row: no other idle block lies between its ids.
         place = bisect(self._blocks, blocks[0])
         self._blocks[place:place] = blocks
 
@@ -303,6 +306,7 @@ class BlankFirst(Order):
 
     def __init__(self, blank: MakeOrder, content: MakeOrder, first: int, size: int) -> None:
         self._blank, self._content = blank(first, size), content(first, size)
+        # Only blocks with content are hit, stored, or put one by one.
         self.hit = self._content.hit  # type: ignore[method-assign]
         self.put = self._content.put  # type: ignore[method-assign]
         self.store = self._content.store  # type: ignore[method-assign]
@@ -386,6 +390,7 @@ class Line:
             if passed.get(block) == place:
                 if block in idle:
                     return block
+                # In use again: it waits aside for its next return.
                 self._aside[block] = self
             heappop(back)
         while ahead:
@@ -480,6 +485,7 @@ class Replacement(Order):
 
     def pop(self) -> int:
         block = self.choose()
+        # After `choose`, which may ask for the key.
         del self._idle[block], self._keys[block]
         return block
 

@@ -161,6 +161,7 @@ class Belady(Ranked):
         """When the key is looked up next; not before now."""
         future, now_ns = self._future, self._now_ns
         if not self._coming:
+            # From the last to the first, which is then popped from the end.
             for index in reversed(range(future.requests)):
                 for each in future.prompt_keys(index, self._block_size):
                     self._coming.setdefault(each, []).append(index)
@@ -201,11 +202,10 @@ class Retained(Replacement):
         self._others.pop(block, None)
 
     def choose(self) -> int:
-        oldest = next(iter(self._pinned.values()), self._now_ns)
-        expired = self._now_ns - oldest >= self._ttl_ns
-        return (self._pinned if expired or not self._others else self._others).popitem(last=False)[
-            0
-        ]
+        oldest_ns = next(iter(self._pinned.values()), None)
+        expired = oldest_ns is not None and self._now_ns - oldest_ns >= self._ttl_ns
+        blocks = self._pinned if expired or not self._others else self._others
+        return blocks.popitem(last=False)[0]
 
 
 class FirstInFirstOut(Replacement):
@@ -275,6 +275,7 @@ class TwoQueues(Replacement):
         for blocks in queues if len(self._new) > self._most_new else queues[::-1]:
             block = blocks.take()
             if block is not None:
+                # What leaves the old queue is forgotten.
                 if blocks is self._new:
                     self._lost[self._keys[block]] = None
                     if len(self._lost) > self._most_lost:
@@ -405,10 +406,12 @@ class Sieve(Replacement):
                 self._used.remove(block)
                 heappush(self._passed, (self._hand, block))
                 continue
+            # One in use is listed again when it returns.
             self._listed.remove(block)
             if block in self._idle:
                 break
         del self._places[block]
+        # The hand has passed the newest block.
         if not self._places or self._places[next(reversed(self._places))] < self._hand:
             self._start_again()
         return block
@@ -457,6 +460,7 @@ class LowInterReference(Replacement):
             self._by_use.renew(block)
             self._push(key)
             self._prune()
+        # In the stack, so its last use was later than that of the coldest hot one.
         elif key in self._stack and key not in self._hot:
             self._rest.remove(block)
             self._warm(block, key)
@@ -475,6 +479,8 @@ class LowInterReference(Replacement):
         block = self._rest.take()
         if block is not None:
             key = self._keys[block]
+            # Remembered as long as its last use is in the stack; if it returns meanwhile, it is
+            # hot.
             if key in self._stack and key not in self._hot:
                 self._lost[key] = None
                 if len(self._lost) > self._most_lost:
@@ -551,6 +557,7 @@ class AdaptiveReplacement(Replacement):
             self._twice.append(block)
         while len(self._once) + len(self._once_lost) > self._size and self._once_lost:
             self._once_lost.popitem(last=False)
+        # All four lists together hold at most twice the cache (the paper's case IV).
         lost = len(self._once_lost) + len(self._twice_lost)
         if lost > self._size and self._twice_lost:
             self._twice_lost.popitem(last=False)
@@ -564,6 +571,7 @@ class AdaptiveReplacement(Replacement):
 
     def choose(self) -> int:
         once, again = len(self._once), any(self._known.values())
+        # At the target, T1 gives way only to what comes back from B2 (the paper's REPLACE).
         from_once = once > 0 and (once > self._target or (again and once == self._target))
         order = ((self._once, self._once_lost), (self._twice, self._twice_lost))
         for blocks, lost in order if from_once else order[::-1]:
@@ -618,6 +626,7 @@ class WindowTinyLfu(Replacement):
         victim = probation.first()
         if candidate is not None and victim is not None:
             counts, keys = self._counts, self._keys
+            # At a tie, what is there stays.
             if counts[keys[candidate]] <= counts[keys[victim]]:
                 window.remove(candidate)
                 return candidate

@@ -73,8 +73,8 @@ class SessionOrder(Order):
     # -- what a policy decides ----------------------------------------------------------------
 
     def worth(self, use: Use) -> Any:
-        """How much its blocks are worth now; the least goes first. Asked again whenever something
-        was released, hit or stored, or time has passed."""
+        """How much its blocks are worth now; the least goes first. Asked of all when a block is
+        needed: not again before its use is used up, or something was released or hit."""
         return 0
 
     def leaves(self, use: Use) -> None:
@@ -163,6 +163,7 @@ class SessionOrder(Order):
 
     def put(self, block: int, key: int | None, tokens: int, access_ns: int) -> None:
         use = self._owner.get(block)
+        # Given back before its request is over, as what leaves a window.
         if use is None:
             self._number += 1
             use = self._owner[block] = Use(None, self._number, self.now_ns)

@@ -145,6 +145,8 @@ def one_each(sequence: Request, block_size: int, pool: Any) -> int:
     missing = sequence.length - sequence.filled
     if missing == 1:
         return 1
+    # Tokens behind the room of the last block. If none is missing, a full last block needs 0,
+    # another 1.
     beyond = missing - (block_size - sequence.filled % block_size)
     return 1 - (-beyond // block_size)
 

@@ -174,12 +174,10 @@ class Prices(Protocol):
     def recompute_ns(self, tokens: int) -> int:
         """Returns the nanoseconds to compute `tokens` tokens again. Prefix hits cannot be known in
         advance."""
-        ...
 
     def swap_ns(self, blocks: int, queued_blocks: int) -> int:
         """Returns the nanoseconds to copy blocks out and in again, after the copies that are queued
         already."""
-        ...
 
 
 def recompute(victim: Request, batch: Batch) -> str:
@@ -214,6 +212,7 @@ class Cheapest:
         assert batch.plan is not None
         moving = [s for s in victim.sequences if s.state == RUNNING]
         full = blocks.swap_need(moving, blocks.cpu) > blocks.cpu.free
+        # Several that do not fit are swapped all the same, and the engine dies of it.
         if full and len(moving) == 1:
             return RECOMPUTE
         if victim.width() > 1:

@@ -85,7 +85,6 @@ class Tier(Protocol):
     def contents(self) -> tuple[Iterable[int], Iterable[int]]:
         """Returns the places in use, and for each of them how many loads read it, or -1 while it is
         being written."""
-        ...
 
 
 class Held(NamedTuple):
@@ -138,6 +137,7 @@ def _read(table: list[int], known: tuple[list[int], Ints] | None) -> tuple[list[
 
 def owners(pool: Any, held: Held) -> Ints:
     """For each block of a pool, by position: the index of the request that owns it, or ~state."""
+    # Often all free blocks have content, and need not be listed one by one.
     all_cached = pool.cached == pool.free
     marks = np.full(pool.size, ~CACHED if all_cached else ~FREE, dtype=np.int64)
     if pool.cached and not all_cached:
@@ -149,6 +149,7 @@ def owners(pool: Any, held: Held) -> Ints:
     marks[place] = request
     # Of several requests that hold a block, the last was noted; the others now find another index.
     marks[place[marks[place] != request]] = ~SHARED
+    # Seldom is a block held by no table, and only then are references listed.
     if np.count_nonzero((marks >= 0) | (marks == ~SHARED)) < pool.used:
         used = np.fromiter(pool.references, np.int64, pool.used) - pool.first
         marks[used[(marks[used] < 0) & (marks[used] != ~SHARED)]] = ~KEPT

@@ -140,6 +140,7 @@ def _demand(requests: Mapping[str, Any], released: Ints) -> float | None:
         if sent_ns < 0:
             continue
         reply_ns, held_ns = before.get(session, (0, 0))
+        # It did not wait for the reply before it, so waiting holds nobody back.
         if sent_ns < reply_ns:
             return None
         would.append(sent_ns - held_ns)

@@ -152,6 +152,7 @@ def _percentile(values: Floats, ends: NDArray[np.int64], percent: float) -> floa
     position = (int(ends[-1]) - 1) * percent / 100
     low = math.floor(position)
     high = min(low + 1, int(ends[-1]) - 1)
+    # Rank r is of the first value that ends behind it.
     pair = values[np.searchsorted(ends, [low, high], side="right")]
     return percentiles(pair, ((position - low) * 100,))[0]
 

@@ -203,6 +203,7 @@ def _memory(
 ) -> dict[str, float | None]:
     """Shares of the pools, weighted by time over the whole run."""
     gpu, cpu = meta.get("num_gpu_blocks"), meta.get("num_cpu_blocks")
+    # A state that lasted no time was never there.
     held = held_ns > 0
 
     def mean_and_most(column: str) -> tuple[float | None, int]:
@@ -313,6 +314,7 @@ def _stages(steps: Columns, meta: Mapping[str, Any]) -> dict[str, float | None]:
     computing = int((end - start).sum())
     for name in ("send_ns", "stage_wait_ns", "host_ns"):
         computing -= int(np.sum(steps[name]))
+    # Steps overlap: of each, only what begins behind the end of the one before is further time.
     before = np.append(0, end[:-1])
     under_way = int(np.maximum(end - np.maximum(start, before), 0).sum())
     stages = meta["config"]["pipeline_parallel_size"]
@@ -427,6 +429,7 @@ def session_figures(requests: Mapping[str, Any]) -> dict[str, Any]:
     whole = [turns for turns in members.values() if done[turns].all()]
     spans = np.array([finish[turns].max() - released[turns[0]] for turns in whole]) / NS_PER_S
     served = np.array([(finish[turns] - released[turns]).sum() for turns in whole]) / NS_PER_S
+    # At least one, however few sessions there are.
     slowest = np.sort(served)[-max(1, round(_SLOWEST * len(served))) :]
     ttft_ms = (ints(requests["first_token_ns"]) - ints(requests["arrival_ns"])) / NS_PER_MS
     figures: dict[str, Any] = {

@@ -25,8 +25,10 @@ def texts(column: Iterable[Any]) -> pa.Array:
     """Texts, none of them null."""
     import pyarrow as pa
 
+    # Columns are made of buffers here: `pa.array` imports pandas.
     written = [*map(str, column)]
     joined = "".join(written)
+    # Lengths are in bytes.
     parts = written if joined.isascii() else [text.encode() for text in written]
     ends = np.cumsum([0, *map(len, parts)])
     assert ends[-1] < 1 << 31, "a column of texts holds at most 2 GiB"
@@ -199,4 +201,5 @@ def _arrow_type(column: Column) -> pa.DataType:
 
 
 def _seconds(values_ns: Ints | Floats) -> pa.Array:
+    # Neither -1 nor NaN is a time.
     return numbers(values_ns / NS_PER_S, ~(values_ns >= 0))

@@ -58,6 +58,7 @@ class States(Mapping[str, Ints]):
         self._freed = "cached_blocks" if meta.get("prefix_caching") else "free_blocks"
         """The column that counts the blocks of ended requests."""
         start, end = self._from_zero("start_ns"), self._from_zero("end_ns")
+        # Where the next step begins later, another row says what held until then.
         idles = end < np.append(start[1:], end_ns)
         before = np.flatnonzero(idles)
         # Narrow, because a long run has many steps.

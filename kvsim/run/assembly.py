@@ -105,8 +105,7 @@ def assemble(config: RunConfig, *, switched: tuple[str, ...] = ()) -> Parts:
     groups = groups_of_model(model, config, hardware)
     check_retention(config, groups)
     stages = stages_at_work(config, engine, model)
-    in_flight = draft.in_flight + stages - 1
-    room = _room(settings, engine, draft, groups, in_flight)
+    room = _room(settings, engine, draft, groups)
     config, memory = _fitted(settings, engine, room), room.memory
     pools = {"num_gpu_blocks": memory.num_gpu_blocks, "num_cpu_blocks": memory.num_cpu_blocks}
     tiered, drafts = offloads(config, engine, groups), speculates(config, engine)
@@ -115,7 +114,9 @@ def assemble(config: RunConfig, *, switched: tuple[str, ...] = ()) -> Parts:
     check_sharing(config, manager, engine)
     given = {**_given(config), **pools, "future": future}
     if engine.groups:
-        given |= {"max_num_batched_tokens": draft.max_num_batched_tokens, "in_flight": in_flight}
+        given["max_num_batched_tokens"] = draft.max_num_batched_tokens
+        given["in_flight"] = draft.in_flight
+        # A tier goes by what blocks hold, even where the GPU's cache is off.
         given |= {"release": decides, "keyed": config.enable_prefix_caching or tiered}
         given |= _given_groups(config, model, hardware)
     cost = make_cost(config, model, hardware)
@@ -179,6 +180,7 @@ def _engine(name: str) -> Engine:
         manages = isinstance(kind, type) and issubclass(kind, BlockManager)
         what = "a block manager, for --block-manager" if manages else "not a scheduler"
         raise ConfigError(f"engine: {name} is {what}; make it a subclass of one of kvsim.engines")
+    # The nearest of its bases decides.
     for base in kind.__mro__:
         for entry in ENGINES.values():
             if base in (entry.scheduler, entry.asynchronous):
@@ -186,25 +188,24 @@ def _engine(name: str) -> Engine:
     raise ConfigError(f"engine: {name} has no engine behind it; make it a subclass of VllmV1")
 
 
-def _room(
-    settings: Settings, engine: Engine, draft: Scheduler, groups: tuple[Group, ...], in_flight: int
-) -> Room:
-    """The pool by the formula of the settings. `draft` has the limits of a step, `in_flight` the
-    steps that are not settled."""
+def _room(settings: Settings, engine: Engine, draft: Scheduler, groups: tuple[Group, ...]) -> Room:
+    """The pool by the formula of the settings. `draft` has the limits of a step, and of the steps
+    that are not settled."""
     config, model, hardware, _, fits = settings
     if config.enable_prefix_caching:
         groups = tuple(group.with_prefix_cache() for group in groups)
     tokens, seqs = draft.max_num_batched_tokens, draft.max_num_seqs
+    flying = tokens * draft.in_flight
     # Then the engine starts with any pool.
     longest = 1 if fits or engine.caps_sequences else config.max_model_len
     assert isinstance(longest, int)
 
     def holds(memory: Budget) -> bool:
-        return Room(memory, groups, tokens * in_flight).longest(config, longest) == longest
+        return Room(memory, groups, flying).longest(config, longest) == longest
 
     formula = memory_formula(config.memory_formula)
     memory = budget(model, hardware, config, formula, tokens, seqs, holds)
-    return Room(memory, groups, tokens * in_flight)
+    return Room(memory, groups, flying)
 
 
 def _given(config: RunConfig) -> dict[str, Any]:

@@ -81,6 +81,7 @@ def complete(config: RunConfig, engine: Engine) -> Settings:
     """
     model = model_of(config)
     hardware = load_hardware(config.hardware_name)
+    # Before a length is filled in.
     fits = config.max_model_len == "auto" or (config.model, config.max_model_len) == (None, None)
     defaults = {
         "model": Default(config.model_name, "kvsim's default"),
@@ -95,6 +96,7 @@ def complete(config: RunConfig, engine: Engine) -> Settings:
     defaults = {key: each for key, each in defaults.items() if getattr(config, key) is None}
     defaults |= _stored_cache(config, engine, model)
     config = msgspec.structs.replace(config, **{key: d.value for key, d in defaults.items()})
+    # Needs the block size and the type of the cache.
     config, raised = _whole_states(config, model, hardware)
     defaults |= raised
     if config.dtype == "auto":
@@ -123,6 +125,7 @@ def _limits(
         few = min(seqs.value, config.max_num_batched_tokens)
         limits["max_num_seqs"] = seqs._replace(value=few)
     if engine.asynchronous is None or ":" in config.engine:
+        # A class of an outsider's is what it is, whatever the release does.
         del limits["async_scheduling"]
     return limits
 

@@ -78,6 +78,7 @@ class Attempt:
         """What the engine did. `errors`: why earlier attempts ended."""
         archive = self._serving.archive
         made = self._serving.result(trace, outcome, archive.missing(), errors, command)
+        # The result needs neither requests nor rows: their memory may be freed.
         self._requests.let_all_go()
         archive.let_rows_go()
         _check_sum(archive.column("released_ns"), archive.column("finish_ns"), outcome.time_ns)
@@ -116,6 +117,7 @@ def show_future(future: Future, trace: Trace, requests: Requests, clients: Clien
 def _check_sum(released_ns: np.ndarray, finish_ns: np.ndarray, now_ns: int) -> None:
     """Refuse a result whose sums over requests would not fit into 64 bits."""
     ended = finish_ns >= 0
+    # In floats, as a sum of integers would overflow unnoticed.
     spent_ns = (finish_ns - released_ns)[ended].sum(dtype=float)
     spent_ns += (float(now_ns) - released_ns[~ended]).sum(dtype=float)
     if max(spent_ns, now_ns) >= _LONGEST_NS:

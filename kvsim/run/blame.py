@@ -79,6 +79,7 @@ def _watched(packages: Collection[str], begin: FrameType) -> Iterator[None]:
     who called it may be of the same packages.
     """
     timed = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+    # Where somebody else has set an alarm, that one stays.
     if not (packages and timed and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL):
         yield
         return
@@ -110,6 +111,8 @@ def _watched(packages: Collection[str], begin: FrameType) -> Iterator[None]:
 def _call(frame: FrameType | None, packages: Collection[str], begin: FrameType) -> FrameType | None:
     """The call from kvsim into one of these packages that is under way; None: none is."""
     call = None
+    # From the inside out: the outermost call counts, however deep the policy is in calls of its
+    # own.
     while frame is not None and frame is not begin:
         # A generator has the same frame whenever it goes on.
         package = _package(str(frame.f_globals.get("__name__")))

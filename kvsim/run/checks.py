@@ -192,6 +192,7 @@ class Room(NamedTuple):
             layout = Layout(size, size, tokens, flying, num_spec_tokens=drafted_tokens(config))
             return peak_blocks(self.groups, layout)
 
+        # More tokens never need fewer blocks.
         return bisect_right(range(1, most + 1), blocks, key=need)
 
 

@@ -77,6 +77,7 @@ def offload_of(
     wanted = asked(config)
     assert isinstance(blocks, KVCacheManager) and wanted is not None
     assert wanted.kv_connector is not None
+    # On each GPU, and on all together.
     size = block_bytes(model, config)
     whole = size * config.tensor_parallel_size
     name, args = wanted.kv_connector, wanted.kv_connector_extra_config
@@ -145,6 +146,7 @@ def _native(
         raise ValueError("blocks_per_chunk and max_tracker_size are numbers of at least 1")
     if min(store_threshold, sync_load_budget_bytes) < 0:
         raise ValueError("store_threshold and sync_load_budget_bytes are not below 0")
+    # vLLM rounds chunks up to pages (`v1/kv_offload/cpu/spec.py`).
     chunk_bytes = -(-block_bytes * per_chunk // PAGE_BYTES) * PAGE_BYTES
     chunks = cpu_bytes_to_use // chunk_bytes
     if chunks < 1:
@@ -167,6 +169,7 @@ def _native(
         blocks_per_chunk=per_chunk,
         offload_prompt_only=offload_prompt_only,
         sync_load_budget_bytes=sync_load_budget_bytes,
+        # A token has a slot in a block of each group.
         bytes_per_token=sum(block_bytes // group.block_size for group in blocks.groups),
     )
 

@@ -44,6 +44,7 @@ class KvTransferConfig(Struct, frozen=True, kw_only=True):
 def asked(config: RunConfig) -> KvTransferConfig | None:
     """The connector that the settings ask for; None without one. Raises `ConfigError`."""
     transfer = convert(config.kv_transfer_config, KvTransferConfig, "kv_transfer_config")
+    # What is given by itself counts more than what the JSON says.
     extra = {**transfer.kv_connector_extra_config, **config.kv_connector_extra_config}
     name = transfer.kv_connector
     if config.kv_offloading_size:

@@ -54,20 +54,17 @@ class Patience:
         """Heap of (when its client gives it up, index, request)."""
 
     def begins(self, request: Request) -> None:
-        """A request was sent."""
         after_ns = self._after_ns[request.index]
         if after_ns is not None:
             heapq.heappush(self._due, (request.arrival_ns + after_ns, request.index, request))
 
     @property
     def next_ns(self) -> int:
-        """When the next request in progress is given up; `NEVER_NS`: none is."""
         while self._due and self._due[0][2].finish_ns >= 0:
             heapq.heappop(self._due)
         return self._due[0][0] if self._due else NEVER_NS
 
     def over(self, now_ns: int) -> list[Request]:
-        """Takes out the requests in progress that are given up until now, in order."""
         found = []
         while self.next_ns <= now_ns:
             found.append(heapq.heappop(self._due)[2])
@@ -141,6 +138,7 @@ class Serving:
                 *(stop.kind, now_ns, steps, stop.request_id),
                 *(stop.explanation, stop.remedy, stop.rule),
             )
+        # The audits of the loop are ever further apart; the last one is here.
         batch.audit()
         return _deadlock(batch, now_ns, steps) if len(batch) else Outcome("finished", now_ns, steps)
 
@@ -165,6 +163,7 @@ class Serving:
     def _record(self, outcome: Outcome, indexes: Sequence[int]) -> Books:
         """Returns the columns of steps and requests, and where time and tokens went."""
         parts, requests, archive, rows = self.parts, self._requests, self.archive, self.rows
+        # The last gaps wait to be counted.
         self.batch.count_gaps()
         for index in indexes:
             request = requests[index]
@@ -181,6 +180,7 @@ class Serving:
         prompts = requests.streams if blocks.needs_keys else None
         size, withheld = blocks.block_size, blocks.full_hit.withheld
         if len(own) < len(requests):
+            # A replica of a fleet serves some of the requests; its own are sorted.
             log["request"] = np.searchsorted(own, log["request"])
             prompts = prompts and prompts.picked(own.tolist())
 

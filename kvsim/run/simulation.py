@@ -69,6 +69,8 @@ def simulate(
             refused = {error.request: error.kind for error in errors}
             run = Attempt(trace, rows, parts, refused, Listeners(watcher, progress))
             outcome = run.play()
+            # Without a request to blame, or if it was refused already, another attempt would end
+            # alike.
             if config.on_engine_error == "stop" or outcome.request in ("", *refused):
                 break
             errors.append(outcome)

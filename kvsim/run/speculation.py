@@ -187,6 +187,7 @@ def _rates(asked: _Asked) -> list[float] | None:
     """The probability that the first draft is accepted, the first two are, ...; None: unsaid."""
     most = asked.num_speculative_tokens
     if asked.acceptance_rate is not None:
+        # Draft `place` counts only if all before it were accepted.
         return [asked.acceptance_rate**place for place in range(1, most + 1)]
     if asked.synthetic_acceptance_length is not None:
         further = asked.synthetic_acceptance_length - 1
@@ -194,6 +195,8 @@ def _rates(asked: _Asked) -> list[float] | None:
             raise ConfigError(
                 f"{KEY}: synthetic_acceptance_length: {1 + further:g} is not in 1 .. {1 + most}"
             )
+        # Whole drafts always, a further one with the rest as its probability: their mean is the
+        # length.
         return [min(max(further - place, 0.0), 1.0) for place in range(most)]
     if asked.acceptance_distribution is not None:
         shares = asked.acceptance_distribution
@@ -202,6 +205,7 @@ def _rates(asked: _Asked) -> list[float] | None:
                 f"{KEY}: acceptance_distribution: give {most + 1} shares that add up to 1, of steps"
                 f" that accept 0 to {most} drafts"
             )
+        # Added up from the end, without the share of 0: so many drafts or more.
         return [*accumulate(shares[:0:-1])][::-1]
     rates = asked.synthetic_acceptance_rates
     if rates is not None and (len(rates) != most or sorted(rates, reverse=True) != rates):

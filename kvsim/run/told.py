@@ -46,6 +46,7 @@ def settled(config: RunConfig, word: ServerWord) -> tuple[RunConfig, list[str]]:
         _check_hardware(whole, word.start)
     doubts = _doubtful_weights(whole, word.start)
     each = word.counted_with["num_gpu_blocks_override"]
+    # A pool that somebody set otherwise stays.
     if config.num_gpu_blocks_override != each or not word.start.sized:
         return config, doubts
     blocks = _blocks(whole, word.start)
@@ -76,6 +77,7 @@ def _check_hardware(whole: Settings, start: Start) -> None:
         cache = min(start.available, key=lambda fact: fact.value)
         weights = min(fact.value for fact in start.weights)
         assert config.gpu_memory_utilization is not None
+        # As if nothing else took memory, so only far smaller or larger GPUs are told apart.
         filled = cache._replace(value=(weights + cache.value) / config.gpu_memory_utilization)
     total = hardware.memory_bytes / GIB
     if filled is not None and not _LEAST_FILLED * total <= filled.value <= total:
@@ -143,6 +145,7 @@ def _blocks(whole: Settings, start: Start) -> int:
     pool = pool_of(start, size, longest, config.data_parallel_size, sharing)
     printed = start.max_concurrency
     if printed is not None:
+        # What releases reserve for steps in flight, at least and at most.
         most, least = pool.blocks / taken(groups, 1), pool.blocks / taken(cached, 2)
         if not (1 - _ALIKE) * least - 0.01 <= printed.value <= (1 + _ALIKE) * most + 0.01:
             shared = ", --disable-hybrid-kv-cache-manager if one table served all layers" * bool(

@@ -15,17 +15,14 @@ class Watcher(Protocol):
 
     def begin(self) -> None:
         """Called when a run begins. Earlier calls belong to an attempt that was abandoned."""
-        ...
 
     def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
         """Called when a step was composed, before it runs. `arrived` requests joined the queue
         before it."""
-        ...
 
     def settled(self, batch: Batch, ended: list[Request]) -> None:
         """Called when the step composed last is over. `ended` lists the requests that ended in it,
         in order."""
-        ...
 
 
 class Watchers:
@@ -35,16 +32,13 @@ class Watchers:
         self._watchers = watchers
 
     def begin(self) -> None:
-        """A run begins, or begins again."""
         for watcher in self._watchers:
             watcher.begin()
 
     def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
-        """A step was composed."""
         for watcher in self._watchers:
             watcher.composed(batch, plan, now_ns, arrived)
 
     def settled(self, batch: Batch, ended: list[Request]) -> None:
-        """A step has ended."""
         for watcher in self._watchers:
             watcher.settled(batch, ended)

@@ -340,6 +340,7 @@ class Adder:
         self.batch.join(request)
         standing.retracted = False
         cut: bool = standing.prefix + tokens < request.length
+        # The engine does not deduct what was generated before a retraction.
         self._take(request, tokens, 0 if cut else min(standing.limit, self.clip_tokens))
         if cut:
             self.surprises.forgotten += self.unfinished is not None

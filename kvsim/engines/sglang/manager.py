@@ -298,6 +298,7 @@ class SglangTables(BlockManager):
         if 0 < prompt < number:
             # The leaf is cut between prompt and output, so that the output can be evicted alone.
             tree.insert_again(node, prompt, priority + 1)
+        # Before the old lock ends, so that nothing on the path is free in between.
         tree.lock(node)
         tree.unlock(own)
         standing.lock = node
@@ -330,8 +331,6 @@ class SglangTables(BlockManager):
         for request in requests:
             pages += request.filled == request.room
         return self.gpu.blank >= pages
-
-    # -- audit -----------------------------------------------------------------------------------
 
     def audit(self, requests: Iterable[Request]) -> None:
         held: list[Span] = []

@@ -73,6 +73,7 @@ class QueueOrder:
         """Returns the queue in its new order. `computed_tokens`: those of the engine so far."""
         if len(waiting) <= self._most:
             return self._sort_aware(waiting, blocks, computed_tokens)
+        # `lpm` and `hrrn` come here, too, while too many wait.
         if blocks.refreshes and waiting:
             if self._calls % REFRESH_CALLS == 0:
                 _refresh(waiting, blocks)
@@ -128,6 +129,7 @@ class QueueOrder:
             if cached <= self._check:
                 standing.late = self._late <= 0
                 if not standing.late and request.length >= self._late:
+                    # The key of a token tells all before it: where it is equal, so many tokens are.
                     key = int(request._stream.keys(self._late - 1, self._late, 1)[0])
                     standing.late = key in beginnings
                     beginnings.add(key)
@@ -172,7 +174,9 @@ def _depth_first(tree: RadixTree, waiting: Iterable[Request]) -> deque[Request]:
         if below:
             found += own.get(each, [])
             continue
+        # It comes again below its children, with its own requests.
         stack.append((each, True))
         branches = sorted(children.get(each, []), key=lambda child: -weights[child])
+        # Reversed, so that the heaviest one is on top.
         stack += [(child, False) for child in reversed(branches)]
     return found

@@ -155,6 +155,7 @@ class Sglang(Scheduler):
         self._pool_tokens = num_gpu_blocks * block_size
         own = max_running_requests(int(self._pool_tokens), max_model_len)
         self.max_num_seqs = own if max_num_seqs is None else max_num_seqs
+        # The rows of the engine's table of requests, at most one for two tokens of the pool.
         self._slots = min(self.max_num_seqs, self._pool_tokens // 2)
         self._delay = min(min_free_slots_delay or 0, self._slots)
         self._sign = 1 if schedule_low_priority_values_first else -1
@@ -272,6 +273,7 @@ class Sglang(Scheduler):
     def stand_in(self, request: Request) -> Any:
         """Returns the prompt that replaces a too long one: token 0, and a continuation that no
         other request has."""
+        # 2**30 keys for each request (`+` binds closer than `<<`), more than an output has tokens.
         own: i64 = ZERO - (request.index + 1 << 30)
         stops: vec[i64] = vec[i64]([1, ENDLESS])
         return SpanStream(request.index, 0, 1, stops, vec[i64]([ZERO, own]))
@@ -298,7 +300,6 @@ class Sglang(Scheduler):
     # -- composing a step ------------------------------------------------------------------------
 
     def compose(self, batch: Batch, now_ns: int) -> Plan:
-        """Composes the next step."""
         plan: Plan = batch.begin(now_ns, self._slots)
         self.blocks = cast(SglangTables, batch.blocks)
         if self._idle:
@@ -354,6 +355,7 @@ class Sglang(Scheduler):
         blocks: SglangTables = self.blocks
         blocks.gpu.collect()
         ended: i64 = len(batch.ended)
+        # The oldest step in flight, which this one is.
         step: i64 = self._sent - self._pending
         # Nobody can end in this step, and nobody's result is dropped: only decodes to book.
         if plan.num_chunks == 0 and self._gone < step < self._soonest:
@@ -492,6 +494,7 @@ def _fill(scheduler: Sglang, batch: Batch) -> None:
     """Takes on waiting requests. Those that are preempted for their sake queue again."""
     preempted: list[Request] = []
     refusal: i64 = _choose(scheduler, batch, preempted)
+    # A batch that was full before keeps the reason of that time.
     if refusal or not scheduler.full:
         scheduler._refusal = refusal
     if batch.waiting and refusal:
@@ -506,6 +509,8 @@ def _choose(scheduler: Sglang, batch: Batch, preempted: list[Request]) -> i64:
     adder: Adder = scheduler.adder
     running: Group = scheduler.running
     refusal: i64 = 0
+    # Where memory is used up, the head is asked all the same: its own test says that the batch is
+    # full.
     while batch.waiting and adder.state() != OTHER:
         request: Request = batch.waiting[0]
         taken: i64 = len(adder.chosen) + len(running.members)
@@ -538,6 +543,8 @@ def _make_way(scheduler: Sglang, batch: Batch, asking: Request, preempted: list[
     adder: Adder = scheduler.adder
     running: Group = scheduler.running
     own: Standing = asking.standing
+    # A request that was never considered counts as if it had no prompt (`considered` is 0), as in
+    # the engine.
     need: float = float(own.considered - own.prefix) - adder.left
     need += float(min(own.limit, adder.clip_tokens))
     victims: list[Request] = []
@@ -573,6 +580,7 @@ def _extend(scheduler: Sglang, batch: Batch, plan: Plan, chosen: list[Request]) 
         group.silent = group.silent and standing.limit == 0
         group.computed_tokens += standing.end - standing.prefix
         need += blocks.pages_of(standing.end) - blocks.pages_of(standing.prefix)
+    # The engine makes room for a page more for each, which evicts more than is needed.
     spare: i64 = scheduler._size * len(chosen) if scheduler._size > 1 else 0
     blocks.make_room(group.computed_tokens + spare)
     if need > blocks.gpu.blank:
@@ -595,6 +603,7 @@ def _extend(scheduler: Sglang, batch: Batch, plan: Plan, chosen: list[Request]) 
 def _settle_each(scheduler: Sglang, batch: Batch, plan: Plan) -> None:
     """Books the results of a step, request by request."""
     chunks: i64 = plan.num_chunks
+    # Chunks stand before decodes in a mixed step.
     for request in plan.places:
         chunks -= 1
         if request.finish_ns >= 0:
@@ -621,6 +630,7 @@ def _mix(scheduler: Sglang, batch: Batch, plan: Plan, group: Group) -> None:
         # The result of its prefill may be pending; it is cached as far as it is known now.
         standing: Standing = request.standing
         standing.end = min(request.filled, request.length)
+    # It becomes the running batch as a whole, so each mixed step rotates the order.
     group.members = group.members + running.members
     group.computed_tokens += len(running.members)
     group.silent = group.silent and running.silent
@@ -635,6 +645,7 @@ def _decode(scheduler: Sglang, batch: Batch, plan: Plan) -> Group | None:
         return None
     if scheduler.blocks.fits(running.members):
         scheduler._ratio.decay()
+    # Those who are about to end free memory, so nobody is retracted and nothing decodes.
     elif finishing:
         return None
     else:
@@ -699,11 +710,13 @@ def _one_more(scheduler: Sglang, batch: Batch, plan: Plan, members: list[Request
         scheduled[before + seqs] = yields[before + seqs] = 1
         context_tokens += upto
         seqs += 1
+    # `extend` has counted its own.
     blocks.empty_slots -= seqs - extended
     if before:
         for request in members:
             plan.add(request, 1, 0)
     else:
+        # Decodes alone: the plan borrows the list, as copying it in each step takes time.
         plan.places, plan.num_requests = members, seqs
     plan.add_decodes(seqs, context_tokens, 0)
 
@@ -713,6 +726,7 @@ def _retract(scheduler: Sglang, batch: Batch) -> None:
     are worth least go first. The remaining ones stay in that order."""
     kept: list[Request] = sorted(scheduler.running.members, key=scheduler.worth, reverse=True)
     retracted: list[Request] = []
+    # At least one goes, as the engine tests only afterwards.
     while len(kept) > 1 and (not retracted or not scheduler.blocks.fits(kept)):
         request = kept.pop()
         _give_up(scheduler, batch, request, len(kept))

@@ -91,6 +91,8 @@ def mem_fraction_static(config: RunConfig, memory_bytes: int, model: Model) -> f
     chunk = 0
     if config.enable_chunked_prefill is not False:
         chunk = config.max_num_batched_tokens or chunked_prefill_size(memory_bytes)
+    # In MiB, as the engine estimates: 1.5 for a token of a chunk, 128 for a rank, 2 for a captured
+    # sequence.
     reserve_mib = 512 + 1.5 * max(chunk or DEFAULT_MAX_PREFILL_TOKENS, 2048) + 128 * tp * pp
     if not config.enforce_eager:
         reserve_mib += 2 * _largest_decode(config, memory_bytes)
@@ -115,6 +117,7 @@ def _prefill_graphs_mib(chunk_tokens: int, model: Model) -> int:
     """Returns what the graphs of prefill steps take (`reserve_for_graph_mb`)."""
     if model.latent is not None:
         return 1536
+    # MiB for each captured size.
     return 8 * sum(size <= chunk_tokens for size in _PREFILL_GRAPHS)
 
 

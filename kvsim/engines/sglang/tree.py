@@ -65,6 +65,7 @@ class Text:
             place = self.runs[len(self.runs) - 1]
         if place >= pages:
             return
+        # A stream that gives no spans: each page is a run of its own.
         for key in self._stream.keys(place, pages, self.page_size):
             self.runs = append(append(self.runs, numbering.number(key) - place), place + 1)
             place += 1
@@ -94,6 +95,7 @@ class Text:
         own: i64 = self.run_at(first)
         its: i64 = other.run_at(first)
         while page < last and self.runs[own] == other.runs[its]:
+            # Runs of the same base agree up to where the first of them ends.
             page = min(self.runs[own + 1], other.runs[its + 1])
             own += 2 if self.runs[own + 1] == page else 0
             its += 2 if other.runs[its + 1] == page else 0
@@ -653,6 +655,7 @@ class RadixTree:
         leaf.parent.branches += 1
         self.pool.evictable += leaf.end - leaf.begin
         above: Node | None = leaf
+        # What is deeper already has ancestors that are.
         while above is not None and above.history < leaf.end:
             above.history = leaf.end
             above = above.parent
@@ -669,6 +672,7 @@ class RadixTree:
         child.key, child.begin, child.parent = text.number(middle), middle, upper
         child.at += number
         self.nodes[upper.key], self.nodes[child.key] = upper, child
+        # Both count as used now, the lower part, too, though only the upper one matched.
         self._use(upper, self.root)
         self._use(child, self.root)
         return upper

@@ -201,6 +201,7 @@ class Naive(BlockManager):
             sequence.filled = filled
             block: i64 = table.blocks[place]
             if self.gpu.refs(block) > 1:
+                # Others hold it, so it does not become free.
                 self.gpu.give_back(vec[i64]([block]), -1)
                 table.blocks[place] = self.gpu.take()
                 copies.append((block, table.blocks[place]))
@@ -264,8 +265,6 @@ class Naive(BlockManager):
     def release(self, sequence: Request, pool: BlockPool, access_ns: i64) -> None:
         """Drops every block of a table, first to last. `access_ns` -1 means never scheduled."""
         pool.give_back(sequence.tables[0].blocks, access_ns)
-
-    # -------------------------------------------------------------------------------------------
 
     def audit(self, requests: Iterable[Request]) -> None:
         for pool in (self.gpu, self.cpu):
@@ -416,6 +415,7 @@ class PrefixCaching(Naive):
             last: i64 = (sequence.filled - self._withheld) // self.block_size
             place: i64
             computed: i64 = 0
+            # Those behind a gap count, too: the engine counts blocks, whichever they are.
             for place in range(sequence.seen, last):
                 computed += self.gpu.computed(sequence.tables[0].blocks[place])
             if sequence.seen < last:
@@ -432,8 +432,6 @@ class PrefixCaching(Naive):
         if units > sequence.published:
             self._publish(sequence, sequence.published, units)
             self.gpu.called()
-
-    # -------------------------------------------------------------------------------------------
 
     def _publish(self, sequence: Request, first: i64, last: i64) -> None:
         """Gives blocks of a table that are full their content; one that others have takes their

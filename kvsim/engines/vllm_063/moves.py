@@ -186,6 +186,7 @@ def sample_sequence(batch: Batch, blocks: Naive, sequence: Request, children: i6
         sampled.request.sampled_tokens += 1
         if batch.token(sampled):
             sampled.state = FINISHED
+    # Before the parent may give back the blocks that they share.
     for child in forked:
         if child.state == RUNNING:
             blocks.fork(sequence, child)

@@ -62,6 +62,7 @@ class BlockPool(Pool):
         self.lookups = self.hits = self._call = 0
         self._last = {}
         if self._holds_blank and size:
+            # The order hands out all blocks, those that were never used as well.
             self.order.put_many(list(range(first, first + size)))
             while self.fresh < self.end:
                 self._open()
@@ -183,8 +184,6 @@ class BlockPool(Pool):
             self.order.put_many(blank)
         if cached:
             self._put(cached, access_ns)
-
-    # --------------------------------------------------------------------------------------------
 
     def _put(self, blocks: list[int], access_ns: i64) -> None:
         """Blocks of a table became free, and keep their content."""

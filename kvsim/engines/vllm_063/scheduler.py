@@ -17,7 +17,7 @@ from mypy_extensions import i64, mypyc_attr
 from kvsim.core.batch import Batch
 from kvsim.core.plan import BLOCKS, SLOTS, SWAP, SWAPPED_OUT, TOKENS, WATERMARK, Plan
 from kvsim.core.request import RUNNING, SWAPPED, WAITING, Request
-from kvsim.core.scheduler import Scheduler
+from kvsim.core.scheduler import Scheduler, check_seqs
 from kvsim.engines.deaths import died
 from kvsim.engines.vllm_063.blocks import Naive, waiting_sequence
 from kvsim.engines.vllm_063.moves import (
@@ -129,16 +129,11 @@ class Vllm063(Scheduler):
                 f"max_num_batched_tokens ({tokens}) is below max_model_len ({self.max_model_len}):"
                 f" {self.remedies}"
             )
-        if tokens < self.max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens ({tokens}) is below max_num_seqs ({self.max_num_seqs}):"
-                " every running sequence needs one token a step; raise it, or lower --max-num-seqs"
-            )
+        check_seqs(self.max_num_seqs, tokens)
 
     # -- composing a step ------------------------------------------------------------------------
 
     def compose(self, batch: Batch, now_ns: int) -> Any:
-        """Composes the next step."""
         plan: Plan = batch.begin(now_ns, self.max_num_seqs)
         blocks: Naive = tables_of(batch)
         self._admitted, self._tokens, self._seqs = [], 0, 0
@@ -168,6 +163,7 @@ class Vllm063(Scheduler):
         """Serves running requests, and swapped ones if nobody was preempted."""
         if self.priority:
             self._preempt_by_priority(batch, blocks)
+        # Victims of a better priority are in the queue already, and keep nobody swapped out.
         before = len(plan.preempted)
         entries = self._running(batch, blocks, plan)
         self._give_up(batch, plan, before)
@@ -180,11 +176,13 @@ class Vllm063(Scheduler):
         back: Entries = []
         if not plan.preempted:
             back = self._swap_in(batch, blocks, plan)
+        # Given up on the way back: named behind the prompts that are given up, as in the engine.
         infeasible = plan.ignored
         plan.ignored = []
         prompts = self._prompts(batch, blocks, plan)
         plan.ignored += infeasible
         self._give_up(batch, plan, 0)
+        # The engine's order, which decides who is served first and who gives way in the next step.
         batch.running = [
             *[entry[0] for entry in sorted(back, key=_prefills)],
             *batch.running,
@@ -262,6 +260,7 @@ class Vllm063(Scheduler):
         while running:
             request: Request = running[0]
             tokens = self._new_tokens(request, RUNNING, self.chunked)
+            # The budget is spent. Who follows keeps his place.
             if tokens == 0:
                 break
             running.popleft()
@@ -336,6 +335,7 @@ class Vllm063(Scheduler):
         running = sorted(batch.running, key=by_priority)
         waiting = batch.waiting
         if waiting:
+            # As in the engine, whoever is at the head, as the queue is sorted only afterwards.
             head: Request = waiting.popleft()
             tokens = self._new_tokens(head, WAITING, False)
             while running and by_priority(running[-1]) > by_priority(head):
@@ -371,6 +371,7 @@ class Vllm063(Scheduler):
                 raise died("chunk-of-part-blocks", request)
             left: i64 = self.max_num_batched_tokens - self._tokens
             if tokens > left:
+                # With the prefix cache on, a chunk ends at the end of a block.
                 tokens = left - left % self.block_size if self._whole else left
         return tokens
 
@@ -429,8 +430,6 @@ class Vllm063(Scheduler):
         """Whether a victim turns out to have ended already."""
         return False
 
-    # -- after the step --------------------------------------------------------------------------
-
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
         """Settles a step once its time has passed: tokens exist, samples fork, requests end."""
         batch.now_ns = now_ns
@@ -482,6 +481,7 @@ class Vllm063Async(Vllm063):
                 if plan.yields[k]:
                     batch.token(request)
                     self._pending[request] = None
+        # There is no further step beside which to do it.
         if not len(batch):
             self._process_pending(batch)
 
@@ -492,6 +492,8 @@ class Vllm063Async(Vllm063):
             ended = self._process(batch, request) or ended
         if ended:
             batch.remove_ended()
+            # The engine's fault: set aside for the stop test, they are forgotten with their blocks
+            # if somebody else ended.
             for request in batch.aside:
                 if request.finish_ns < 0:
                     batch.lose(request)

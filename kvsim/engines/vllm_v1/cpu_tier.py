@@ -112,6 +112,8 @@ class Lru:
         del self._runs[run.rank]
         self._last += 1
         run.rank, run.ended, run.sorted = self._last, True, False
+        # Some of what it used has the rank of a later request: all of it becomes as recent as its
+        # end.
         if len(run.chunks) < len(access.seen):
             self._move([key for key in access.seen if key in self._run_of], run)
         if run.chunks:
@@ -164,7 +166,7 @@ class Arc:
     """Adaptive replacement: chunks used once, and chunks that another request used again.
 
     Ghosts remember what was evicted from either list. An offer that meets a ghost shifts the
-    target size of the first list. Megiddo and Modha, FAST 2003, as in vLLM.
+    target size of the first list. Megiddo and Modha, FAST 2003, as in vLLM. Methods: as of `Lru`.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -179,7 +181,6 @@ class Arc:
         self._target = 0.0
 
     def missed(self, keys: list[Key]) -> None:
-        """A request offers these chunks for the first time, and they are absent."""
         once, again = self._ghosts
         for key in reversed(keys):
             if key in once:
@@ -195,14 +196,12 @@ class Arc:
         """Nothing changes before the request is over."""
 
     def inserted(self, keys: list[Key], access: Access) -> None:
-        """Chunks will be written for a request."""
         for key in keys:
             self._once[key] = None
             for ghosts in self._ghosts:
                 ghosts.pop(key, None)
 
     def ended(self, access: Access) -> None:
-        """A request is over."""
         once, again = self._once, self._again
         for key in reversed(access.in_order()):
             for present in (once, again):
@@ -213,12 +212,12 @@ class Arc:
                     present.move_to_end(key)
 
     def evict(self, number: int, evictable: Callable[[Key], bool]) -> list[Key] | None:
-        """Removes and returns `number` chunks; None, and nothing changes, if there are too few."""
         once, again = filter(evictable, self._once), filter(evictable, self._again)
         size = len(self._once)
         chosen: list[Key] = []
         for _ in range(number):
             turns = (once, again) if size >= int(self._target) else (again, once)
+            # Both filters go on where they stopped, so no chunk is chosen twice.
             key = next(chain(*turns), None)
             if key is None:
                 return None
@@ -257,6 +256,8 @@ class Counter:
             if key in counts:
                 continue
             if len(counts) >= self._size:
+                # Those of this offer stand at the end of the table, and make no room for each
+                # other.
                 if not others:
                     continue
                 counts.popitem(last=False)
@@ -444,8 +445,6 @@ class CpuTier:
         if self.storage is None:
             return figures
         return {**figures, "storage": type(self.storage).__name__, **self._moved}
-
-    # --------------------------------------------------------------------------------------------
 
     def _accessed(self, keys: list[Key], access: Access, reused: Iterable[Key]) -> None:
         new = [key for key in keys if key not in access.seen]

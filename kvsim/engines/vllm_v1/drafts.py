@@ -47,7 +47,6 @@ class Verifier(Protocol):
     def accepted(self, sequence: Request, drafts: int) -> int:
         """Returns how many of `drafts` drafts behind the known tokens of a sequence the model
         accepts."""
-        ...
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -129,10 +128,10 @@ class Rates:
         self._seed = seed
 
     def accepted(self, sequence: Request, drafts: int) -> int:
-        """Returns how many of `drafts` drafts are accepted."""
         drawn = xxh3_64_digest(f"{sequence.length}/{sequence.id}".encode(), self._seed)
         accepted = 0
         for limit in self._limits:
+            # Bytes of equal number, the highest first, compare as the numbers do.
             if accepted == drafts or drawn > limit:
                 break
             accepted += 1
@@ -166,7 +165,6 @@ class Recorded:
         self._steps = steps
 
     def accepted(self, sequence: Request, drafts: int) -> int:
-        """Returns how many of `drafts` drafts are accepted."""
         request = sequence.request
         ends = self._ends.get(request.index)
         if ends is None:

@@ -390,10 +390,12 @@ class Sliding(Group):
         return max(0, computed - self.window + 1)
 
     def leaves(self, computed: i64) -> i64:
+        # The first length at which `skipped` covers a block more.
         size: i64 = self.block_size
         return (self.skipped(computed) // size + 1) * size + self.window - 1
 
     def most_blocks(self, layout: Layout) -> i64:
+        # A window may begin within a block, hence one more.
         tokens: i64 = min(self.window - 1 + layout.max_in_flight_tokens, layout.max_model_len)
         return (tokens + self.block_size - 1) // self.block_size + 1
 
@@ -402,6 +404,7 @@ class Sliding(Group):
 
     def blocks_of_window(self, drop: bool) -> i64:
         """The consecutive blocks that a hit needs."""
+        # The token itself is computed, so a hit needs the `window - 1` before it.
         return (self.window - 1 + self.block_size - 1) // self.block_size + (1 if drop else 0)
 
     def find(
@@ -437,6 +440,7 @@ class Sliding(Group):
             return None
         need, kept = int(self.blocks_of_window(drop)), [False] * (last - first)
         segment = align if interval < 0 else interval
+        # Down to where a hit can end. A hit that loses its last block needs the one behind, too.
         ends = [] if interval < 0 else [mark // align * align // size + drop for mark in marks]
         if segment:
             each = segment // size
@@ -534,6 +538,7 @@ class Mamba(Group):
         return max(computed - 1, 0)
 
     def leaves(self, computed: i64) -> i64:
+        # The first length at which `skipped` covers a block more.
         size: i64 = self.block_size
         return (self.skipped(computed) // size + 1) * size + 1
 
@@ -584,13 +589,15 @@ class AlignedMamba(Mamba):
     def missing(self, table: Table, ask: Ask, hits: bool, pool: Pool, layout: Layout) -> i64:
         found: i64 = self.num_hits if hits else 0
         if found and int(pool.content(self.hits[found - 1])) in pool.named:
-            # Another request computes this state in this very step: wait for the next one.
+            # Another request computes this state in this very step. Who asks for more blocks than
+            # there are waits for the next one.
             return pool.size + 2
         drafts: i64 = layout.num_spec_tokens
         wanted: i64 = (ask.tokens + self.block_size - 1) // self.block_size + drafts
         new: i64 = wanted - found - len(table.blocks)
         if new > 0:
             most: i64 = 2 if self._export(table, ask, layout) else 1
+            # Entries between the last state and the new one stay empty.
             new = min(new, most if table.grown else most + drafts)
         return new + (self.idle_hits(0, pool) if hits else 0)
 
@@ -603,6 +610,7 @@ class AlignedMamba(Mamba):
         exports: bool = table.export_tokens > 0
         held: i64 = len(blocks)
         grown: bool = table.grown
+        # The first time, there are no blocks of drafts to move on.
         table.grown = True
         if wanted <= held and not exports:
             return
@@ -679,6 +687,7 @@ class AlignedMamba(Mamba):
         end: i64 = ask.tokens
         tokens: i64 = layout.resumes_at(end, layout.align)
         place: i64 = (end + self.block_size - 1) // self.block_size - 2
+        # Where only ends of prompts are kept, earlier chunks save nothing.
         prefill_end: i64 = ask.prefill_end if layout.retention == 0 else 0
         if end < prefill_end or not self.saves(ask.start, end, tokens, layout):
             return 0

@@ -283,6 +283,7 @@ class KVCacheManager(BlockManager):
             units = min(units, request.keyed)
             most: i64 = min(request.length - 1, units * self.layout.key_tokens)
             return self.find_common(contents, units, most, self.gpu)
+        # The last token is always computed, as the next one is sampled from it.
         tokens: i64 = self.find_common(contents, units, request.length - 1, self.gpu)
         request.junction = self._junction
         return tokens
@@ -304,7 +305,8 @@ class KVCacheManager(BlockManager):
         rules: Group
         group: Group
         for group in self.groups:
-            lacking: i64 = max(longest, units * layout.key_tokens) // group.block_size + 2
+            # A kind that drops its last block looks beyond `longest`, at most at all units.
+            lacking: i64 = max(longest, units * layout.key_tokens) // group.block_size
             lacking -= len(group.hits)
             if lacking > 0:
                 group.hits = longer(group.hits, lacking)
@@ -312,6 +314,7 @@ class KVCacheManager(BlockManager):
             # One group agrees with itself; this is what nearly every model comes to.
             alike = self.kinds[0]
             rules = alike[0]
+            # With one group, `align` is its block size.
             return rules.find(alike, contents, longest, rules.drop, layout.align, pool) * (
                 layout.align
             )
@@ -387,6 +390,7 @@ class KVCacheManager(BlockManager):
         # What was found for the request that is admitted next stays as it is.
         kept = [(group.hits, group.first_hit, group.num_hits) for group in self.groups]
         for group in self.groups:
+            # A vector of its own, as the look-up writes to it.
             group.hits = zeros(len(group.hits))
         tokens = self.find_common(contents, len(keys), max_tokens, pool)
         blocks = []
@@ -421,6 +425,8 @@ class KVCacheManager(BlockManager):
             saves = saves and group.saves(start, end, saved, layout)
         if end < prefill_end:
             aligned: i64 = end // size * size
+            # A chunk without a block end waits for a step with more room, unless no step ever has
+            # enough.
             if aligned > start or size <= self._most_tokens:
                 end = aligned
         nearest: i64 = end
@@ -521,8 +527,8 @@ class KVCacheManager(BlockManager):
         slots: i64 = min(upto + lookahead, layout.max_model_len)
         ask = Ask(slots, upto, start, prefill_end)
         if held:
-            # Before the second test, as what leaves a window is free then. Tokens in flight do not
-            # count as computed.
+            # Before the second test, as what leaves a window is free then, even if the request is
+            # refused. Tokens in flight do not count as computed.
             self.trim(request, max(0, total - request.in_flight))
         self.short_blocks = self._missing(request, ask, hit) + watermark + admission.reserved
         self.short_blocks -= self.gpu.num_free
@@ -627,6 +633,7 @@ class KVCacheManager(BlockManager):
             self._leave(request)
             return
         self.empty_slots -= self._empty(request)
+        # Before they are given back: an order hears whose blocks it gets.
         self._tell(request)
         table: Table
         # The tail of a sequence is the least likely to be hit, so it is reused first.
@@ -664,6 +671,8 @@ class KVCacheManager(BlockManager):
         """Gives back what `detach` took as if it were one table."""
         for table in tables:
             self._detached.remove(table)
+        # The order of free blocks is another one than that of `drop_tables` where there are several
+        # groups.
         self.gpu.drop([block for table in reversed(tables) for block in reversed(table)])
 
     def pin(self, blocks: Iterable[int]) -> None:
@@ -677,8 +686,6 @@ class KVCacheManager(BlockManager):
         held = list(blocks)
         self._pinned.subtract(held)
         self.gpu.drop(held)
-
-    # -- audit -----------------------------------------------------------------------------------
 
     def audit(self, requests: Iterable[Request]) -> None:
         self.gpu.audit()
@@ -729,6 +736,8 @@ class KVCacheManager(BlockManager):
             for table in tables:
                 adopts = adopts and not table.known
         if adopts:
+            # Before any group takes a new block: hits are among the free blocks until they are
+            # adopted, and would be taken.
             for k in range(len(self.groups)):
                 self.groups[k].adopt(tables[k], ask.start, self.gpu)
             for k in range(len(self.groups)):
@@ -752,6 +761,7 @@ class KVCacheManager(BlockManager):
 
     def _leave(self, request: Request) -> None:
         """Forgets a request."""
+        # `keyed` stays: what was numbered outlives a preemption.
         request.junction = request.filled = request.seen = request.published = 0
         request.next_unit = request.room = request.leaves = 0
         request.tables = []

@@ -41,7 +41,7 @@ class Nixl(Connector):
         self._pulled.add(request)
         targets: list[list[int]] = []
         if match.tokens:
-            tables = self._blocks.tables(request.sequences[0])
+            tables = self._blocks.tables(request)
             for group, table in zip(self._blocks.groups, tables, strict=True):
                 new = [block for block in table if block and not self._blocks.has_key(block)]
                 targets.append(_still_there(group, new))
@@ -58,9 +58,10 @@ class Nixl(Connector):
             self._note(request, [], False)
             return False
         self._pulled.discard(request)
+        # With a reason, it was given up, and nobody will read its blocks.
         if request.options.kv_transfer != PREFILL or request.reason:
             return False
-        held = any(self._blocks.tables(request.sequences[0]))
+        held = any(self._blocks.tables(request))
         if held:
             self._sends.append(request)
         return held

@@ -94,6 +94,8 @@ class Search:
     def longest(self, groups: list[_Chunks], base: int, length: int) -> int | None:
         """Returns how many tokens behind the first `base` tokens of a sequence of `length` tokens
         can be loaded. None: some of these chunks are still being written."""
+        # The last token is always computed. Behind full attention alone, `VllmV1._ready` sees to
+        # that.
         top, hit, later = length - bool(self._windowed), 0, False
         drops = set(self._eagle)
         due = self._order
@@ -110,6 +112,8 @@ class Search:
                     # The others found more: they lose their last chunk again when asked again.
                     if number not in self._eagle:
                         drops = set(self._eagle)
+                    # What is still being written may lie behind the shorter hit, so all are asked
+                    # again.
                     if later:
                         later, due = False, self._order
                     elif looked_up and not due:
@@ -250,6 +254,7 @@ class Offloading(Connector):
     def get_num_new_matched_tokens(self, request: Request, computed: int) -> Match | None:
         known = self._known_of(request)
         known.stored = False
+        # A request that waits has no blocks: what was known of its table is void.
         for chunks in known.groups:
             chunks.blocks.clear()
             chunks.next = 0
@@ -266,7 +271,8 @@ class Offloading(Connector):
             return None if found is None else Match()
         below = self._from_below(known, found)
         needed = found * self._bytes_per_token
-        within = computed + found < request.sequences[0].length and needed <= self._sync_left
+        # Within the step, the last token must be left to compute.
+        within = computed + found < request.length and needed <= self._sync_left
         if self._sync_budget and within:
             self._sync_left -= needed
             return Match(found, asynchronous=False, below=below)
@@ -275,11 +281,13 @@ class Offloading(Connector):
     def _search(self, request: Request, known: _Known) -> int | None:
         """Returns the tokens of a request in the tier behind its local ones; None: they may change
         before the next step."""
-        found = self._tiers.longest(known.groups, known.local, request.sequences[0].length)
+        found = self._tiers.longest(known.groups, known.local, request.length)
         if found is None:
             self._happens(STORING, known)
             return None
         self._note_answers(known, known.local + found)
+        # Once the other one has loaded them, they are hits of the GPU; without its prefix cache,
+        # each loads its own.
         if found and self._blocks.caching and self._being_loaded:
             end = known.local + found
             for chunks in known.groups:
@@ -308,7 +316,7 @@ class Offloading(Connector):
                     self._happens(ANSWERS, known)
 
     def update_state_after_alloc(self, request: Request, local: int, match: Match) -> None:
-        tables = self._blocks.tables(request.sequences[0])
+        tables = self._blocks.tables(request)
         for table in tables:
             self._touch(table)
         if not match.tokens:
@@ -337,6 +345,7 @@ class Offloading(Connector):
     def build_connector_meta(self, plan: Plan) -> Transfers:
         self._note_tables(plan)
         loads, self._new_loads = self._new_loads, []
+        # Before the stores of this step begin, which add to it what must be flushed of them.
         flush = self._flushed(plan, loads)
         stores: list[Job] = []
         k: i64
@@ -348,6 +357,7 @@ class Offloading(Connector):
         for request in plan.finished:
             stores += self._stored(request, _written(request), flush)
         for request in plan.finished:
+            # What has ended becomes the most recent once all have offered.
             self._over(request)
         if flush:
             self.happened[FLUSHED] += len(flush)
@@ -366,6 +376,7 @@ class Offloading(Connector):
             for request, _ in plan.preempted:
                 if request.standing is not None:
                     flush |= request.standing.jobs
+            # As in the engine, which waits for no load that begins with the step.
             flush.difference_update([job.number for job in loads])
             self.happened[PREEMPTED] += len(flush)
         touched = self._touched
@@ -423,8 +434,7 @@ class Offloading(Connector):
         known: _Known | None = request.standing
         if known is None:
             return []
-        ended, sequence = request.finish_ns >= 0, request.sequences[0]
-        tokens = min(computed, sequence.length)
+        ended, tokens = request.finish_ns >= 0, min(computed, request.length)
         if self.prompts_only:
             tokens = min(tokens, request.input_length)
         stores: list[Job] | None = []
@@ -479,6 +489,7 @@ class Offloading(Connector):
             (windowed if chunks.group.window else others).extend(blocks)
         copy = _Copy([*places], others)
         number = self._begin(known, copy)
+        # Blocks behind a window may be reused while the request runs, others not before its end.
         copy.fenced.update(windowed)
         if request.finish_ns >= 0:
             copy.fenced.update(others)
@@ -519,6 +530,7 @@ class Offloading(Connector):
         for at, used in enumerate(self._used(group, first, end, mask), first):
             held = chunks.blocks[at * size : (at + 1) * size]
             wanted = [*compress(held, used)]
+            # As the engine tests it: the last block is there, and so is each that a hit could use.
             if at not in offered and held[-1] and wanted and 0 not in wanted:
                 found.append(at)
         return found
@@ -564,6 +576,7 @@ class Offloading(Connector):
         known: _Known | None = request.standing
         if known is not None:
             self._extend_keys(request, known)
+            # Its blocks are given back all the same. Whoever gets them waits for the store.
             for number in known.jobs:
                 copy = self._copies[number]
                 copy.fenced.update(copy.held)
@@ -578,6 +591,7 @@ class Offloading(Connector):
             self._being_loaded.difference_update(keys)
         for copy in done.below:
             self.tier.copied(copy)
+        # A load within the step has made nobody wait.
         return Reported([job.request for job in done.loads if not job.within_step], [])
 
     def _done(self, job: Job) -> list[Key]:
@@ -672,10 +686,9 @@ def _alignment(groups: list[ChunkedGroup]) -> int:
 
 def _written(request: Request) -> int:
     """Returns the tokens of an ended request whose KV will not change any more."""
-    sequence = request.sequences[0]
     if request.reason == ABORTED:
-        return sequence.computed
-    return max(request.input_length, sequence.length - 1)
+        return request.computed
+    return max(request.input_length, request.length - 1)
 
 
 def _remarks(happened: Mapping[str, int]) -> list[str]:

@@ -45,6 +45,7 @@ class Cadence:
         """The step of this number is about to be composed."""
         self.carries = False
         early: bool = step - self._last < self.interval
+        # Where nobody decodes, prompts hold nobody up.
         self.holds = (
             early and not self._full and any(not request.mid_prompt for request in batch.running)
         )
@@ -53,6 +54,7 @@ class Cadence:
         """A step is composed, and this is the number of the last one that computes anything."""
         if self.interval == 1:
             return
+        # Where prompts were held, or somebody was preempted, it was not tried who fits.
         if not (self.holds or plan.preempted):
             queues = (batch.waiting, batch.holding)
             self._full = any(self._waits(batch, each) for queue in queues for each in queue)

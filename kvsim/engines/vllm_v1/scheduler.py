@@ -21,7 +21,7 @@ from kvsim.core.batch import Batch
 from kvsim.core.plan import BLOCKS, LORAS, PREEMPTED, SLOTS, TOKENS, WATERMARK, Moved, Plan
 from kvsim.core.records import DraftLog
 from kvsim.core.request import ABORTED, FINISHED, LOADED, LOADING, RUNNING, UNLOADED, Request
-from kvsim.core.scheduler import Scheduler
+from kvsim.core.scheduler import Scheduler, check_seqs
 from kvsim.engines.deaths import died
 from kvsim.engines.vllm_v1.connector import NOTHING, Connector, Done, Match, Worker, note_tiers
 from kvsim.engines.vllm_v1.drafts import Speculation
@@ -137,6 +137,7 @@ class VllmV1(Scheduler):
         self.priority = scheduling_policy == "priority" and release.knows_priorities
         self.victim, self.requeue = _order(release, self.priority, victim, requeue)
         kept = watermark if release.keeps_a_watermark else 0.0
+        # A share of `num_gpu_blocks`, which counts block 0, too.
         self.watermark_blocks = int(kept * int(blocks.gpu.size + 1))
         self.reserve_full_isl = scheduler_reserve_full_isl and release.reserves_whole_prompts
         self.long_prefill_token_threshold = long_prefill_token_threshold
@@ -177,8 +178,6 @@ class VllmV1(Scheduler):
         """Whether there is something to schedule, or to hear from a transfer."""
         return bool(len(batch) or self._kept or (self.connector and self.connector.busy))
 
-    # -- policy ----------------------------------------------------------------------------------
-
     def before_admissions(self, batch: Batch, now_ns: int) -> None:
         """Called when running requests have their tokens, before waiting ones are admitted. It may
         set `batch.waiting` in another order."""
@@ -208,7 +207,6 @@ class VllmV1(Scheduler):
     # -- composing a step (schedule) -------------------------------------------------------------
 
     def compose(self, batch: Batch, now_ns: int) -> Any:
-        """Composes the next step."""
         plan: Plan = batch.begin(now_ns, self.max_num_seqs)
         self.blocks.begin()
         # No step is in flight whose end would report transfers.
@@ -230,6 +228,7 @@ class VllmV1(Scheduler):
                 self._schedule_waiting(batch, plan, most)
         if self.finished:
             plan.finished, self.finished = self.finished, []
+        # Behind `plan.finished`, of which it hears, and before `computed` counts this step.
         if self.connector is not None and self.worker is not None:
             self._start_transfers(batch, plan, self.connector, self.worker)
         if plan.num_requests:
@@ -262,8 +261,6 @@ class VllmV1(Scheduler):
             plan.waits |= len(batch) > 0 or worker.unsent or connector.restless
 
     def waits(self, batch: Batch, plan: Plan, start_ns: int, next_ns: int) -> Moved:
-        """How long a step that begins at `start_ns` waits for transfers before it computes. The
-        next request arrives at `next_ns`. Asked only where `Plan.waits`."""
         assert self.connector is not None and self.worker is not None
         idle = not plan.num_requests and (len(batch) > 0 or self.connector.restless)
         return self.worker.launch(plan.transfers, start_ns, idle, next_ns)
@@ -271,6 +268,7 @@ class VllmV1(Scheduler):
     def _schedule_running(self, batch: Batch, plan: Plan, most: i64) -> None:
         """Gives running requests slots for the tokens that they take on, at most `most` each, in
         order."""
+        # Locals, for speed: around `_make_room`, which spends tokens, too, they go through `self`.
         blocks: KVCacheManager = self.blocks
         running: list[Request] = batch.running
         cadence: Cadence = self.cadence
@@ -346,6 +344,7 @@ class VllmV1(Scheduler):
         del running[at]
         # The victim had its tokens in this step already. They can be spent again, unless the
         # release forgets to take it out of the batch.
+        # The last one never stands before the request; a victim by priority or another rule may.
         if at < self._place:
             returned: i64 = plan.remove(victim)
             if returned and self.release.keeps_victims_in_the_batch:
@@ -387,6 +386,7 @@ class VllmV1(Scheduler):
         # The step in flight still yields a token. Where another engine goes on with the KV, it is
         # worthless without.
         victim.drops_stale = delivers or (victim.drops_stale and victim.stale > 0)
+        # After `drops_stale`, which reads what an earlier preemption left.
         victim.stale, victim.placeholders, victim.drafts = victim.in_flight, 0, 0
         victim.passed_over = False
         self._prefills.pop(victim, None)
@@ -411,6 +411,7 @@ class VllmV1(Scheduler):
                 passed.append(request)
             elif admitted == 0:
                 self.cadence.passed(request)
+                # After `_try`: a load that began there gave it blocks, and so another queue.
                 keeps: bool = request.load != UNLOADED or request.computed > 0
                 (passed_holding if keeps else passed).append(request)
         if self.adapters.refuses and not plan.blocked:
@@ -433,6 +434,7 @@ class VllmV1(Scheduler):
             return False
         if request.load == LOADED:
             request.load = UNLOADED
+            # Its blocks had no content, so that nobody hit them before the load was over.
             self.blocks.publish(request, request.computed)
             # Everything was loaded, but the model must run for a token: the last one is computed
             # again.
@@ -452,6 +454,7 @@ class VllmV1(Scheduler):
             return -SLOTS
         if not self._ready(batch, request):
             return 0
+        # Its load is over, or it was preempted and stayed in the batch (`Plan.ghosts`): no look-up.
         if request.computed:
             self.blocks.forget_hits()
             return self._admit(batch, plan, request, request.computed, 0, NO_MATCH, most)
@@ -511,11 +514,11 @@ class VllmV1(Scheduler):
             return -WATERMARK if 0 < self.blocks.short_blocks <= watermark else -BLOCKS
         if self.connector is not None:
             self._has_blocks(self.connector, request, computed + tokens, found, match)
+        # Not before `allocate`, which adds what was found to what was computed.
         request.computed = computed
         if loads:
             request.load = LOADING
-            again = request.num_preemptions > 0
-            kind = records.RELOADING if again else records.LOADING
+            kind = records.RELOADING if request.num_preemptions else records.LOADING
             batch.note(request, kind, match.tokens)
             return 0
         batch.join(request)
@@ -554,6 +557,7 @@ class VllmV1(Scheduler):
         tokens = min(tokens, left)
         if self.blocks.cuts:
             tokens = self.blocks.cut(request, computed, tokens)
+        # It reaches no block end: a running request is passed over, this one holds up the queue.
         if tokens == 0:
             return -TOKENS, 0
         # Some of the padding was cut off. Groups of states do that, others must not.
@@ -570,6 +574,7 @@ class VllmV1(Scheduler):
         if spec == 0 or request.length - computed != 1 or computed + spec + 2 > self.max_model_len:
             return 0
         continued: i64 = plan.num_continued
+        # A prompt of one token, and nobody else: there are no decodes to be like.
         if continued == 0 and computed == 0:
             return 0
         # Nobody who goes on is in the middle of a prompt.
@@ -580,8 +585,6 @@ class VllmV1(Scheduler):
         without progress, so it may not take them."""
         spec: i64 = self._num_spec_tokens
         return self.blocks.reserved(self._prefills, 1 + spec + self._lookahead if spec else 0)
-
-    # -- after composing -------------------------------------------------------------------------
 
     def _update_after_schedule(self, batch: Batch, plan: Plan) -> None:
         """Puts the part of each request into the sums of the plan, and counts its tokens as
@@ -612,6 +615,7 @@ class VllmV1(Scheduler):
             after: i64 = before + tokens
             known: i64 = request.length + request.placeholders
             if k >= continued:
+                # From the start, so that what was found or loaded is the cached part of it.
                 request.computed = 0
                 batch.chunk(plan, k, request, after, request.saved(0, after))
                 if connected:
@@ -635,15 +639,15 @@ class VllmV1(Scheduler):
                 if connected and self._prefills:
                     self._prefills.pop(request, None)
                 if asynchronous:
+                    # How many drafts are accepted is known once the step is over (`_verify`).
                     request.placeholders += 1 + drafts[k]
                     request.drafts = spec
                     request.resumes_at = resumes_at
         plan.add_decodes(seqs, context_tokens, draft_tokens)
 
-    # -- after the step (update_from_output) -----------------------------------------------------
-
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
-        """Settles a step once its time has passed: tokens exist, requests and transfers end."""
+        """Settles a step once its time has passed: tokens exist, requests and transfers end
+        (`update_from_output`)."""
         batch.now_ns = now_ns
         self._known += plan.computes
         self._release_late()
@@ -657,6 +661,7 @@ class VllmV1(Scheduler):
         k: i64
         for k in range(plan.num_requests):
             request: Request = requests[k]
+            # Given up meanwhile, or, before 0.11.1, scheduled once more behind its last token.
             if request.state >= FINISHED:
                 continue
             tokens: i64 = scheduled[k]
@@ -671,6 +676,7 @@ class VllmV1(Scheduler):
             if drafts:
                 accepted = self._verify(request, drafts, k < plan.num_continued, stale)
             if _update_request_with_output(blocks, batch, request, accepted, stale, spec):
+                # Preempted in flight, it ends in the waiting queue. `_retire` overwrites the state.
                 waiting_ended |= request.state != RUNNING
                 self._retire(batch, request, False)
         if spec:
@@ -709,6 +715,7 @@ class VllmV1(Scheduler):
         """Logs what became of the drafts of a step, and makes those for the next one."""
         counts = self._verified_seqs, self._verified, self._met
         self.draft_log.end_step(now_ns, plan.drafter_ns, *counts)
+        # Scheduled ahead, drafts are placeholders that `_update_after_schedule` has counted.
         for request in [] if self.asynchronous else plan.requests:
             if request.state < FINISHED:
                 drafts: i64 = self.speculation.propose(request)
@@ -718,6 +725,7 @@ class VllmV1(Scheduler):
         """Ends a request. `keeps`: a load into its blocks is under way."""
         blocks: KVCacheManager = self.blocks
         if self.connector is not None:
+            # What left a window is given back at once; only the rest may be kept for a transfer.
             blocks.trim(request, max(0, request.computed - request.in_flight))
             if self.connector.request_finished(request):
                 keeps = True
@@ -733,7 +741,6 @@ class VllmV1(Scheduler):
         batch.complete(request)
 
     def abort(self, batch: Batch, request: Request) -> bool:
-        """Ends a request that its client gave up. Returns whether it was in progress."""
         if request.state >= FINISHED or not batch.knows(request):
             return False
         request.reason = ABORTED
@@ -750,10 +757,10 @@ class VllmV1(Scheduler):
         for request in received:
             if request.state < FINISHED:
                 request.load = LOADED
-                again = request.num_preemptions > 0
-                kind = records.RELOADED if again else records.LOADED
+                kind = records.RELOADED if request.num_preemptions else records.LOADED
                 batch.note(request, kind, 0, batch.now_ns)
             else:
+                # Given up while it was loading: the load wrote to its blocks until now.
                 self.blocks.drop_tables(self._kept.pop(request))
         for request in sent:
             self.blocks.drop_tables(self._kept.pop(request))
@@ -775,11 +782,7 @@ class VllmV1Async(VllmV1):
 
 def _check_seqs(most: int, active: int, max_num_batched_tokens: int) -> None:
     """Raises `ValueError` for numbers of sequences that no step can hold."""
-    if max_num_batched_tokens < most:
-        raise ValueError(
-            f"max_num_batched_tokens ({max_num_batched_tokens}) is below max_num_seqs ({most}):"
-            " every running sequence needs one token a step; raise it, or lower --max-num-seqs"
-        )
+    check_seqs(most, max_num_batched_tokens)
     if active > most:
         raise ValueError(
             f"max_num_active_seqs ({active}) is above max_num_seqs ({most}); lower it, or raise"
@@ -826,6 +829,7 @@ def _update_request_with_output(
         expected: bool = request.placeholders > 0
         if expected:
             request.placeholders -= 1 + accepted
+        # A step that is settled before the next is composed leaves this to the next `allocate`.
         computed: i64 = request.computed - request.in_flight
         if computed >= request.next_unit and request.state == RUNNING and (expected or spec):
             blocks.publish(request, computed)

@@ -85,6 +85,7 @@ class SimpleOffload(Connector):
         self._preemptions = 0
         """Number of steps that waited for all transfers because of a preemption."""
         self._lazy = lazy_offload
+        # Twice what a step may take, as the engine reckons.
         self._ahead = 2 * sum(
             -(-group.window // group.block_size) + 1
             if isinstance(group, Sliding)
@@ -111,14 +112,16 @@ class SimpleOffload(Connector):
 
     def get_num_new_matched_tokens(self, request: Request, computed: int) -> Match:
         self._forget(request)
-        blocks, sequence = self._blocks, request.sequences[0]
+        blocks = self._blocks
         if request.options.skip_reading_prefix_cache or not blocks.caching:
             return Match()
         units = [group.window for group in blocks.groups if isinstance(group, Chunked)]
+        # The tier counts blocks and windows from there, so it has to be the beginning of one in
+        # every group.
         if any(computed % unit for unit in (blocks.layout.align, *units)):
             return Match()
-        keys = blocks.keys(sequence)[computed // blocks.layout.key_tokens :]
-        most = sequence.length - 1 - computed
+        keys = blocks.keys(request)[computed // blocks.layout.key_tokens :]
+        most = request.length - 1 - computed
         if not keys or most <= 0:
             return Match()
         hits = blocks.find_hits(keys, most, self.cpu)
@@ -136,7 +139,7 @@ class SimpleOffload(Connector):
             return
         targets: list[int] = []
         sources: list[int] = []
-        tables = blocks.tables(request.sequences[0])
+        tables = blocks.tables(request)
         for group, found, table in zip(
             blocks.groups, self._found[request].blocks, tables, strict=True
         ):
@@ -145,6 +148,7 @@ class SimpleOffload(Connector):
                 if block:
                     targets.append(table[place])
                     sources.append(block)
+        # Held for the copy before the look-up lets go, so that they are never free in between.
         self.cpu.hit(sources)
         self._forget(request)
         blocks.pin(targets)
@@ -172,19 +176,18 @@ class SimpleOffload(Connector):
             stored = self._stored.get(move.request)
             if stored is None:
                 continue
-            sequence = move.request.sequences[0]
             if move.resumed:
                 stored.blocks = [[] for _ in range(groups)]
-            for known, table in zip(stored.blocks, self._blocks.tables(sequence), strict=True):
+            for known, table in zip(stored.blocks, self._blocks.tables(move.request), strict=True):
                 known += table[len(known) :]
-            copies += self._reserved(self._selected(sequence, stored, stored.blocks))
+            copies += self._reserved(self._selected(move.request, stored, stored.blocks))
         return copies
 
-    def _selected(self, sequence: Request, stored: _Stored, tables: list[list[int]]) -> list[int]:
-        """Returns the blocks of a sequence that can be copied now and are not in the tier yet."""
+    def _selected(self, request: Request, stored: _Stored, tables: list[list[int]]) -> list[int]:
+        """Returns the blocks of a request that can be copied now and are not in the tier yet."""
         blocks, room = self._blocks, self.cpu.free
-        confirmed = sequence.computed - sequence.placeholders
-        keys, unit = blocks.keys(sequence), blocks.layout.key_tokens
+        confirmed = request.computed - request.placeholders
+        keys, unit = blocks.keys(request), blocks.layout.key_tokens
         chosen: list[int] = []
         for number, (group, table) in enumerate(zip(blocks.groups, tables, strict=True)):
             if len(chosen) >= room:
@@ -213,6 +216,7 @@ class SimpleOffload(Connector):
         """Returns the blocks with new content that come next in the free list."""
         gpu, room = self._blocks.gpu, self.cpu.free
         if self._cursor < gpu.fresh and gpu.refs(self._cursor):
+            # It was taken meanwhile, and its place in the list is lost.
             self._cursor = 0
         rest = gpu.free_list()
         if self._cursor:
@@ -240,15 +244,15 @@ class SimpleOffload(Connector):
 
     def request_finished(self, request: Request) -> bool:
         self._forget(request)
-        stored, sequence = self._stored.pop(request, None), request.sequences[0]
+        stored = self._stored.pop(request, None)
         if stored is not None:
             tables = [
-                table[: -(-sequence.computed // group.block_size)]
+                table[: -(-request.computed // group.block_size)]
                 for group, table in zip(
-                    self._blocks.groups, self._blocks.tables(sequence), strict=True
+                    self._blocks.groups, self._blocks.tables(request), strict=True
                 )
             ]
-            self._waiting += self._reserved(self._selected(sequence, stored, tables))
+            self._waiting += self._reserved(self._selected(request, stored, tables))
         return False
 
     def update_connector_output(self, done: Done) -> Reported:
@@ -259,6 +263,7 @@ class SimpleOffload(Connector):
             self._copied.difference_update(copy.gpu)
             for source, target in zip(copy.gpu, copy.cpu, strict=True):
                 self.cpu.label(target, pool.content(source), pool.end_of(source))
+        # Not before the labels: a block without content would be reused first.
         for copy in loads + stores:
             self.cpu.drop(copy.cpu)
             self._blocks.unpin(copy.gpu)
@@ -266,6 +271,7 @@ class SimpleOffload(Connector):
 
     @property
     def busy(self) -> bool:
+        # Loads need no mention: their requests wait.
         return bool(self._storing or self._waiting)
 
     def contents(self) -> tuple[Iterable[int], Iterable[int]]:

@@ -58,6 +58,7 @@ class Lane(Generic[T]):
 
     def due_ns(self, speed: int) -> int:
         """Returns how long the copy under way takes still at a speed."""
+        # Rounded up: copies end at whole nanoseconds.
         return -(-self._left // speed)
 
     def go_on(self, speed: int, ns: int, now_ns: int) -> None:
@@ -77,6 +78,7 @@ class Lanes(Generic[T]):
     def __init__(self, directions: list[list[Lane[T]]], both_ways: float = 1.0) -> None:
         """`both_ways`: speed of each direction while both copy, as a share of that of one alone."""
         self._directions = directions
+        # Even, as two lanes of a direction halve it.
         self._both = round(_FULL * both_ways / 2) * 2
         self.now_ns = 0
 
@@ -141,12 +143,15 @@ class TimedWorker(Worker):
         self._device.advance(start_ns)
         before = [len(lane.copies) if transfers.flush_all else 0 for lane in self._all]
         flush = set(transfers.flush)
+        # The copies of this step are not among those that it waits for, unless they are to be
+        # flushed, too.
         self._submit(transfers, flush)
         if flush:
             before = [_last(lane, flush) for lane in self._all]
         flushed = any(before)
         if flushed:
             self._wait(before)
+        # Only the waits moved the clock of the link on since then.
         flush_ns = self._link.now_ns - start_ns
         if self.within.copies:
             self._wait([0, 0, len(self.within.copies)])

@@ -32,6 +32,7 @@ class Tier:
     def stored(self, parent: Hashable | None, keys: Keys) -> None:
         """Adds blocks behind a known one; behind an unknown one they are dropped. A block that is
         there already stays as it is, and is not counted twice."""
+        # The real index drops the whole report, too.
         if parent is not None and parent not in self._parents:
             return
         for key in keys:
@@ -44,6 +45,7 @@ class Tier:
     def removed(self, keys: Keys) -> None:
         """Removes known blocks, and all that follow them."""
         going = [key for key in keys if key in self._parents]
+        # Unlinked first, so that no block that stays names one that is gone.
         for key in going:
             if (parent := self._parents[key]) is not None:
                 self._behind[parent].discard(key)
@@ -133,6 +135,7 @@ class Books:
     def free(self, reservation: Reservation) -> None:
         """It is over."""
         self.requests -= 1
+        # It may end before its first token, and its prompt counted until now.
         self.first_token(reservation)
         self._blocks -= sum(reservation.output_weights)
         for key in reservation.keys:
@@ -204,6 +207,7 @@ class DynamoKv(Router):
         least = min(standing.cost for standing in standings)
         if self._temperature > 0:
             spread = max(standing.cost for standing in standings) - least
+            # All equal: any scale gives equal chances.
             scale = spread * self._temperature or 1.0
             weights = [math.exp((least - standing.cost) / scale) for standing in standings]
             return Choice([standing.worker for standing in standings], weights, "temperature")
@@ -222,6 +226,7 @@ class DynamoKv(Router):
         decode = books.blocks + books.new_blocks(keys)
         credit = self._credited(asked, overlap, books.prefill_tokens - idlest_tokens)
         if self._tracks:
+            # A part of a block counts here, and not in `decode`, which counts whole blocks.
             raw = (books.prefill_tokens + asked.input_length) / self.block_size
             cost = self._scale * max(0.0, raw - credit) + decode
         else:
@@ -274,6 +279,7 @@ class DynamoKv(Router):
         if self._ttl_ns is not None:
             self.caches[worker][0].stored(None, keys)
             for key in keys:
+                # Sent again, it goes to the end of the table: the oldest stand first (`_forget`).
                 self._sent.pop((worker, key), None)
                 self._sent[worker, key] = now_ns
 

@@ -96,6 +96,7 @@ class Router:
         choice = self.choose(asked, alive, now_ns)
         workers, weights, _ = choice
         chosen = workers[0]
+        # One alone draws nothing, so that routers without chance leave the stream as it is.
         if len(workers) > 1:
             (chosen,) = self._random.choices(workers, weights)
         if chosen not in alive:
@@ -220,6 +221,7 @@ class StreamContent:
             (np.uint64(key & _BITS) + np.arange(end - first, dtype=np.uint64)) * _MIXER
             for key, first, end in self._streams[self._index].pieces(self._length)
         ]
+        # The upper bits of a product are the best mixed ones.
         codes = (np.concatenate(parts) >> np.uint64(40)).astype("<u4")
         codes = _FIRST + codes % _NUMBER
         return str(codes.repeat(TOKEN_CHARACTERS).data, "utf-32-le")
@@ -307,6 +309,7 @@ class BoundedHash(InFlight):
     def choose(self, asked: Asked, alive: Sequence[int], now_ns: int) -> Choice:
         limit = math.ceil(self._bound * (sum(self.load[one] for one in alive) + 1) / len(alive))
         free = {one for one in alive if self.load[one] < limit}
+        # Behind all places with this very hash, whoever's they are.
         start = bisect(self._ring, (_hash(asked.session or asked.id), len(self.workers)))
         for _, worker in (*self._ring[start:], *self._ring[:start]):
             if worker in free:

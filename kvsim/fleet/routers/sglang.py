@@ -51,6 +51,7 @@ class CacheAware(InFlight):
         if share > self._threshold:
             if node.named in node.holders and node.named in alive:
                 return Choice([node.named], why="match")
+            # Whoever was named holds it no more: any holder is drawn, or anybody if there is none.
             self._unnamed = node
             return Choice(sorted(node.holders.keys() & alive) or alive, why="match")
         if node.named not in node.holders:
@@ -124,6 +125,7 @@ class Tree:
                 if shared < len(child.text):
                     child = self._split(child, shared)
             if worker not in child.holders:
+                # Only where a text ends is the stamp set.
                 child.holders[worker] = 0
                 self.held[worker] += len(child.text)
             node, at = child, at + shared
@@ -166,6 +168,7 @@ class Tree:
                 self._evict(worker, most)
 
     def _evict(self, worker: int, most: int) -> None:
+        # Settles ties, as nodes do not compare.
         order = count()
         leaves = [
             (node.holders[worker], next(order), node)

@@ -52,8 +52,10 @@ class DataParallel(InFlight):
         if asked.rank is not None:
             return Choice([asked.rank], why="rank")
         count = len(self.workers)
-        places = [(self._start + place) % count for place in range(count)]
-        return Choice([min(places, key=self._score)], why="score")
+        # All but those whose engine has stopped, from the place whose turn it is.
+        places = ((self._start + place) % count for place in range(count))
+        ranks = [rank for rank in places if rank in alive]
+        return Choice([min(ranks, key=self._score)], why="score")
 
     def _score(self, worker: int) -> float:
         waiting, running, usage = self.loads[worker]

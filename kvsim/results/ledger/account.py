@@ -126,6 +126,7 @@ class _Book:
         for first in range(0, number, PIECE_ROWS):
             yield self._piece(first, min(first + PIECE_ROWS, number))
         number = number if self._slices is None else len(self._slices.step)
+        # Spells that end behind the last step.
         self._split.add(number, self._total[:, :0], self._total)
 
     def _piece(self, first: int, last: int) -> Ints:
@@ -202,6 +203,7 @@ def completions(
     resumed = transitions["kind"] == RESUMED
     again = np.searchsorted(starts, transitions["time_ns"][resumed], side="right") - 1
     request = transitions["request"][resumed]
+    # Those whose first token the step made are counted above.
     known = (
         (again >= 0) & (first[request] != ends[again]) if len(again) else np.zeros(0, dtype=bool)
     )

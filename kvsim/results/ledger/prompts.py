@@ -77,6 +77,7 @@ def split_prompts(
     made: dict[int, SpannedStream] = {}
     for _, kind, place, tokens in sorted(events):
         stream = made.get(place) or made.setdefault(place, streams[place])
+        # No other stream has what lies behind these.
         pieces = stream.pieces(min(tokens, stream.shared_tokens))
         if kind == _RELEASE:
             past.add(stream.salt, pieces)
@@ -108,6 +109,7 @@ def classify(
     known = max(begin, min(past, length), min(coming, length))
     whole = max(begin, known // size * size)
     last_block = begin - hit
+    # All that is looked up was hit. What else is known lies in the last block.
     if begin >= looked_up:
         last_block += whole - begin
         begin = whole

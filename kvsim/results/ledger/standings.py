@@ -165,6 +165,7 @@ def _spells(changes: _Changes, ends: Ints) -> Spells:
     """A spell lasts from one change of a request to its next, or to the request's end."""
     sorting = np.lexsort((changes.order, changes.time_ns, changes.request))
     request, when, what, _ = (column[sorting] for column in changes)
+    # A request begins with its arrival, so it takes no standing over from the one before it.
     known = np.where((what == LATE) | (what == _AS_BEFORE), 0, np.arange(len(what)))
     what = np.where(what == _AS_BEFORE, what[np.maximum.accumulate(known)], what)
     same = np.append(request[1:] == request[:-1], False)

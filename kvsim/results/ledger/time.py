@@ -114,6 +114,7 @@ def table(steps: Mapping[str, Ints], kernels: Ints, alone: Ints, others: Ints) -
     stages = sum(steps[name] for name in STAGE_COLUMNS if name in steps)
     waits = *(steps[name] for name in ("link_wait_ns", "flush_ns", "rank_wait_ns")), stages
     found = np.zeros((len(TIMES), len(kernels)), dtype=np.int64)
+    # Behind these are the rows of what requests wait for (`with_waits`).
     for row, ns in zip(found, (*waits, out, transfer - out, kernels, alone, others), strict=False):
         row[:] = ns
     return found
@@ -134,6 +135,7 @@ def with_drafts(
 
     `verifying`: nanoseconds that `drafts` drafts of which `accepted` are accepted add to decodes.
     """
+    # In two parts: the product of nanoseconds and tokens may not fit into 64 bits.
     taken = verifying // np.maximum(drafts, 1) * accepted
     taken += verifying % np.maximum(drafts, 1) * accepted // np.maximum(drafts, 1)
     drafting = np.broadcast_to(drafter, taken.shape)
@@ -150,6 +152,7 @@ class Split:
         """`number`: of requests."""
         self._spells, self._steps = spells, steps
         self._parts = np.zeros((len(TIME_PARTS), number), dtype=np.int64)
+        # The step before which each spell begins, then that before which each ends.
         rows = np.concatenate(rows_of(spells, steps.starts))
         edges = np.argsort(rows, kind="stable")
         # Narrow, because a long run has many.
@@ -184,6 +187,7 @@ class Split:
         number = len(spells.request)
         over, spell = edges >= number, edges % max(number, 1)
         begin_ns, end_ns = spells.begin_ns[spell], spells.end_ns[spell]
+        # Counted once, where the spell ends.
         length = np.where(over, end_ns - begin_ns, 0)
         standing = spells.standing[spell]
         there = np.flatnonzero(sums[:, -1])  # Most runs have few of the kinds.
@@ -266,6 +270,7 @@ def _own_copies(parts: Ints, copies: Copies, held: Ints) -> None:
     out, link_wait = held[_OUT, outward], held[_LINK_WAIT, outward]
     _add(parts, request[outward], "swap_out_ns", out)
     _add(parts, request[outward], "link_queue_ns", link_wait)
+    # A request swapped out is away by then; one that comes back counts as running in that step.
     _add(parts, request[outward], "swapped_waiting_ns", -out - link_wait)
     _add(parts, request[~outward], "swap_in_ns", held[_IN, ~outward])
     _add(parts, request[~outward], "swap_stall_ns", -held[_IN, ~outward])
@@ -305,6 +310,7 @@ def slices(times: StepTimes, ends: Ints, run_end_ns: int) -> Slices:
     instants = np.unique(np.concatenate((starts, ends, [run_end_ns])))
     begin, until = instants[:-1], instants[1:]
     last = len(starts) - 1
+    # Of several steps under way, time is laid to the oldest.
     oldest = np.minimum(np.searchsorted(ends, begin, side="right"), last)
     newest = np.searchsorted(starts, begin, side="right") - 1
     under_way = (starts[oldest] <= begin) & (begin < ends[oldest])

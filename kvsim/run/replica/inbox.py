@@ -71,6 +71,8 @@ class Waking(Receiver):
             self._set_alarm()
             yield woken(self._wake, until_ns)
             self._wake = None
+            # Behind everything else of this instant, so that all who arrive now are taken in
+            # together.
             yield Later(self._env, 0)
 
     def _set_alarm(self) -> None:

@@ -83,6 +83,7 @@ class Keeper(Worker):
         env = self._env
         while handover.lease_ns > env.now:
             yield env.timeout(handover.lease_ns - int(env.now))
+            # Heartbeats may have prolonged it meanwhile; then it is waited for again.
             if handover.released:
                 return
             if handover.puller is not None:
@@ -129,6 +130,7 @@ class Puller(Worker):
         """An engine that only waits for transfers steps all the time, so its heartbeats go on."""
         if self._under_way and self._engine.asleep:
             every = self._interval_ns
+            # When the last beat was due, of a series that began at `_beat_ns`.
             self._beat(now_ns - (now_ns - self._beat_ns) % every if every else now_ns)
 
     def _beat(self, now_ns: int) -> None:
@@ -172,6 +174,7 @@ class Puller(Worker):
     def _read(self, handover: Handover) -> Process:
         env, keeper = self._env, handover.keeper
         handover.asked_ns = int(env.now)
+        # Who comes while they shake hands waits for the same handshake.
         if keeper not in self._met:
             self._met[keeper] = env.timeout(self._times.handshake_ns)
         yield self._met[keeper]

@@ -124,6 +124,8 @@ class PipelineTime(SimulatedTime):
         host_ns, stages_ns, send_ns = self._cost.passage(plan, lasts_ns)
         for stage, stage_ns in enumerate(stages_ns):
             ready_ns = max(now_ns, free[stage]) + host_ns
+            # `sent` is that of the step before: its activations leave before the stage computes
+            # again.
             free[stage] = max(ready_ns, arrive_ns, sent[stage]) + stage_ns
             arrive_ns = sent[stage] = free[stage] + send_ns
         self._over_ns = end_ns = sent[-1] = free[-1]
@@ -174,6 +176,7 @@ class Ranks:
     def sleep(self, inbox: Receiver, until_ns: int) -> Process:
         """Waits until a request arrives at a rank, or another rank composes a step, at most until
         `until_ns`."""
+        # Where a rank has composed, this one goes on at once, with a dummy batch.
         if not self._here:
             yield from inbox.wait(until_ns)
 
@@ -185,6 +188,7 @@ class Ranks:
     def _conclude(self) -> None:
         if len(self._here) == self._number:
             (here, self._here), met = (self._here, []), self._met
+            # There before the ranks go on, which may meet again at once.
             self._met = self._env.event()
             met.succeed(self._price(here))
 

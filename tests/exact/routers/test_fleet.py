@@ -180,10 +180,11 @@ class Dying(VllmV1Async):
         return super().compose(batch, now_ns)
 
 
+@pytest.mark.parametrize("router", ["round-robin", "vllm-dp"])
 @pytest.mark.parametrize("sessions", ["closed", "recorded"])
-def test_a_replica_whose_engine_dies_gets_no_more(sessions: str) -> None:
+def test_a_replica_whose_engine_dies_gets_no_more(sessions: str, router: str) -> None:
     base = {**BASE, "sessions": sessions}
-    fleet = simulate_fleet(CHAT, [{**base, "engine": f"{__name__}:Dying"}, base])
+    fleet = simulate_fleet(CHAT, [{**base, "engine": f"{__name__}:Dying"}, base], router)
     kinds = [each.meta["outcome"]["kind"] for each in fleet.replicas]
     assert kinds == ["assertion", "finished"]
     end_ns = round(fleet.replicas[0].meta["outcome"]["time_s"] * 1e9)

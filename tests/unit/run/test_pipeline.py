@@ -285,6 +285,9 @@ def test_blocks_are_those_of_the_fullest_stage() -> None:
     assert both.memory.block_bytes * 2 == alone.memory.block_bytes
     assert both.blocks.gpu.size > 2 * alone.blocks.gpu.size
     assert (both.scheduler.in_flight, alone.scheduler.in_flight) == (3, 2)
+    for parts in (both, alone):
+        step = parts.scheduler.max_num_batched_tokens
+        assert parts.blocks.layout.max_in_flight_tokens == step * parts.scheduler.in_flight
 
 
 def test_windows_keep_the_tokens_of_all_steps_in_flight() -> None:
