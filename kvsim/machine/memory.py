@@ -33,6 +33,7 @@ from kvsim.errors import ConfigError
 from kvsim.machine.hardware import GIB, Hardware
 from kvsim.machine.models import DTYPE_BYTES, Model, Shard, load_model
 from kvsim.machine.models.parts import LayerType
+from kvsim.machine.packed import Packed, packed_bytes, packed_groups
 from kvsim.settings.config import RunConfig
 from kvsim.settings.versions import (
     DEFAULT_BLOCK_SIZE,
@@ -86,6 +87,11 @@ def tables_of(model: Model, config: RunConfig) -> tuple[CacheGroup, ...]:
     if disabled is None:  # An engine or a release without such tables.
         return ()
     drafts = drafting_method(config.speculative_config) in _STATES_IN
+    if model.compressed is not None and not disabled:
+        return tuple(
+            CacheGroup("sliding_attention" if each.window else "full_attention", (), each)
+            for each in packed_groups(model, range(model.num_hidden_layers), drafts)
+        )
     groups = cache_groups(model, not disabled, drafts)
     return () if is_plain(groups) else groups
 
@@ -117,6 +123,10 @@ def _block_bytes(shard: Shard, config: RunConfig, layers: range) -> int:
     groups, last = tables_of(shard.model, config), shard.model.num_hidden_layers
     if not groups:
         return size * (shard.token_bytes(dtype, layers) + drafter(shard, config).token_bytes)
+    if groups[0].packed is not None:
+        drafts = drafting_method(config.speculative_config) in _STATES_IN and layers.stop == last
+        packed = packed_groups(shard.model, layers, drafts)
+        return packed_bytes(packed, release(config.vllm_version))
     # Groups with states keep nothing of a token: blocks are as large as the others need.
     token = max(group.token_bytes(DTYPE_BYTES[dtype]) for group in shard.kv_groups)
     stage = range(layers.start, last + 1) if layers.stop == last else layers
@@ -395,6 +405,8 @@ class CacheGroup(NamedTuple):
 
     kind: LayerType
     layers: tuple[int, ...]
+    packed: Packed | None = None
+    """Of compressed attention: what a block holds of them."""
 
 
 def cache_groups(model: Model, hybrid: bool = True, drafts: bool = False) -> tuple[CacheGroup, ...]:

@@ -28,6 +28,7 @@ from kvsim.engines.vllm_v1.planning import saves_states
 from kvsim.machine.hardware import Hardware, load_hardware
 from kvsim.machine.memory import cache_groups, is_plain, state_block_size, tables_of
 from kvsim.machine.models import Model, model_of
+from kvsim.machine.packed import BLOCK_TOKENS
 from kvsim.settings.config import RunConfig
 from kvsim.settings.library import signature
 from kvsim.settings.versions import (
@@ -159,9 +160,11 @@ def _tables_defaults(config: RunConfig, engine: Engine, model: Model) -> dict[st
     version, rules = config.vllm_version or engine.vllm_version, _source(config, engine)
     if not (engine.groups and has_cache_groups(version)):
         return {}
-    if is_plain(cache_groups(model)):
+    if model.compressed is None and is_plain(cache_groups(model)):
         return {}
+    whole = {"block_size": Default(BLOCK_TOKENS, rules)} if model.compressed is not None else {}
     return {
+        **whole,
         "disable_hybrid_kv_cache_manager": Default(False, rules),
         "prefix_cache_retention_interval": Default(retention_interval(version), rules),
     }
@@ -180,7 +183,7 @@ def _whole_states(
     config: RunConfig, model: Model, hardware: Hardware
 ) -> tuple[RunConfig, dict[str, Default]]:
     """The settings with blocks that hold a state of linear attention."""
-    if not tables_of(model, config):
+    if not tables_of(model, config) or model.compressed is not None:
         return config, {}
     size = state_block_size(model, config, saves_states(model, config, hardware))
     if size == (config.block_size or DEFAULT_BLOCK_SIZE):

@@ -14,6 +14,7 @@ from kvsim.errors import ConfigError
 from kvsim.machine.hardware import GIB
 from kvsim.machine.memory import Budget, drafted_tokens, pool_setting
 from kvsim.machine.models import Model
+from kvsim.machine.packed import BLOCK_TOKENS as PACKED_TOKENS
 from kvsim.run.assumed import SCHEDULER_SETTINGS
 from kvsim.settings.config import RunConfig
 from kvsim.settings.library import look_up, takes
@@ -109,7 +110,13 @@ def check_tables(config: RunConfig, engine: Engine) -> None:
 
 
 def check_states(config: RunConfig, model: Model) -> None:
-    """Refuse what vLLM would not obey with a model that has layers with states."""
+    """Refuse what vLLM would not obey with a model that has layers with states, or compresses."""
+    packed = model.compressed is not None and config.disable_hybrid_kv_cache_manager is False
+    if packed and config.block_size != PACKED_TOKENS:
+        raise ConfigError(
+            f"block_size: the kernels of {model.name} take blocks of {PACKED_TOKENS} tokens alone;"
+            f" use --block-size {PACKED_TOKENS}"
+        )
     if "linear_attention" not in model.layer_types:
         return
     if config.disable_hybrid_kv_cache_manager:

@@ -13,7 +13,8 @@ from kvsim.engines.vllm_v1.groups import Group, Layout
 from kvsim.engines.vllm_v1.planning import groups_of_model, peak_blocks
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import GIB
-from kvsim.machine.memory import drafted_tokens, expert_parallel_size
+from kvsim.machine.memory import drafted_tokens, expert_parallel_size, tables_of
+from kvsim.machine.packed import packed_request
 from kvsim.run.assumed import Settings, complete
 from kvsim.settings.config import RunConfig, make_config
 from kvsim.settings.server import ServerWord
@@ -136,11 +137,16 @@ def _blocks(whole: Settings, start: Start) -> int:
             return -(-longest // size)
         tokens = (config.max_num_batched_tokens or 0) * in_flight
         layout = Layout(size, size, longest, tokens, num_spec_tokens=drafted_tokens(config))
+        packed = [each.packed for each in tables_of(whole.model, config) if each.packed]
+        if packed:
+            held = [group.peak_blocks(layout) for group in groups]
+            return packed_request(packed, held, release(config.vllm_version))
         return peak_blocks(groups, layout)
 
     # Windows keep the tokens of steps in flight since 0.26 (v1/kv_cache_interface.py).
-    ahead = bool(config.async_scheduling) and release(config.vllm_version) >= (0, 26)
-    request = taken(cached if config.enable_prefix_caching else groups, 1 + ahead)
+    counts = release(config.vllm_version) >= (0, 26)
+    steps = config.pipeline_parallel_size + bool(config.async_scheduling) if counts else 1
+    request = taken(cached if config.enable_prefix_caching else groups, steps)
     sharing = Sharing(len(groups), request) if groups else None
     pool = pool_of(start, size, longest, config.data_parallel_size, sharing)
     printed = start.max_concurrency

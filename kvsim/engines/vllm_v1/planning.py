@@ -8,6 +8,7 @@ from kvsim.engines.vllm_v1.groups import Chunked, Full, Group, Layout, Mamba, Sl
 from kvsim.machine.hardware import Hardware
 from kvsim.machine.memory import CacheGroup, block_sizes, tables_of
 from kvsim.machine.models import Model
+from kvsim.machine.packed import Packed
 from kvsim.settings.config import RunConfig
 from kvsim.settings.versions import release
 
@@ -44,8 +45,16 @@ def _export_tokens(kind: str, block_size: int) -> int:
 def groups_of_model(model: Model, config: RunConfig, hardware: Hardware) -> tuple[Group, ...]:
     """Returns the rules of each group; none if one table of full attention serves all layers."""
     tables = tables_of(model, config)
+    if tables and tables[0].packed is not None:
+        return tuple(_packed(each.packed) for each in tables if each.packed)
     sizes = block_sizes(model, config) if tables else {}
     return tuple(_rules(each, model, config, hardware, sizes[each.kind]) for each in tables)
+
+
+def _packed(group: Packed) -> Group:
+    if group.window is None:
+        return Full(block_size=group.block_size)
+    return Sliding(block_size=group.block_size, window=group.window)
 
 
 def _rules(

@@ -135,11 +135,8 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             of = f"{group.layers} of {self.num_hidden_layers} layers"
             if self.compressed is not None and group.window is not None:
                 found.append(
-                    f"{self.name}: {of} keep the last {group.window:,} tokens besides, and states,"
-                    " which the number of blocks leaves out: vLLM 0.26 held a half (912,128 tokens a"
-                    " request) to a fourteenth (121,344) of these requests"
-                    " (github.com/vllm-project/vllm/issues/51041); --num-gpu-blocks-override sets"
-                    " a pool"
+                    f"{self.name}: {of} keep the last {group.window:,} tokens besides, and"
+                    " states, which the number of blocks leaves out"
                 )
             elif group.window is not None:
                 found.append(

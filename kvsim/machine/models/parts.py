@@ -143,6 +143,13 @@ class Compressed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hc_mult: Positive = 1
     """Residual streams (hyper-connections)."""
 
+    def vector_bytes(self, width: int) -> int:
+        """Bytes of a stored vector of `width` elements: in 8 bits with a scale for every 64, those
+        of the position in 16. 584 in DeepSeek-V4: 448 elements, 64 of 16 bits, 7 scales and one
+        byte more."""
+        plain = width - self.qk_rope_head_dim
+        return plain + 2 * self.qk_rope_head_dim + plain // 64 + 1
+
 
 class Linear(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Layers with a state of fixed size in place of keys and values.
@@ -301,11 +308,8 @@ def compressed_groups(
     window: int | None,
     index: Indexer | None,
 ) -> Iterator[KvGroup]:
-    """What layers keep; vectors are stored in 8 bits with a scale for every 64 elements, those of
-    the position in 16."""
-    plain = width - parts.qk_rope_head_dim
-    # 448 elements in 8 bits, 64 in 16, 7 scales and one more byte: 584 bytes of DeepSeek-V4.
-    entry = plain + 2 * parts.qk_rope_head_dim + plain // 64 + 1
+    """What layers keep."""
+    entry = parts.vector_bytes(width)
     pair = 2 * heads * width
     ratios = [parts.compress_ratios[layer] for layer in layers]
     group = KvGroup("sliding_attention", len(ratios), 0, 1, window)

@@ -402,15 +402,3 @@ def test_contradictions_are_refused(changes: dict[str, Any], words: str) -> None
     table = {**msgspec.to_builtins(load_model("tiny")), **changes}
     with pytest.raises(ConfigError, match=words):
         convert(table, Model, "m.toml")
-
-
-@pytest.mark.parametrize(("gib", "printed", "share"), [(7.01, 1_009_661, 2), (7.71, 150_992, 14)])
-def test_a_note_says_how_far_blocks_of_compressed_attention_are_off(
-    gib: float, printed: int, share: int
-) -> None:
-    """github.com/vllm-project/vllm/issues/51041, two checkpoints on two H20, blocks of 256."""
-    model = load_model("deepseek-v4-flash")
-    token = model.shard(2).token_bytes("fp8")
-    assert round(gib * (1 << 30) / token / printed) == share
-    (note,) = (note for note in model.notes if "51041" in note)
-    assert "a half" in note and "a fourteenth" in note
