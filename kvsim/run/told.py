@@ -130,36 +130,43 @@ def _blocks(whole: Settings, start: Start) -> int:
     assert isinstance(longest, int)
     groups = groups_of_model(whole.model, config, whole.hardware)
     cached = tuple(group.with_prefix_cache() for group in groups)
-
-    def taken(groups: tuple[Group, ...], in_flight: int) -> int:
-        """Blocks of a request of the longest length."""
-        if not groups:
-            return -(-longest // size)
-        tokens = (config.max_num_batched_tokens or 0) * in_flight
-        layout = Layout(size, size, longest, tokens, num_spec_tokens=drafted_tokens(config))
-        packed = [each.packed for each in tables_of(whole.model, config) if each.packed]
-        if packed:
-            held = [group.peak_blocks(layout) for group in groups]
-            return packed_request(packed, held, release(config.vllm_version))
-        return peak_blocks(groups, layout)
-
-    # Windows keep the tokens of steps in flight since 0.26 (v1/kv_cache_interface.py).
-    counts = release(config.vllm_version) >= (0, 26)
-    steps = config.pipeline_parallel_size + bool(config.async_scheduling) if counts else 1
-    request = taken(cached if config.enable_prefix_caching else groups, steps)
+    request = _taken(whole, cached if config.enable_prefix_caching else groups, _steps(config))
     sharing = Sharing(len(groups), request) if groups else None
     pool = pool_of(start, size, longest, config.data_parallel_size, sharing)
     printed = start.max_concurrency
-    if printed is not None:
-        # What releases reserve for steps in flight, at least and at most.
-        most, least = pool.blocks / taken(groups, 1), pool.blocks / taken(cached, 2)
-        if not (1 - _ALIKE) * least - 0.01 <= printed.value <= (1 + _ALIKE) * most + 0.01:
-            shared = ", --disable-hybrid-kv-cache-manager if one table served all layers" * bool(
-                groups
-            )
-            raise ConfigError(
-                f"{start.path}:{printed.line}: the pool holds {printed.value:g} requests of"
-                f" {longest:,} tokens, but {most:.2f} of {whole.model.name}; give the --model of"
-                f" this log{shared}, or --num-gpu-blocks-override"
-            )
+    # What releases reserve for steps in flight, at least and at most.
+    most, least = pool.blocks / _taken(whole, groups, 1), pool.blocks / _taken(whole, cached, 2)
+    alike = (1 - _ALIKE) * least - 0.01, (1 + _ALIKE) * most + 0.01
+    if printed is not None and not alike[0] <= printed.value <= alike[1]:
+        shared = ", --disable-hybrid-kv-cache-manager if one table served all layers"
+        raise ConfigError(
+            f"{start.path}:{printed.line}: the pool holds {printed.value:g} requests of"
+            f" {longest:,} tokens, but {most:.2f} of {whole.model.name}; give the --model of"
+            f" this log{shared * bool(groups)}, or --num-gpu-blocks-override"
+        )
     return pool.blocks
+
+
+def _steps(config: RunConfig) -> int:
+    """The steps whose tokens windows keep: those in flight since 0.26
+    (v1/kv_cache_interface.py)."""
+    if release(config.vllm_version) < (0, 26):
+        return 1
+    return config.pipeline_parallel_size + bool(config.async_scheduling)
+
+
+def _taken(whole: Settings, groups: tuple[Group, ...], steps: int) -> int:
+    """Blocks of a request of the longest length, by the rules of these groups, as a log counts
+    them."""
+    config = whole.config
+    size, longest = config.block_size or DEFAULT_BLOCK_SIZE, config.max_model_len
+    assert isinstance(longest, int)
+    if not groups:
+        return -(-longest // size)
+    tokens = (config.max_num_batched_tokens or 0) * steps
+    layout = Layout(size, size, longest, tokens, num_spec_tokens=drafted_tokens(config))
+    packed = [each.packed for each in tables_of(whole.model, config) if each.packed]
+    if not packed:
+        return peak_blocks(groups, layout)
+    held = [group.peak_blocks(layout) for group in groups]
+    return packed_request(packed, held, release(config.vllm_version))

@@ -20,6 +20,7 @@ from kvsim.settings.server import server_settings
 CHAT = str(ROOT / "traces" / "chat.jsonl")
 OSS = {"model": "gpt-oss-20b"}
 NEXT = {"model": "qwen3-next-80b-a3b", "tensor_parallel_size": 2, "kv_cache_dtype": "fp8"}
+MTP = {"method": "mtp", "num_speculative_tokens": 1}
 BATCHED = 2048
 """Tokens of a step in `v1_log`."""
 LONGEST = 32_768
@@ -100,6 +101,20 @@ def test_a_model_whose_layers_keep_unlike_bytes(version: str, blocks: int, tmp_p
     assert config.num_gpu_blocks_override == blocks
     assert 8192 + 5 * (-(-(1023 + 4096) // 16) + 1) == 9797
     assert int(58_441 / 9797 * 262_144) == 1_563_739
+
+
+def test_a_model_of_compressed_attention(tmp_path: Path) -> None:
+    """The server of github.com/vllm-project/vllm/issues/51041 with 7.01 GiB for its KV cache, whose
+    log counts one step of 8,192 tokens and the layer of MTP."""
+    given = {"model": "deepseek-ai/DeepSeek-V4-Flash", "max_model_len": 912_128, "block_size": 256}
+    given |= {"tensor_parallel_size": 2, "speculative_config": MTP, "async_scheduling": False}
+    log = log_of(given, 0, 5, 1, version="0.26.0").replace("32,768", "912,128")
+    log = log.replace("max_seq_len=32768", "max_seq_len=912128").replace("0.00x", "1.11x")
+    log = log.replace("_tokens': 2048", "_tokens': 8192").replace("tokens=2048", "tokens=8192")
+    log = log.replace(": 0 tokens", ": 1,009,661 tokens").replace(
+        "scheduling is en", "scheduling is dis"
+    )
+    assert told(log, tmp_path, hardware="h20").num_gpu_blocks_override == 7236
 
 
 def test_tokens_of_whole_requests(tmp_path: Path) -> None:
