@@ -86,13 +86,12 @@ def tables_of(model: Model, config: RunConfig) -> tuple[CacheGroup, ...]:
     disabled = config.disable_hybrid_kv_cache_manager
     if disabled is None:  # An engine or a release without such tables.
         return ()
-    drafts = drafting_method(config.speculative_config) in _STATES_IN
     if model.compressed is not None and not disabled:
         return tuple(
             CacheGroup("sliding_attention" if each.window else "full_attention", (), each)
-            for each in packed_groups(model, range(model.num_hidden_layers), drafts)
+            for each in packed_groups(model, range(model.num_hidden_layers), _has_layer(config))
         )
-    groups = cache_groups(model, not disabled, drafts)
+    groups = cache_groups(model, not disabled, _has_layer(config))
     return () if is_plain(groups) else groups
 
 
@@ -106,6 +105,11 @@ def drafted_tokens(config: RunConfig) -> int:
     """Tokens that the drafter of the settings proposes in a step; 0 without one."""
     tokens = config.speculative_config.get("num_speculative_tokens")
     return tokens if type(tokens) is int else 0
+
+
+def _has_layer(config: RunConfig) -> bool:
+    """Whether the drafter of the settings is one layer behind those of the target."""
+    return drafting_method(config.speculative_config) in _STATES_IN
 
 
 def drafter(shard: Shard, config: RunConfig) -> Drafter:
@@ -124,7 +128,7 @@ def _block_bytes(shard: Shard, config: RunConfig, layers: range) -> int:
     if not groups:
         return size * (shard.token_bytes(dtype, layers) + drafter(shard, config).token_bytes)
     if groups[0].packed is not None:
-        drafts = drafting_method(config.speculative_config) in _STATES_IN and layers.stop == last
+        drafts = layers.stop == last and _has_layer(config)
         packed = packed_groups(shard.model, layers, drafts)
         return packed_bytes(packed, release(config.vllm_version))
     # Groups with states keep nothing of a token: blocks are as large as the others need.

@@ -21,7 +21,7 @@ model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py, `_resolve_gdn_prefill_b
 def saves_states(model: Model, config: RunConfig, hardware: Hardware) -> bool:
     """Whether a chunk can save a state on its way, so that it need not end there.
 
-    Sources: `get_kv_cache_spec` in vLLM 0.28.0 to 0.33.0, models/kimi_k3/nvidia/kda.py (from 0.29),
+    Sources: `get_kv_cache_spec` of vLLM 0.24.0 to 0.33.0, models/kimi_k3/nvidia/kda.py (from 0.29),
     model_executor/layers/mamba/mamba_mixer2.py (from 0.32, on any GPU) and qwen_gdn_linear_attn.py
     (from 0.33).
     """
@@ -85,7 +85,7 @@ def notes_on_groups(groups: tuple[Group, ...], config: RunConfig) -> tuple[str, 
     sizes = sorted({int(group.block_size) for group in groups if group.holds_tokens})
     found = [
         f"{len(groups)} KV cache groups share the pool: {listed}; a block holds"
-        f" {' or '.join(map(str, sizes))} tokens of one group"
+        f" {'/'.join(map(str, sizes))} tokens of one group"
     ]
     sparse = any(isinstance(group, Sliding | Mamba) for group in groups)
     if config.enable_prefix_caching and sparse and not config.prefix_cache_retention_interval:
