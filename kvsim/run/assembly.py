@@ -13,7 +13,7 @@ from kvsim.cost.estimates import StagedCost
 from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine, memory_formula
 from kvsim.engines.vllm_v1.groups import Full, Group
 from kvsim.engines.vllm_v1.manager import KVCacheManager, full_attention
-from kvsim.engines.vllm_v1.planning import groups_of_model, notes_on_groups
+from kvsim.engines.vllm_v1.planning import groups_of_model, notes_on_groups, reserved_steps
 from kvsim.engines.vllm_v1.releases import LATEST, Release, notes_on, release_of
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import (
@@ -195,7 +195,7 @@ def _room(settings: Settings, engine: Engine, draft: Scheduler, groups: tuple[Gr
     if config.enable_prefix_caching:
         groups = tuple(group.with_prefix_cache() for group in groups)
     tokens, seqs = draft.max_num_batched_tokens, draft.max_num_seqs
-    flying = tokens * draft.in_flight
+    flying = tokens * reserved_steps(config.vllm_version, draft.in_flight)
     # Then the engine starts with any pool.
     longest = 1 if fits or engine.caps_sequences else config.max_model_len
     assert isinstance(longest, int)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from kvsim.engines import ENGINES
 from kvsim.engines.vllm_v1.groups import Group, Layout
-from kvsim.engines.vllm_v1.planning import groups_of_model, peak_blocks
+from kvsim.engines.vllm_v1.planning import groups_of_model, peak_blocks, reserved_steps
 from kvsim.errors import ConfigError
 from kvsim.machine.hardware import GIB
 from kvsim.machine.memory import drafted_tokens, expert_parallel_size, tables_of
@@ -130,7 +130,9 @@ def _blocks(whole: Settings, start: Start) -> int:
     assert isinstance(longest, int)
     groups = groups_of_model(whole.model, config, whole.hardware)
     cached = tuple(group.with_prefix_cache() for group in groups)
-    request = _taken(whole, cached if config.enable_prefix_caching else groups, _steps(config))
+    flying = config.pipeline_parallel_size + bool(config.async_scheduling)
+    steps = reserved_steps(config.vllm_version, flying)
+    request = _taken(whole, cached if config.enable_prefix_caching else groups, steps)
     sharing = Sharing(len(groups), request) if groups else None
     pool = pool_of(start, size, longest, config.data_parallel_size, sharing)
     printed = start.max_concurrency
@@ -145,14 +147,6 @@ def _blocks(whole: Settings, start: Start) -> int:
             f" this log{shared * bool(groups)}, or --num-gpu-blocks-override"
         )
     return pool.blocks
-
-
-def _steps(config: RunConfig) -> int:
-    """The steps whose tokens windows keep: those in flight since 0.26
-    (v1/kv_cache_interface.py)."""
-    if release(config.vllm_version) < (0, 26):
-        return 1
-    return config.pipeline_parallel_size + bool(config.async_scheduling)
 
 
 def _taken(whole: Settings, groups: tuple[Group, ...], steps: int) -> int:

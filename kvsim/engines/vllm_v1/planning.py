@@ -97,6 +97,12 @@ def notes_on_groups(groups: tuple[Group, ...], config: RunConfig) -> tuple[str, 
     return tuple(found)
 
 
+def reserved_steps(version: str | None, in_flight: int) -> int:
+    """Of how many steps a pool reserves the tokens in windows and chunks: since vLLM 0.26, of all
+    that are in flight, before, of one (v1/kv_cache_interface.py, `max_in_flight_tokens`)."""
+    return in_flight if release(version) >= (0, 26) else 1
+
+
 def peak_blocks(groups: tuple[Group, ...], layout: Layout) -> int:
     """Returns the blocks that one sequence of `max_model_len` tokens holds at most.
 

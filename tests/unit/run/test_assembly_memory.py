@@ -85,6 +85,23 @@ def test_states_take_blocks_of_the_longest_that_fits(
     assert found.config.max_model_len == longest
 
 
+@pytest.mark.parametrize(("version", "steps"), [("0.25.0", 1), ("0.26.0", 2)])
+def test_windows_reserve_the_tokens_of_steps_in_flight_since_0_26(version: str, steps: int) -> None:
+    """github.com/vllm-project/vllm/issues/49878: Gemma 4 needs more there."""
+    window = -(-(1023 + steps * 8192) // 16) + 1
+    found = parts(
+        model="gemma-4-31b",
+        hardware="h100",
+        engine="vllm-v1",
+        vllm_version=version,
+        num_gpu_blocks_override=9_000,
+        max_model_len="auto",
+        max_num_batched_tokens=8192,
+        async_scheduling=True,
+    )
+    assert found.config.max_model_len == (9_000 - 5 * window) * 32
+
+
 def test_the_longest_that_fits_is_at_most_the_models_own_limit() -> None:
     found = parts(**LLAMA, num_gpu_blocks_override=100_000, max_model_len="auto")
     assert found.config.max_model_len == 131_072
