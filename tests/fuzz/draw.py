@@ -371,6 +371,8 @@ def draw_features(rng: random.Random) -> dict[str, Any]:
         settings["max_model_len"] = max(2, settings["max_model_len"] // 3)
     if "model" in drawn:
         settings["model"] = rng.choice(layered_models())
+        if Path(settings["model"]).stem == COMPRESSED and rng.random() < 0.95:
+            settings["block_size"] = 256  # Others are refused.
         if rng.random() < 0.3:
             settings["disable_hybrid_kv_cache_manager"] = True
         if rng.random() < 0.5:
@@ -397,8 +399,8 @@ TIER: dict[str, tuple[Any, ...]] = {
 
 @cache
 def layered_models() -> tuple[str, ...]:
-    """Files of small models: windows and full attention, windows only, chunks, and states. They
-    last as long as this process."""
+    """Files of small models: windows and full attention, windows only, chunks, states, layers of
+    unlike sizes, and compressed ones. They last as long as this process."""
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     plain = (ROOT / "configs" / "models" / "tiny.toml").read_text()
@@ -407,6 +409,7 @@ def layered_models() -> tuple[str, ...]:
     return tuple(sorted(str(path) for path in folder.iterdir()))
 
 
+COMPRESSED = "compressed"
 _MIXED = "layer_types = [{first!r}, 'full_attention']\n"
 _LAYERED = {
     "windows": "sliding_window = 9\n" + _MIXED.format(first="sliding_attention"),
@@ -416,6 +419,12 @@ _LAYERED = {
     "states": _MIXED.format(first="linear_attention")
     + "[linear]\nlinear_num_key_heads = 1\nlinear_num_value_heads = 1\nlinear_key_head_dim = 8\n"
     "linear_value_head_dim = 8\nlinear_conv_kernel_dim = 2\n",
+    "unlike": "sliding_window = 9\n"
+    + _MIXED.format(first="sliding_attention")
+    + "[heads.full_attention]\nnum_attention_heads = 4\nnum_key_value_heads = 1\nhead_dim = 16\n",
+    COMPRESSED: "sliding_window = 128\n[compressed]\nq_lora_rank = 32\no_lora_rank = 32\n"
+    "o_groups = 2\nqk_rope_head_dim = 8\ncompress_ratios = [4, 128]\n"
+    "[indexer]\nindex_n_heads = 2\nindex_head_dim = 8\nindex_topk = 16\n",
 }
 """Name of a model -> what makes it one, in TOML."""
 
