@@ -23,9 +23,9 @@ from typing import NamedTuple
 from kvsim.machine.models import Model
 from kvsim.settings.versions import Release
 
-BLOCK_TOKENS = 256
-"""Of what is compressed; the only size that its kernels take."""
-PAGE_BYTES = 576
+PACKED_TOKENS = 256
+"""Of a block of what is compressed; the only size that its kernels take."""
+_PAGE_BYTES = 576
 """Pages are multiples of it."""
 _WINDOW_TOKENS = 64
 _STATE_BYTES = 4
@@ -70,10 +70,10 @@ def packed_groups(model: Model, stage: range, drafts: bool) -> tuple[Packed, ...
     fours, many = 4 * width * _STATE_BYTES, 2 * width * _STATE_BYTES
     found = (
         _pages(
-            (BLOCK_TOKENS, None),
-            (BLOCK_TOKENS // 4 * vector, ratios[4]),
-            (BLOCK_TOKENS // 4 * key, ratios[4]),
-            (BLOCK_TOKENS // 128 * vector, ratios[128]),
+            (PACKED_TOKENS, None),
+            (PACKED_TOKENS // 4 * vector, ratios[4]),
+            (PACKED_TOKENS // 4 * key, ratios[4]),
+            (PACKED_TOKENS // 128 * vector, ratios[128]),
         ),
         _pages(
             (_WINDOW_TOKENS, model.sliding_window), (_WINDOW_TOKENS * vector, len(stage) + drafts)
@@ -89,7 +89,7 @@ def packed_groups(model: Model, stage: range, drafts: bool) -> tuple[Packed, ...
 
 
 def _pages(keeps: tuple[int, int | None], *pages: tuple[int, int]) -> Packed:
-    padded = ((-(-size // PAGE_BYTES) * PAGE_BYTES, layers) for size, layers in pages if layers)
+    padded = ((-(-size // _PAGE_BYTES) * _PAGE_BYTES, layers) for size, layers in pages if layers)
     return Packed(*keeps, tuple(padded))
 
 

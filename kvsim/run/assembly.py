@@ -189,8 +189,8 @@ def _engine(name: str) -> Engine:
 
 
 def _room(settings: Settings, engine: Engine, draft: Scheduler, groups: tuple[Group, ...]) -> Room:
-    """The pool by the formula of the settings. `draft` has the limits of a step, and of the steps
-    that are not settled."""
+    """The pool by the formula of the settings. `draft` has the limits of a step, and the number of
+    steps that are not settled."""
     config, model, hardware, _, fits = settings
     if config.enable_prefix_caching:
         groups = tuple(group.with_prefix_cache() for group in groups)

@@ -28,7 +28,7 @@ from kvsim.engines.vllm_v1.planning import saves_states
 from kvsim.machine.hardware import Hardware, load_hardware
 from kvsim.machine.memory import cache_groups, is_plain, state_block_size, tables_of
 from kvsim.machine.models import Model, model_of
-from kvsim.machine.packed import BLOCK_TOKENS
+from kvsim.machine.packed import PACKED_TOKENS
 from kvsim.settings.config import RunConfig
 from kvsim.settings.library import signature
 from kvsim.settings.versions import (
@@ -162,7 +162,7 @@ def _tables_defaults(config: RunConfig, engine: Engine, model: Model) -> dict[st
         return {}
     if model.compressed is None and is_plain(cache_groups(model)):
         return {}
-    whole = {"block_size": Default(BLOCK_TOKENS, rules)} if model.compressed is not None else {}
+    whole = {"block_size": Default(PACKED_TOKENS, rules)} if model.compressed is not None else {}
     return {
         **whole,
         "disable_hybrid_kv_cache_manager": Default(False, rules),

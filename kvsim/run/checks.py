@@ -14,7 +14,7 @@ from kvsim.errors import ConfigError
 from kvsim.machine.hardware import GIB
 from kvsim.machine.memory import Budget, drafted_tokens, pool_setting
 from kvsim.machine.models import Model
-from kvsim.machine.packed import BLOCK_TOKENS as PACKED_TOKENS
+from kvsim.machine.packed import PACKED_TOKENS
 from kvsim.run.assumed import SCHEDULER_SETTINGS
 from kvsim.settings.config import RunConfig
 from kvsim.settings.library import look_up, takes

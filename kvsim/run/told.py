@@ -137,7 +137,8 @@ def _blocks(whole: Settings, start: Start) -> int:
     pool = pool_of(start, size, longest, config.data_parallel_size, sharing)
     printed = start.max_concurrency
     # What releases reserve for steps in flight, at least and at most.
-    most, least = pool.blocks / _taken(whole, groups, 1), pool.blocks / _taken(whole, cached, 2)
+    most = pool.blocks / _taken(whole, groups, 1)
+    least = pool.blocks / _taken(whole, cached, max(flying, 2))
     alike = (1 - _ALIKE) * least - 0.01, (1 + _ALIKE) * most + 0.01
     if printed is not None and not alike[0] <= printed.value <= alike[1]:
         shared = ", --disable-hybrid-kv-cache-manager if one table served all layers"
