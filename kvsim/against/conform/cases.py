@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from kvsim.against.conform import sglang, vllm_v1
-from kvsim.against.conform.step_log import Record, replay
+from kvsim.against.conform.step_log import Record, made, replay
 from kvsim.engines import ENGINES
 from kvsim.engines.nano import Nano, Nano2025, NanoTables, NanoTables2025
 from kvsim.engines.vllm_033 import Vllm033, Vllm033Tables
@@ -181,70 +181,18 @@ def stem(path: Path) -> str:
 
 Config = Mapping[str, Any]
 
-
-def vllm033(config: Config) -> tuple[Vllm033, Vllm033Tables]:
-    """vLLM 0.3.3."""
-    scheduler = Vllm033(
-        num_gpu_blocks=config["num_gpu_blocks"],
-        max_model_len=config["max_model_len"],
-        max_num_seqs=config.get("max_num_seqs", 256),
-        max_num_batched_tokens=config.get("max_num_batched_tokens"),
-        max_paddings=config.get("max_paddings", 256),
-        preemption_mode=config.get("preemption_mode"),
-        watermark=config.get("watermark", 0.01),
-    )
-    blocks = Vllm033Tables(
-        config["block_size"],
-        config["num_gpu_blocks"],
-        config.get("num_cpu_blocks", 0),
-        config.get("sliding_window"),
-    )
-    return scheduler, blocks
-
-
-def vllm063(config: Config) -> tuple[Vllm063, Naive]:
-    """vLLM 0.6.3.post1, synchronous or not."""
-    caching = config.get("enable_prefix_caching", False)
-    manager = PrefixCaching if caching else Naive
-    engine = Vllm063Async if config.get("async_output_proc", False) else Vllm063
-    scheduler = engine(
-        block_size=config["block_size"],
-        num_gpu_blocks=config["num_gpu_blocks"],
-        max_model_len=config["max_model_len"],
-        max_num_seqs=config["max_num_seqs"],
-        max_num_batched_tokens=config["max_num_batched_tokens"],
-        enable_chunked_prefill=config.get("enable_chunked_prefill", False),
-        enable_prefix_caching=caching,
-        preemption_mode=config.get("preemption_mode"),
-        scheduling_policy=config.get("policy", "fcfs"),
-        watermark=config.get("watermark", 0.01),
-    )
-    pools = manager(config["block_size"], config["num_gpu_blocks"], config.get("num_cpu_blocks", 0))
-    return scheduler, pools
-
-
-def _nano(engine: type[Nano], tables: type[NanoTables], config: Config) -> tuple[Nano, NanoTables]:
-    """nano-vllm, commit bb823b3 or 6ef2a4f."""
-    scheduler = engine(
-        block_size=config["block_size"],
-        max_num_seqs=config["max_num_seqs"],
-        max_num_batched_tokens=config["max_num_batched_tokens"],
-    )
-    return scheduler, tables(config["block_size"], config["num_gpu_blocks"])
-
-
-BUILDERS: dict[str, Callable[[Config], tuple[Any, Any]]] = {
-    "vllm-0.3.3": vllm033,
-    "vllm-0.6.3": vllm063,
-    "nano-vllm": partial(_nano, Nano, NanoTables),
-    "nano-vllm-2025-08": partial(_nano, Nano2025, NanoTables2025),
+KINDS: dict[str, tuple[type, type]] = {
+    "vllm-0.3.3": (Vllm033, Vllm033Tables),
+    "vllm-0.6.3": (Vllm063, Naive),
+    "nano-vllm": (Nano, NanoTables),
+    "nano-vllm-2025-08": (Nano2025, NanoTables2025),
 }
-"""Engine → scheduler and block manager of a case."""
+"""Engine → scheduler and block manager."""
 
 REPLAYS = {"vllm-v1": vllm_v1.replay, "sglang": sglang.replay}
 """Engines whose logs have fields of their own → what writes the log of a case."""
 
-RECORDED = (*BUILDERS, *REPLAYS)
+RECORDED = (*KINDS, *REPLAYS)
 """Engines that there are recorded logs of."""
 
 
@@ -260,13 +208,25 @@ def run_case(
         yield {"step": 0, "time": 0.0, "error": "this engine draws one sample a request (n = 1)"}
         return
     try:
-        if engine in REPLAYS:
-            yield from REPLAYS[engine](config, trace, audit_every)
-            return
-        scheduler, blocks = BUILDERS[engine](config)
+        log = REPLAYS.get(engine, partial(_replay, engine))(config, trace, audit_every)
     except ValueError as refusal:
         # The engine refuses to start with these settings.
         yield {"step": 0, "time": 0.0, "error": f"ValueError: {refusal}"}
         return
-    max_steps = config.get("max_steps", 1_000_000)
-    yield from replay(scheduler, blocks, trace, max_steps, audit_every)
+    yield from log
+
+
+def _replay(
+    engine: str, config: Config, trace: list[dict[str, Any]], audit_every: int
+) -> Iterator[Record]:
+    scheduler, tables = KINDS[engine]
+    if scheduler is Vllm063 and config.get("async_output_proc", False):
+        scheduler = Vllm063Async
+    if tables is Naive and config.get("enable_prefix_caching", False):
+        tables = PrefixCaching
+    settings = {"num_cpu_blocks": 0, "scheduling_policy": config.get("policy", "fcfs"), **config}
+    if engine.startswith("nano"):
+        # The recorded one was not asked whether it takes prompts of this length.
+        settings["max_model_len"] = None
+    built = made(scheduler, settings), made(tables, settings)
+    return replay(*built, trace, config.get("max_steps", 1_000_000), audit_every)

@@ -18,6 +18,7 @@ from kvsim.against.conform.step_log import (
     Record,
     RuleStream,
     corpus_requests,
+    made,
     played,
     queue_digest,
 )
@@ -31,25 +32,6 @@ from kvsim.engines.sglang.server import Environment
 
 NEVER = 1 << 40
 """Tokens of an output that no end of sequence ends."""
-
-_SETTINGS = (
-    "max_prefill_tokens",
-    "prefill_max_requests",
-    "max_queued_requests",
-    "min_free_slots_delay",
-    "prefill_decode_interval",
-    "prefill_decode_interval_min_bs",
-    "schedule_policy",
-    "schedule_conservativeness",
-    "enable_mixed_chunk",
-    "enable_priority_scheduling",
-    "disable_priority_preemption",
-    "schedule_low_priority_values_first",
-    "priority_scheduling_preemption_threshold",
-    "retraction_policy",
-)
-"""Keys of a configuration that the scheduler knows under the same name."""
-
 
 _BUSY = ("prefill", "decode", "finished", "added", "aborted")
 """Fields of a record, all empty in an iteration that counts towards a deadlock."""
@@ -69,9 +51,7 @@ class _Noting(Sglang):
     """An SGLang scheduler that notes what the log contains, and goes round its event loop once per
     step."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.notes = _Notes()
+    notes: _Notes
 
     def stand_in(self, request: Request) -> RuleStream:
         return RuleStream(request.id, [0])
@@ -122,29 +102,21 @@ def replay(
 
 
 def _build(config: Mapping[str, Any]) -> tuple[_Noting, SglangTables]:
-    size = config.get("page_size", 1)
-    pages = config["max_total_num_tokens"] // size
+    size, chunk = config.get("page_size", 1), config.get("chunked_prefill_size", 8192) or 0
     cached = not config.get("disable_radix_cache", False)
-    eviction = config.get("radix_eviction_policy", "lru")
-    chunk = config.get("chunked_prefill_size", 8192) or 0
-    engine = _NotingOverlap if config.get("overlap", False) else _Noting
-    scheduler = engine(
-        block_size=size,
-        num_gpu_blocks=pages,
-        max_model_len=config.get("context_len", 4096),
-        max_num_seqs=max(1, config.get("max_running_requests", 64)),
-        max_num_batched_tokens=chunk if chunk > 0 else maxsize,
-        enable_chunked_prefill=chunk > 0,
-        enable_prefix_caching=cached,
-        environment={key: config[key] for key in Environment._fields if key in config},
-        **{key: config[key] for key in _SETTINGS if key in config},
-    )
-    if not cached:
-        return scheduler, SglangTables(size, pages)
-    settings = config.get("radix_eviction_policy_config") or {}
-    return scheduler, SglangRadixTables(
-        size, pages, radix_eviction_policy=eviction, radix_eviction_policy_config=settings
-    )
+    settings = {
+        **config,
+        "block_size": size,
+        "num_gpu_blocks": config["max_total_num_tokens"] // size,
+        "max_model_len": config.get("context_len", 4096),
+        "max_num_seqs": max(1, config.get("max_running_requests", 64)),
+        "max_num_batched_tokens": chunk if chunk > 0 else maxsize,
+        "enable_chunked_prefill": chunk > 0,
+        "enable_prefix_caching": cached,
+        "environment": {key: config[key] for key in Environment._fields if key in config},
+    }
+    scheduler = made(_NotingOverlap if config.get("overlap", False) else _Noting, settings)
+    return scheduler, made(SglangRadixTables if cached else SglangTables, settings)
 
 
 def _request(config: Mapping[str, Any], index: int, row: dict[str, Any]) -> Request:
@@ -177,6 +149,7 @@ class _Clock(LogClock):
     ) -> None:
         super().__init__(arrivals, max_steps, _BUSY)
         self._batch, self._scheduler = batch, scheduler
+        scheduler.notes = _Notes()
         self._time = 0.0
 
     def time_s(self) -> float:

@@ -29,6 +29,7 @@ from kvsim.core.scheduler import Scheduler
 from kvsim.engines.nano import NanoTables
 from kvsim.engines.vllm_063.blocks import Naive
 from kvsim.errors import EngineStopped
+from kvsim.settings.library import signature
 from kvsim.writing import replacing
 
 Record = dict[str, Any]
@@ -289,6 +290,15 @@ def corpus_requests(
         request.arrival_ns = round(row["arrival"] * 1e9)
         requests.append((row["arrival"], request))
     return sorted(requests, key=lambda entry: entry[0])
+
+
+def made(kind: Callable[..., Any], config: Mapping[str, Any], **given: Any) -> Any:
+    """An object of a case: its constructor gets what it names, of what is given and of the case's
+    settings. Raises `LookupError` where it needs more."""
+    settings = {**config, **given}
+    named = signature(kind).parameters.values()
+    needed = (each.name for each in named if each.name in settings or each.default is each.empty)
+    return kind(**{name: settings[name] for name in needed})
 
 
 def seconds(time_ns: int) -> float:

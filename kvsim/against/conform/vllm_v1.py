@@ -16,6 +16,7 @@ from kvsim.against.conform.step_log import (
     Record,
     UnitClock,
     corpus_requests,
+    made,
     played,
     queue_digest,
     seconds,
@@ -25,7 +26,7 @@ from kvsim.core.plan import Plan
 from kvsim.core.request import Options, Request
 from kvsim.engines.vllm_v1.connector import NOTHING, Connector, Done, Job, Transfers, Worker
 from kvsim.engines.vllm_v1.cpu_tier import POLICIES, CpuTier
-from kvsim.engines.vllm_v1.drafts import Drafts
+from kvsim.engines.vllm_v1.drafts import Drafts, Speculation
 from kvsim.engines.vllm_v1.groups import groups_of
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.engines.vllm_v1.nixl import Nixl
@@ -226,32 +227,23 @@ Built = tuple[Connector, StepWorker]
 
 def _offloading(config: Config, blocks: KVCacheManager) -> Built:
     settings = config["offload"]
-    tier = CpuTier(
-        settings["cpu_chunks"],
-        policy=POLICIES[settings.get("eviction_policy", "lru")],
-        store_threshold=settings.get("store_threshold", 0),
-        max_tracker_size=settings.get("max_tracker_size", 64_000),
-    )
-    connector = Offloading(
-        blocks,
-        tier,
-        blocks_per_chunk=settings.get("blocks_per_chunk", 1),
-        offload_prompt_only=settings.get("offload_prompt_only", True),
-        sync_load_budget_bytes=settings.get("sync_load_budget_bytes", 0),
-        bytes_per_token=4 * len(blocks.groups),
-    )
+    policy = POLICIES[settings.get("eviction_policy", "lru")]
+    tier = made(CpuTier, settings, capacity=settings["cpu_chunks"], policy=policy)
+    width = 4 * len(blocks.groups)
+    connector = made(Offloading, settings, blocks=blocks, tier=tier, bytes_per_token=width)
     return connector, OffloadingWorker(settings, connector)
 
 
 def _simple(config: Config, blocks: KVCacheManager) -> Built:
     settings = config["simple"]
-    connector = SimpleOffload(
+    connector = made(
+        SimpleOffload,
+        settings,
         blocks=blocks,
         block_bytes=1,
         world_size=1,
         max_num_batched_tokens=config["max_num_batched_tokens"],
         cpu_bytes_to_use=settings["cpu_blocks"],
-        lazy_offload=settings.get("lazy_offload", False),
     )
     return connector, SimpleWorker(settings, connector)
 
@@ -367,50 +359,37 @@ class _PlayedAsync(_Played, VllmV1Async):
 
 def _build(config: Config) -> tuple[_Played, StepWorker | None]:
     """The engine of a case, and the worker of its connector."""
-    connector = config.get("kv_connector")
-    asynchronous = config.get("v1_async", False)
-    stages = config.get("pipeline_parallel_size", 1)
-    speculation = _RuleDrafts(config["spec"], bool(connector)) if "spec" in config else None
-    most = config["max_num_batched_tokens"]
-    threshold = config.get("long_prefill_token_threshold", 0)
-    recorded = config.get("vllm_version")
-    blocks = KVCacheManager(
-        groups_of(config.get("kv_groups", [{"type": "full", "block_size": config["block_size"]}])),
-        config["num_gpu_blocks"],
-        enable_prefix_caching=config.get("enable_prefix_caching", False),
-        keyed=config.get("enable_prefix_caching", False) or bool(connector),
-        max_model_len=config["max_model_len"],
-        max_num_batched_tokens=most,
-        long_prefill_token_threshold=threshold,
-        prefix_cache_retention_interval=config.get("prefix_cache_retention_interval", 0),
-        eagle_drop=speculation is not None and speculation.eagle_drop,
-        lookahead_keys=speculation is not None and speculation.lookahead_keys,
-        num_spec_tokens=speculation.num_spec_tokens if speculation else 0,
-        in_flight=stages + asynchronous,
+    connector, recorded = config.get("kv_connector"), config.get("vllm_version")
+    asynchronous, cached = (config.get(key, False) for key in ("v1_async", "enable_prefix_caching"))
+    # A case may be of several engines: what has the prefix is V1's alone.
+    settings = {
+        **config,
+        "enable_prefix_caching": cached,
+        "enable_chunked_prefill": config.get("v1_enable_chunked_prefill", True),
+        "scheduling_policy": config.get("policy", "fcfs"),
+        "watermark": config.get("v1_watermark", 0.0),
+        "scheduler_reserve_full_isl": config.get("v1_reserve_full_isl", True),
+    }
+    drafts = _RuleDrafts(config["spec"], bool(connector)) if "spec" in config else Speculation()
+    blocks = made(
+        KVCacheManager,
+        settings,
+        groups=groups_of(
+            config.get("kv_groups", [{"type": "full", "block_size": config["block_size"]}])
+        ),
+        keyed=cached or bool(connector),
+        eagle_drop=drafts.eagle_drop,
+        lookahead_keys=drafts.lookahead_keys,
+        num_spec_tokens=drafts.num_spec_tokens,
+        in_flight=config.get("pipeline_parallel_size", 1) + asynchronous,
         release=release_of(version_of(recorded)) if recorded else LATEST,
     )
-    built = CONNECTORS[connector](config, blocks) if connector else (None, None)
-    scheduler = (_PlayedAsync if asynchronous else _Played)(
-        blocks=blocks,
-        connector=built[0],
-        worker=built[1],
-        speculation=speculation,
-        max_loras=config.get("max_loras"),
-        pipeline_parallel_size=stages,
-        max_model_len=config["max_model_len"],
-        max_num_seqs=config["max_num_seqs"],
-        max_num_batched_tokens=most,
-        enable_chunked_prefill=config.get("v1_enable_chunked_prefill", True),
-        scheduling_policy=config.get("policy", "fcfs"),
-        watermark=config.get("v1_watermark", 0.0),
-        scheduler_reserve_full_isl=config.get("v1_reserve_full_isl", True),
-        long_prefill_token_threshold=threshold,
-        long_prefill_token_threshold_adaptive=config.get("long_prefill_token_threshold_adaptive"),
-        max_num_active_seqs=config.get("max_num_active_seqs"),
-        max_num_scheduled_tokens=config.get("max_num_scheduled_tokens"),
-        prefill_schedule_interval=config.get("prefill_schedule_interval"),
+    linked, worker = CONNECTORS[connector](config, blocks) if connector else (None, None)
+    kind = _PlayedAsync if asynchronous else _Played
+    scheduler = made(
+        kind, settings, blocks=blocks, connector=linked, worker=worker, speculation=drafts
     )
-    return scheduler, built[1]
+    return scheduler, worker
 
 
 class _Clock(UnitClock):
