@@ -32,7 +32,7 @@ on other GPUs are independent of that choice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,6 +90,8 @@ DECODE_FLOOR_US, PREFILL_FLOOR_US = 10.0, 11.0
 MOST_SEQS, MOST_PREFILL_SEQS, MOST_TOKENS = 256, 8, 8192
 LEAST_CHUNK, LEAST_WIDTH = 16, 2048
 """Rows beyond these limits are left out: no run comes near them, and they would distort the fit."""
+FEWEST_ROWS = 10
+"""Rows of attention from which a surface is fitted."""
 
 
 class Kernels(NamedTuple):
@@ -193,81 +195,109 @@ def expert_grid(kernels: Kernels) -> tuple[ExpertGrid, dict[str, float]]:
     return grid, surface.error()
 
 
-class Latent:
-    """Latent attention of one layer with its projections, on one GPU of the group.
+class Attention(NamedTuple):
+    """What was measured of the attention of one layer, on one GPU of the group."""
 
-    Raises `ConfigError` if the tables are of another latent attention.
-    """
+    decodes: Floats
+    """Rows of (sequences, length, us); `prompts` has (sequences, tokens, us) without context."""
+    prompts: Floats
+    decode_us: Callable[[Any, Any], Any]
+    """The roofline of a decode launch, by sequences and length; `prompt_us` of a prompt."""
+    prompt_us: Callable[[Any, Any], Any]
+    pair_flops: float
+    """Of a prompt, per pair of tokens."""
+    unpacked_flops: float = 0.0
+    """Per token of context before a prompt chunk: its keys and values from the latent."""
 
-    def __init__(self, kernels: Kernels) -> None:
-        model = kernels.shard.model
-        assert model.latent is not None
-        self._kernels, self._peaks = kernels, kernels.bf16
-        self._latent, self._heads = model.latent, kernels.shard.heads
-        wide = self._latent.qk_nope_head_dim + self._latent.qk_rope_head_dim
-        self.pair_flops = 2 * self._heads * (wide + self._latent.v_head_dim)
-        """Of a prompt, per pair of tokens."""
-        self.unpacked_flops = 2 * self._latent.kv_lora_rank * self._heads
-        self.unpacked_flops *= self._latent.qk_nope_head_dim + self._latent.v_head_dim
-        """Per token of context before a prompt chunk: its keys and values from the latent."""
 
-    def decode(self) -> tuple[list[tuple[float, ...]], Law]:
-        """(sequences, length, us), and the law of decodes."""
-        read = self._latent.kv_lora_rank + self._latent.qk_rope_head_dim
-        flops = 2 * self._heads * (read + self._latent.kv_lora_rank)
-        token_us = max(flops / self._peaks.flop_s, 2 * read / self._peaks.bandwidth) / 0.6 * 1e6
-        law = Law(
-            us=lambda n, ctx: (
-                self._projections_us(n) + np.hypot(LATENT_FLOOR_US, n * ctx * token_us)
-            ),
-            work=lambda n, ctx: n * ctx,
+def attention_of_heads(kernels: Kernels) -> Attention:
+    """Attention over keys and values of heads. Raises `ConfigError` if the tables have too few rows
+    of them."""
+    shard, bf16 = kernels.shard, kernels.bf16
+    # A key and a value of 2 bytes each; two products, each a multiplication and an addition.
+    reading_us = 4 * shard.kv_heads * shard.model.head_dim / (0.85 * bf16.bandwidth) * 1e6
+    pair_flops = 4 * shard.heads * shard.model.head_dim
+    pair_us = pair_flops / (0.65 * bf16.flop_s) * 1e6
+    return Attention(
+        _rows_of_heads(kernels.folder / "decode.csv", shard, "ctx"),
+        _rows_of_heads(kernels.folder / "prefill.csv", shard, "q_tokens"),
+        lambda n, ctx: (DECODE_FLOOR_US**3 + (n * ctx * reading_us) ** 3) ** (1 / 3),
+        lambda n, q: np.hypot(PREFILL_FLOOR_US, n * q * (q + 1) / 2 * pair_us),
+        pair_flops,
+    )
+
+
+def _rows_of_heads(path: Path, shard: Shard, length: str) -> Floats:
+    """(sequences, length, us) at the heads of a shard, keys and values in bf16."""
+    columns = ("q_heads", "kv_heads", "head_dim", "n_seqs", length, "us")
+    heads = [shard.heads, shard.kv_heads, shard.model.head_dim]
+    found = [
+        row[4:]
+        for _, row in numbers(path, columns, label="kv_dtype")
+        if row[0] == "bf16" and row[1:4] == heads
+    ]
+    if len(found) < FEWEST_ROWS:
+        raise ConfigError(
+            f"{path}: {len(found)} rows of kv_dtype bf16 with {heads[0]} query and {heads[1]} KV"
+            f" heads of {heads[2]}; this model and degree of parallelism were not measured"
         )
-        rows = self._points("mla_generation_module_perf.parquet", "step")
-        # A decode attends to its own token besides the `step` before it.
-        return [(n, step + 1, us) for n, step, us in rows], law
+    return np.array(found)
 
-    def prefill(self) -> tuple[list[tuple[float, ...]], Law]:
-        """(sequences, tokens, us) without context, and the law of prompts."""
-        pair_us = self.pair_flops / (0.65 * self._peaks.flop_s) * 1e6
 
-        def us(n: Any, q: Any) -> Any:
-            attended = np.hypot(LATENT_FLOOR_US, n * q * (q + 1) / 2 * pair_us)
-            return self._projections_us(n * q) + attended
+def latent_attention(kernels: Kernels) -> Attention:
+    """Latent attention with its projections. Raises `ConfigError` if the tables are of another
+    one."""
+    shard, bf16 = kernels.shard, kernels.bf16
+    latent, hidden, heads = shard.model.latent, shard.model.hidden_size, shard.heads
+    assert latent is not None
+    wide = latent.qk_nope_head_dim + latent.qk_rope_head_dim
+    kept = latent.kv_lora_rank + latent.qk_rope_head_dim
+    shapes = [
+        ((latent.q_lora_rank or 0) + kept, hidden),
+        (hidden, heads * latent.v_head_dim),
+        (heads * wide, latent.q_lora_rank or hidden),
+    ]
+    flops = 2 * heads * (kept + latent.kv_lora_rank)
+    token_us = max(flops / bf16.flop_s, 2 * kept / bf16.bandwidth) / 0.6 * 1e6
+    pair_flops = 2 * heads * (wide + latent.v_head_dim)
+    pair_us = pair_flops / (0.65 * bf16.flop_s) * 1e6
 
-        law = Law(us=us, work=lambda n, q: n * q * q)
-        return self._points("mla_context_module_perf.parquet", "isl"), law
+    def projected(tokens: Any, attended_us: Any) -> Any:
+        peaks, element = kernels.peaks, kernels.element_bytes
+        us = sum(layer.product_us(tokens, n, k, peaks, element) for n, k in shapes)
+        return us + np.hypot(LATENT_FLOOR_US, attended_us)
 
-    def _projections_us(self, tokens: Any) -> Any:
-        latent, hidden = self._latent, self._kernels.shard.model.hidden_size
-        wide = latent.qk_nope_head_dim + latent.qk_rope_head_dim
-        down = (latent.q_lora_rank or 0) + latent.kv_lora_rank + latent.qk_rope_head_dim
-        shapes = [(down, hidden), (hidden, self._heads * latent.v_head_dim)]
-        shapes.append((self._heads * wide, latent.q_lora_rank or hidden))
-        kernels = self._kernels
-        return sum(
-            layer.product_us(tokens, n, k, kernels.peaks, kernels.element_bytes) for n, k in shapes
+    decodes = _rows_of_latent(kernels, "mla_generation_module_perf.parquet", "step")
+    # A decode attends to its own token besides the `step` before it.
+    decodes[:, 1] += 1
+    return Attention(
+        decodes,
+        _rows_of_latent(kernels, "mla_context_module_perf.parquet", "isl"),
+        lambda n, ctx: projected(n, n * ctx * token_us),
+        lambda n, q: projected(n * q, n * q * (q + 1) / 2 * pair_us),
+        pair_flops,
+        2 * latent.kv_lora_rank * heads * (latent.qk_nope_head_dim + latent.v_head_dim),
+    )
+
+
+def _rows_of_latent(kernels: Kernels, name: str, length: str) -> Floats:
+    """(sequences, length, us) at the heads of a GPU."""
+    path, model, heads = kernels.folder / name, kernels.shard.model, kernels.shard.heads
+    where = {"num_heads": heads, "gemm_type": kernels.dtype, "kv_cache_dtype": "bfloat16"}
+    found = [np.empty((0, 3))]
+    # The tables name the model that was measured; others with the same latent attention may use it.
+    for measured in sorted(set(map(str, _table(path, ("model",))["model"].to_pylist()))):
+        other = load_model(measured)
+        if (other.latent, other.hidden_size) == (model.latent, model.hidden_size):
+            columns = ("batch_size", length, "latency")
+            found.append(_rows(path, columns, model=measured, **where) * (1, 1, 1e3))
+    rows = np.concatenate(found)
+    if len(rows) < FEWEST_ROWS:
+        raise ConfigError(
+            f"{path}: {len(rows)} rows of {model.name}'s latent attention with {heads}"
+            f" heads in {kernels.dtype}; this model and degree were not measured"
         )
-
-    def _points(self, name: str, length: str) -> list[tuple[float, ...]]:
-        path, kernels = self._kernels.folder / name, self._kernels
-        model = kernels.shard.model
-        columns = ("batch_size", length, "latency")
-        where = {"gemm_type": kernels.dtype, "kv_cache_dtype": "bfloat16"}
-        found: list[tuple[float, ...]] = []
-        # The tables name the model that was measured; others with the same latent attention may use
-        # it.
-        for measured in sorted(set(map(str, _table(path, ("model",))["model"].to_pylist()))):
-            other = load_model(measured)
-            if (other.latent, other.hidden_size) != (model.latent, model.hidden_size):
-                continue
-            rows = _rows(path, columns, model=measured, num_heads=self._heads, **where)
-            found += [(n, count, 1e3 * ms) for n, count, ms in rows.tolist()]
-        if len(found) < 10:
-            raise ConfigError(
-                f"{path}: {len(found)} rows of {model.name}'s latent attention with {self._heads}"
-                f" heads in {kernels.dtype}; this model and degree were not measured"
-            )
-        return found
+    return rows
 
 
 def _rows(path: Path, columns: Sequence[str], **where: object) -> Floats:
@@ -296,59 +326,9 @@ def _table(path: Path, columns: Sequence[str]) -> Any:
         raise ConfigError(f"{path}: not such a table: {' '.join(str(error).split())}") from None
 
 
-def _decodes(kernels: Kernels) -> tuple[list[tuple[float, ...]], Law]:
-    """(sequences, length, us) of decode attention, and its law."""
-    shard = kernels.shard
-    # A key and a value of 2 bytes each.
-    kv_bytes = 4 * shard.kv_heads * shard.model.head_dim
-    reading = kv_bytes / (0.85 * kernels.bf16.bandwidth) * 1e6
-    law = Law(
-        us=lambda n, ctx: (DECODE_FLOOR_US**3 + (n * ctx * reading) ** 3) ** (1 / 3),
-        work=lambda n, ctx: n * ctx,
-    )
-    return _attention_rows(kernels.folder / "decode.csv", shard, "ctx"), law
-
-
-def _prompts(kernels: Kernels) -> tuple[list[tuple[float, ...]], Law]:
-    """(sequences, tokens, us) of prompt attention, causal, without context, and its law."""
-    shard = kernels.shard
-    # Two products, each a multiplication and an addition per element of a head.
-    pair_us = 4 * shard.heads * shard.model.head_dim / (0.65 * kernels.bf16.flop_s) * 1e6
-    law = Law(
-        us=lambda n, q: np.hypot(PREFILL_FLOOR_US, n * q * (q + 1) / 2 * pair_us),
-        work=lambda n, q: n * q * q,
-    )
-    return _attention_rows(kernels.folder / "prefill.csv", shard, "q_tokens"), law
-
-
-class Attention(NamedTuple):
-    """One attention kernel at the heads of a model."""
-
-    surface: Surface
-    ends: list[tuple[float, float]]
-    """(sequences, longest measured length), in ascending order."""
-
-    @classmethod
-    def decodes(cls, points: list[tuple[float, ...]], law: Law) -> Attention:
-        """The surface of decodes, by (sequences, length, us)."""
-        return cls._fitted([p for p in points if p[0] <= MOST_SEQS], law, DECODE)
-
-    @classmethod
-    def prompts(cls, points: list[tuple[float, ...]], law: Law) -> Attention:
-        """The surface of prompts, by (sequences, tokens, us)."""
-        kept = [p for p in points if p[0] <= MOST_PREFILL_SEQS and p[1] >= LEAST_CHUNK]
-        return cls._fitted(kept, law, PREFILL)
-
-    @classmethod
-    def _fitted(cls, points: list[tuple[float, ...]], law: Law, scales: Scales) -> Attention:
-        n, length, us = zip(*points, strict=True)
-        ends = {seqs: max(p[1] for p in points if p[0] == seqs) for seqs in sorted(set(n))}
-        return cls(Surface(n, length, us, law, scales), list(ends.items()))
-
-    def longest(self, seqs: int) -> float:
-        """Longest length that was measured for at least `seqs` sequences."""
-        fitting = [length for n, length in self.ends if n >= seqs]
-        return fitting[0] if fitting else self.ends[-1][1]
+def _surface(rows: Floats, law: Law, scales: Scales) -> Surface:
+    x, y, us = rows.T
+    return Surface(x, y, us, law, scales)
 
 
 class Gemm:
@@ -416,23 +396,6 @@ class _Slice:
         return np.asarray(product_us(m, side, self._fixed, self._peaks))
 
 
-def _attention_rows(path: Path, shard: Shard, length: str) -> list[tuple[float, ...]]:
-    """(sequences, length, us) at the heads of a shard, keys and values in bf16."""
-    columns = ("q_heads", "kv_heads", "head_dim", "n_seqs", length, "us")
-    heads = [shard.heads, shard.kv_heads, shard.model.head_dim]
-    found = [
-        tuple(row[4:])
-        for _, row in numbers(path, columns, label="kv_dtype")
-        if row[0] == "bf16" and row[1:4] == heads
-    ]
-    if len(found) < 10:
-        raise ConfigError(
-            f"{path}: {len(found)} rows of kv_dtype bf16 with {heads[0]} query and {heads[1]} KV"
-            f" heads of {heads[2]}; this model and degree of parallelism were not measured"
-        )
-    return found
-
-
 BLOCK_SIZE = 64
 """Tokens per block of the measured attention kernels."""
 
@@ -462,15 +425,13 @@ def import_profile(
     bandwidth, shard = hardware.memory_bandwidth_gb_s * 1e9, model.shard(tp)
     peaks = Peaks(hardware.flop_s(dtype), bandwidth)
     kernels = Kernels.of(folder, shard, peaks, hardware.tflop_s.get("fp8"))
-    if model.latent is None:
-        decode = Attention.decodes(*_decodes(kernels))
-        prefill = Attention.prompts(*_prompts(kernels))
-        pair, unpacked = 4 * shard.heads * model.head_dim, 0
-    else:
-        latent = Latent(kernels)
-        decode = Attention.decodes(*latent.decode())
-        prefill = Attention.prompts(*latent.prefill())
-        pair, unpacked = latent.pair_flops, latent.unpacked_flops
+    found = (attention_of_heads if model.latent is None else latent_attention)(kernels)
+    decodes = found.decodes[found.decodes[:, 0] <= MOST_SEQS]
+    few, long = found.prompts[:, 0] <= MOST_PREFILL_SEQS, found.prompts[:, 1] >= LEAST_CHUNK
+    decode_law = Law(us=found.decode_us, work=lambda n, ctx: n * ctx)
+    prompt_law = Law(us=found.prompt_us, work=lambda n, q: n * q * q)
+    decode = _surface(decodes, decode_law, DECODE)
+    prefill = _surface(found.prompts[few & long], prompt_law, PREFILL)
     gemm = Gemm(folder / "gemm.csv", peaks)
     errors = _errors(kernels, decode, prefill, gemm, hardware)
     experts: ExpertGrid | UnsetType = UNSET
@@ -487,8 +448,8 @@ def import_profile(
         fit=Fit(
             dense=_dense(kernels, gemm),
             head=_head(kernels, gemm),
-            prefill=_prefill_grid(kernels, prefill, pair, unpacked),
-            decode_v2=_decode_grid(decode),
+            prefill=_prefill_grid(kernels, prefill, found),
+            decode_v2=_decode_grid(decode, decodes),
             step=(hardware.step_overhead_us, 1.0, 0.0),
             experts=experts,
         ),
@@ -542,29 +503,34 @@ def _head(kernels: Kernels, gemm: Gemm) -> HeadCurve:
     return HeadCurve([float(s) for s in samples], _rounded(us))
 
 
-def _decode_grid(decode: Attention) -> DecodeGrid:
+def _decode_grid(decode: Surface, measured: Floats) -> DecodeGrid:
     """Decode attention; each row ends at the longest measured length for as many sequences."""
     rows = []
     for n in SEQS:
-        contexts = np.array([c for c in CONTEXTS if c <= decode.longest(n)], float)
-        rows.append(_rounded(decode.surface.at(np.full_like(contexts, n), contexts)))
+        contexts = np.array([c for c in CONTEXTS if c <= longest(measured, n)], float)
+        rows.append(_rounded(decode.at(np.full_like(contexts, n), contexts)))
     return DecodeGrid([float(n) for n in SEQS], [float(c) for c in CONTEXTS], rows)
 
 
-def _prefill_grid(
-    kernels: Kernels, prefill: Attention, pair_flops: int, unpacked_flops: int
-) -> PrefillGrid:
-    """Prompt attention, measured without context; a context adds its arithmetic or traffic: so many
-    operations per pair of tokens, and to unpack a token."""
+def longest(measured: Floats, seqs: int) -> float:
+    """The longest length that was measured for so many sequences, or for the next count."""
+    counts = measured[:, 0]
+    at_least = counts[counts >= seqs]
+    count = at_least.min() if len(at_least) else counts.max()
+    return float(measured[counts == count, 1].max())
+
+
+def _prefill_grid(kernels: Kernels, prefill: Surface, attention: Attention) -> PrefillGrid:
+    """Prompt attention, measured without context; a context adds its arithmetic or traffic."""
     shard, q = kernels.shard, np.array(CHUNKS, float)
-    alone = prefill.surface.at(np.ones_like(q), q)
-    flops = pair_flops * q * q / 2
+    alone = prefill.at(np.ones_like(q), q)
+    flops = attention.pair_flops * q * q / 2
     rate = float((flops / alone).max())
     row_bytes = 4 * shard.kv_heads * shard.model.head_dim
     rows = []
     for chunk, us in zip(q, alone, strict=True):
         per_token = max(
-            (pair_flops * chunk + unpacked_flops) / rate,
+            (attention.pair_flops * chunk + attention.unpacked_flops) / rate,
             row_bytes / kernels.bf16.bandwidth * 1e6,
         )
         rows.append(_rounded(us + per_token * np.array(BEFORE, float)))
@@ -572,7 +538,7 @@ def _prefill_grid(
 
 
 def _errors(
-    kernels: Kernels, decode: Attention, prefill: Attention, gemm: Gemm, hardware: Hardware
+    kernels: Kernels, decode: Surface, prefill: Surface, gemm: Gemm, hardware: Hardware
 ) -> dict[str, Any]:
     """Errors on rows outside the fits, and a list of what could not be judged."""
     shapes = kernels.products
@@ -583,8 +549,8 @@ def _errors(
     return {
         "how": "rows left out of the fit: attention one by one, matrix products a whole shape at"
         " a time; smoothing was set on the tables of the H100",
-        "decode": decode.surface.error(),
-        "prefill": prefill.surface.error(),
+        "decode": decode.error(),
+        "prefill": prefill.error(),
         "gemm": gemm.error(shapes or [head]),
         "gemm_layer_sum": error(np.asarray(unseen), np.asarray(measured)),
         "not judged": "prompt context, small kernels, sampler, host"

@@ -13,9 +13,9 @@ from shared import SHARED, needs_shared
 from unit.cost.calibrate.tables import write_csv
 
 from kvsim.cost import RooflineCost, TableCost
-from kvsim.cost.calibrate.aiconfigurator import Attention, import_profile
+from kvsim.cost.calibrate.aiconfigurator import import_profile, longest
 from kvsim.cost.calibrate.rows import numbers
-from kvsim.cost.calibrate.surface import BEFORE, CHUNKS, CONTEXTS, SEQS, TOKENS, Law
+from kvsim.cost.calibrate.surface import BEFORE, CHUNKS, CONTEXTS, SEQS, TOKENS
 from kvsim.cost.profile import DecodeGrid, Profile, load_profile
 from kvsim.errors import ConfigError
 from kvsim.machine import load_hardware, load_model
@@ -121,10 +121,8 @@ ENDS = [(1, 100.0), (4, 50.0), (8, 20.0)]
 
 
 def test_more_sequences_than_measured_are_as_long_as_the_most_that_were() -> None:
-    points = [(n, length, n + length) for n, most in ENDS for length in (most / 2, most)]
-    attention = Attention.decodes(points, Law(us=np.add, work=np.multiply))
-    assert attention.ends == ENDS
-    assert [attention.longest(seqs) for seqs in (1, 2, 8, 9)] == [100, 50, 20, 20]
+    rows = np.array([(n, length, 1.0) for n, most in ENDS for length in (most / 2, most)])
+    assert [longest(rows, seqs) for seqs in (1, 2, 8, 9)] == [100, 50, 20, 20]
 
 
 def test_a_context_costs_its_arithmetic_or_its_traffic(made: Profile) -> None:

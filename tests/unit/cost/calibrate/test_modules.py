@@ -13,7 +13,12 @@ import pytest
 from unit.cost.calibrate.tables import write_csv
 
 from kvsim.cost import TableCost, make_cost
-from kvsim.cost.calibrate.aiconfigurator import ROUTING, Kernels, Latent, import_profile
+from kvsim.cost.calibrate.aiconfigurator import (
+    ROUTING,
+    Kernels,
+    import_profile,
+    latent_attention,
+)
 from kvsim.cost.layer import Peaks, kernel_us, mlp_us, product_us
 from kvsim.cost.profile import DecodeGrid, ExpertGrid, Profile, load_profile, to_json
 from kvsim.cost.table import profile_for
@@ -138,13 +143,14 @@ def test_long_decodes_of_all_heads_are_arithmetic(tmp_path: Path) -> None:
     """Each of 128 heads compares 576 numbers of a token and adds 512 of them: more than their
     reading takes, at six tenths of the peak."""
     of = {"model": "deepseek-ai/DeepSeek-V3", "num_heads": 128, "gemm_type": "fp8_block"}
-    of |= {"kv_cache_dtype": "bfloat16", "step": 15, "latency": 0.1}
+    of |= {"kv_cache_dtype": "bfloat16", "step": 15, "isl": 16, "latency": 0.1}
     rows = [of | {"batch_size": n} for n in range(1, 99)]
-    write_parquet(tmp_path / "mla_generation_module_perf.parquet", rows)
+    for kind in ("context", "generation"):
+        write_parquet(tmp_path / f"mla_{kind}_module_perf.parquet", rows)
     peaks = Peaks(H200.flop_s("bfloat16"), H200.memory_bandwidth_gb_s * 1e9)
     kernels = Kernels.of(tmp_path, R1.shard(1), peaks, H200.tflop_s["fp8"])
-    _, law = Latent(kernels).decode()
-    more = law.us(np.array([64.0]), np.array([2e6])) - law.us(np.array([64.0]), np.array([1e6]))
+    us = latent_attention(kernels).decode_us
+    more = us(np.array([64.0]), np.array([2e6])) - us(np.array([64.0]), np.array([1e6]))
     flops = 64 * 1e6 * 128 * 2 * (576 + 512)
     assert more == pytest.approx(1e6 * flops / 0.6 / peaks.flop_s, rel=1e-3)
 
