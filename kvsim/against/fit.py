@@ -23,13 +23,22 @@ constant has to, the first step of a replay takes so much longer; a profile does
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import expm1
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
-from kvsim.against.matched import Change, errors_percent, observed, replayed, with_change
+from kvsim.against.matched import (
+    FITTED,
+    Change,
+    Matched,
+    errors,
+    matched,
+    measured_seconds,
+    with_change,
+)
 from kvsim.cost.profile import Curve, ExpertGrid, Fit, Profile, Tail
 from kvsim.cost.table import multiplied
 from kvsim.errors import ConfigError
@@ -175,8 +184,13 @@ class _Bench:
         tail = profile.fit.tail
         self.prices_uneven = isinstance(tail, Tail) and tail.used
         self.reduces = isinstance(profile.fit.all_reduce, AllReduce)
-        self._real = observed(trace)
-        self._measured = np.flatnonzero(~np.isnan(self._real[:, 0]))
+        seconds = measured_seconds(trace.path, trace.rows)
+        self._measured = np.flatnonzero(~np.isnan(sum(seconds[kind] for kind in FITTED)))
+        if not len(self._measured):
+            raise ConfigError(
+                f"{trace.path}: no request has measured times (observed: ttft_s and e2e_s, with"
+                " more than one output token); give a result of vllm bench serve --save-detailed"
+            )
         self.part, self.rest = self._measured[WARM_UP:first], self._measured[first:]
         if min(len(self.part), len(self.rest)) < FEWEST:
             raise ConfigError(
@@ -185,27 +199,27 @@ class _Bench:
                 " each (--first)"
             )
 
-    def replay(self, values: Values) -> Floats:
-        """The latencies of all measured requests, by place in the trace."""
+    def replay(self, values: Values) -> Matched:
+        """What was measured, and the replay of it."""
         late = Change(start_ns=self.late_s(values) * 1e9)
         parts_of = with_change(late) if late.start_ns else assemble
         result = simulate_engine(self._trace, self._priced(values), parts_of=parts_of)
         self._done(1)
-        ours = replayed(self._trace, result)
-        if np.isnan(ours[self._measured]).any():
+        pairs = matched(self._trace, result)
+        if not np.isin(self._measured, pairs.rows).all():
             raise ConfigError(
                 f"{self._trace.path}: the replay does not complete every measured request;"
                 " `kvsim run` with the same settings says why"
             )
-        return ours
+        return pairs
 
     def late_s(self, values: Values) -> float:
         """How much longer the first step takes, in seconds."""
-        if not self._late:
+        if not self._late or self._measured[0] > 0:
             return 0.0
-        first = replace(self._priced(values), num_prompts=1)
-        alone = replayed(self._trace, simulate_engine(self._trace, first))
-        return max(0.0, float(np.nansum((self._real - alone)[:, 0])))
+        alone = replace(self._priced(values), num_prompts=1)
+        first = matched(self._trace, simulate_engine(self._trace, alone))
+        return max(0.0, float(first.measured_s["ttft"][0] - first.predicted_s["ttft"][0]))
 
     def _priced(self, values: Values) -> RunConfig:
         """The settings, with prices of the profile with these constants."""
@@ -223,21 +237,21 @@ class _Bench:
     def starting_late(self, values: Values) -> _Bench | None:
         """The bench with a first step that takes longer, if that is a share of `WORTH` of the first
         token's time with these constants."""
-        tried = self._with(self.profile, True)
-        return tried if tried.late_s(values) > WORTH * self._real[self._measured[0], 0] else None
+        tried, first = self._with(self.profile, True), self._trace.rows[self._measured[0]]
+        least_s = WORTH * (first.observed or {})["ttft_s"]
+        return tried if tried.late_s(values) > least_s else None
 
     def _with(self, profile: Profile, late: bool) -> _Bench:
         return _Bench(profile, self._trace, self._config, self._first, self._done, late)
 
     def misses(self, values: Values) -> Floats:
-        """The logarithms of ours over real, of each statistic of the part."""
-        errors = errors_percent(self.replay(values)[self.part], self._real[self.part])
-        return np.log1p(np.array(list(errors.values())) / 100)
+        """The errors of the part (`kvsim.against.matched.errors`)."""
+        return np.array(list(errors(self.replay(values), self.part).values()))
 
     def judged(self, values: Values) -> dict[str, float]:
-        """The errors on the rest."""
-        errors = errors_percent(self.replay(values)[self.rest], self._real[self.rest])
-        return {name: round(error, 2) for name, error in errors.items()}
+        """The errors on the rest, in percent."""
+        found = errors(self.replay(values), self.rest)
+        return {name: round(100 * expm1(error), 2) for name, error in found.items()}
 
 
 class _Found(NamedTuple):

@@ -7,8 +7,8 @@ times for its steps than its prices say (`with_change`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from math import inf
+from collections.abc import Callable, Sequence
+from math import inf, log
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from kvsim.cost import Cost
 from kvsim.errors import ConfigError
 from kvsim.fleet import EngineResult
-from kvsim.results.statistics import Floats, completed, durations_ns
+from kvsim.results.statistics import Floats, completed, describe, durations_ns
 from kvsim.run.assembly import Parts, assemble
 from kvsim.settings.config import RunConfig
 from kvsim.workload.source import shown
@@ -79,56 +79,30 @@ def matched(trace: Trace, result: EngineResult) -> Matched:
             " the same settings says why"
         )
     rows = [trace.rows[i] for i in index[places]]
-    predicted = _predicted(result)
+    predicted = durations_ns(requests)
     gaps = [gap for row in rows for gap in (row.observed or {}).get("itl_s", ())]
     return Matched(
         index[places],
         places,
-        _measured(trace.path, rows),
-        {kind: predicted[kind][places] for kind in KINDS},
+        measured_seconds(trace.path, rows),
+        {kind: predicted[kind][places] / _NS_PER_S for kind in KINDS},
         np.array(gaps, dtype=np.float64),
     )
 
 
-def observed(trace: Trace) -> Floats:
-    """The measured latencies in seconds: a row per request of the trace, a column for each of
-    `FITTED`; NaN in the rows of requests that lack one. Raises `ConfigError` if all do."""
-    found = _fitted(_measured(trace.path, trace.rows))
-    if np.isnan(found).all():
-        raise ConfigError(
-            f"{trace.path}: no request has measured times (observed: ttft_s and e2e_s, with more"
-            " than one output token); give a result of vllm bench serve --save-detailed"
-        )
+def errors(pairs: Matched, rows: NDArray[np.int64] | None = None) -> dict[str, float]:
+    """The logarithm of predicted by measured of each statistic of `FITTED` that has both:
+    `ttft_mean` and so on. `rows`: the requests that count, by position in the trace; None: all."""
+    counted, found = np.isin(pairs.rows, pairs.rows if rows is None else rows), {}
+    for kind in FITTED:
+        measured, predicted = pairs.measured_s[kind], pairs.predicted_s[kind]
+        both = counted & ~np.isnan(measured + predicted)
+        one, other = (describe(side[both], STATISTICS) for side in (measured, predicted))
+        for name in STATISTICS:
+            real, ours = one[name], other[name]
+            if real and ours:
+                found[f"{kind}_{name}"] = log(ours / real)
     return found
-
-
-def replayed(trace: Trace, result: EngineResult) -> Floats:
-    """Those of a replay; NaN for requests that were not completed, or have one token only."""
-    found = np.full((len(trace.rows), len(FITTED)), np.nan)
-    found[result.requests["index"]] = _fitted(_predicted(result))
-    return found
-
-
-def _fitted(seconds: Mapping[str, Floats]) -> Floats:
-    """A column for each of `FITTED`; NaN in the rows that lack one."""
-    found = np.column_stack([seconds[kind] for kind in FITTED])
-    found[np.isnan(found).any(axis=1)] = np.nan
-    return found
-
-
-def errors_percent(ours: Floats, real: Floats) -> dict[str, float]:
-    """How far the statistics of each of `FITTED` are off, in percent: `ttft_mean` and so on."""
-    return {
-        f"{kind}_{name}": (predicted / measured - 1) * 100
-        for kind, mine, theirs in zip(FITTED, ours.T, real.T, strict=True)
-        for name, predicted, measured in zip(
-            STATISTICS, _statistics(mine), _statistics(theirs), strict=True
-        )
-    }
-
-
-def _statistics(seconds: Floats) -> list[float]:
-    return [float(seconds.mean()), *map(float, np.percentile(seconds, [50, 90, 99]))]
 
 
 def require_measured(trace: Trace) -> None:
@@ -141,13 +115,12 @@ def require_measured(trace: Trace) -> None:
         )
 
 
-def _predicted(result: EngineResult) -> dict[str, Floats]:
-    """Seconds by kind of all requests of a replay; NaN where there are none."""
-    return {kind: ns / _NS_PER_S for kind, ns in durations_ns(result.requests).items()}
+def measured_seconds(path: str, rows: Sequence[Row]) -> dict[str, Floats]:
+    """Measured seconds by kind, NaN where there are none, of rows of the trace with this path.
 
-
-def _measured(path: str, rows: Sequence[Row]) -> dict[str, Floats]:
-    """Seconds by kind. TPOT is `(E2EL - TTFT) / (tokens - 1)`, as in `vllm bench serve`."""
+    TPOT is `(E2EL - TTFT) / (tokens - 1)`, as in `vllm bench serve`. Raises `ConfigError` for times
+    that are none.
+    """
     found = {kind: _column(path, rows, key) for kind, key in _OBSERVED.items()}
     gaps = np.array([row.output_length - 1 for row in rows], dtype=np.float64)
     decode = found["e2el"] - found["ttft"]

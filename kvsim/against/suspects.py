@@ -27,11 +27,11 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from kvsim.against.matched import FITTED, STATISTICS, Change, Matched, matched, with_change
+from kvsim.against.matched import Change, Matched, errors, matched, with_change
 from kvsim.errors import ConfigError
 from kvsim.fleet import EngineResult, figures_of, simulate_engine
 from kvsim.results.numerals import milliseconds, percent
-from kvsim.results.statistics import Floats, describe
+from kvsim.results.statistics import Floats
 from kvsim.settings.config import RunConfig
 from kvsim.workload.spec import assume_hit_rate
 from kvsim.workload.trace import Row, Trace
@@ -410,18 +410,6 @@ class _Tried(NamedTuple):
     def rank(self) -> float:
         """The misfit that counts in a comparison."""
         return self.found.misfit / (1.0 if self.suspect.setting else _CLEARLY)
-
-
-def errors(pairs: Matched) -> dict[str, float]:
-    """The logarithm of predicted by measured, of each statistic of each latency that has both."""
-    found = {}
-    for kind in FITTED:
-        measured, predicted = (describe(side) for side in pairs.pairs(kind))
-        for name in STATISTICS:
-            one, other = measured[name], predicted[name]
-            if one and other:
-                found[f"{name}_{kind}_ms"] = log(other / one)
-    return found
 
 
 def misfit(pairs: Matched) -> float:

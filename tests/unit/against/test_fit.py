@@ -2,23 +2,20 @@
 
 import json
 from collections.abc import Callable
+from math import log
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from marks import long
 
-from kvsim.against.fit import FEWEST, WARM_UP, fit_run, with_constants
-from kvsim.against.matched import (
-    Change,
-    errors_percent,
-    observed,
-    replayed,
-    with_change,
-)
+from kvsim.against.fit import FEWEST, WARM_UP, fit_run, priced_by, with_constants
+from kvsim.against.matched import Change, errors, matched, with_change
 from kvsim.cli import main
 from kvsim.cost.profile import Profile, load_profile, to_json
 from kvsim.errors import ConfigError
+from kvsim.results.statistics import durations_ns
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config
 from kvsim.workload import Trace, open_trace
@@ -64,7 +61,8 @@ def served(
     cost = {**settings.get("cost", {}), "model": "table", "profile": str(made)}
     late = with_change(Change(start_ns=start_ns))
     result = simulate(path, {**settings, "cost": cost}, parts_of=late)
-    for row, (ttft, _, e2el) in zip(rows, replayed(open_trace(str(path)), result), strict=True):
+    found = durations_ns(result.requests)
+    for row, ttft, e2el in zip(rows, found["ttft"] / 1e9, found["e2el"] / 1e9, strict=True):
         row["observed"] = {"ttft_s": float(ttft), "e2e_s": float(e2el)}
     _write(path, rows)
     return open_trace(str(path))
@@ -166,10 +164,12 @@ def test_too_short_and_repeated_fits_are_refused(tmp_path: Path) -> None:
 
 
 def test_errors_are_of_the_statistics(tmp_path: Path) -> None:
-    real = observed(served(tmp_path, load_profile(PUBLIC)))
-    errors = errors_percent(1.1 * real, real)
-    assert len(errors) == 12
-    assert list(errors.values()) == pytest.approx([10] * 12)
+    trace = served(tmp_path, load_profile(PUBLIC))
+    pairs = matched(trace, simulate(trace, priced_by(PUBLIC, make_config(SETTINGS))))
+    slower = {kind: 1.1 * seconds for kind, seconds in pairs.measured_s.items()}
+    found = errors(pairs._replace(predicted_s=slower), np.arange(5, 30))
+    assert len(found) == 12
+    assert list(found.values()) == pytest.approx([log(1.1)] * 12)
 
 
 @long
