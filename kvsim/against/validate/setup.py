@@ -165,23 +165,15 @@ def build_scheduler(recipe: Mapping[str, Any], config: Mapping[str, Any], blocks
 
 def _geometry(config: RunConfig) -> Table:
     """What a profile must have been measured with, under the profile's own keys."""
+    from kvsim.cost.profile import SIZES
+    from kvsim.cost.scaling import wanted
     from kvsim.engines import ENGINES as KNOWN
-    from kvsim.machine.memory import kv_dtype
     from kvsim.machine.models import model_of
 
-    model = model_of(config)
-    return {
-        "layers": model.num_hidden_layers,
-        "hidden": model.hidden_size,
-        "heads": model.num_attention_heads,
-        "kv_heads": model.num_key_value_heads,
-        "head_dim": model.head_dim,
-        "ffn": model.intermediate_size,
-        "vocab": model.vocab_size,
-        "dtype": model.dtype(config.dtype),
-        "kv_dtype": kv_dtype(model, config),
-        "block_size": config.block_size or KNOWN.get(config.engine, KNOWN[ENGINES[0]]).block_size,
-    }
+    made = wanted(model_of(config), config)
+    own = KNOWN.get(config.engine, KNOWN[ENGINES[0]]).block_size
+    keys = (*SIZES.values(), "dtype", "kv_dtype")
+    return {**{key: getattr(made, key) for key in keys}, "block_size": config.block_size or own}
 
 
 def _policy(name: str, config: RunConfig) -> Table:
