@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 from zlib import crc32
 
 import xxhash
@@ -61,11 +61,23 @@ def _tokens(label: str, length: int) -> bytes:
     return b"".join(token.to_bytes(4) for token in tokens)
 
 
+_SILENT = ("track_output_blocks", "track_active_blocks")
+"""Settings that decide nothing here: the front end reports output blocks or does not, and active
+blocks count either way."""
+
+
 class _Replay(Generic[R]):
     """One recorded run, played to a router."""
 
-    def __init__(self, router: R) -> None:
-        self.router = router
+    policies: ClassVar[Mapping[str, Any]]
+    """The router of each policy that a header may name."""
+
+    def __init__(self, header: Record) -> None:
+        self.header, self.names = header, header["workers"]
+        settings = {key: value for key, value in header["config"].items() if key not in _SILENT}
+        policy = self.policies[settings.pop("policy", "")]
+        self.router: R = policy([str(name) for name in self.names], **settings)
+        router: Any = self.router
         self._news: dict[str, Callable[[Record], None]] = {
             "first_token": lambda record: router.first_token(record["id"]),
             "free": lambda record: router.ended(record["id"]),
@@ -101,13 +113,12 @@ class _Replay(Generic[R]):
 
 
 class _Dynamo(_Replay[DynamoKv]):
+    policies: ClassVar = {"": DynamoKv}
+
     def __init__(self, header: Record) -> None:
-        # Two settings that decide nothing here: the front end reports output blocks or does not,
-        # and active blocks count either way.
-        given = {k: v for k, v in header["config"].items() if k not in _SILENT}
-        super().__init__(DynamoKv([str(worker) for worker in header["workers"]], **given))
-        self._alive = list(header["workers"])
-        self._decays = given.get("overlap_score_credit_decay", 0) > 0
+        super().__init__(header)
+        self._alive = list(self.names)
+        self._decays = header["config"].get("overlap_score_credit_decay", 0) > 0
 
     def told(self, record: Record) -> Record:
         if record["op"] in ("stored", "removed"):
@@ -161,15 +172,11 @@ class _Dynamo(_Replay[DynamoKv]):
         return {**replayed, "state": crc32(state.encode())}
 
 
-_SILENT = ("track_output_blocks", "track_active_blocks")
-
-
 class _Sglang(_Replay[CacheAware | textbook.RoundRobin | textbook.Uniform]):
-    def __init__(self, header: Record) -> None:
-        settings = dict(header["config"])
-        policy = _SGLANG[settings.pop("policy")]
-        super().__init__(policy([str(worker) for worker in header["workers"]], **settings))
-        self._order = header["order"]
+    policies: ClassVar = {
+        policy: ROUTERS[f"sglang-{policy}"]
+        for policy in ("cache_aware", "round_robin", "random", "power_of_two")
+    }
 
     def told(self, record: Record) -> Record:
         if record["op"] != "evict" or not isinstance(self.router, CacheAware):
@@ -178,18 +185,18 @@ class _Sglang(_Replay[CacheAware | textbook.RoundRobin | textbook.Uniform]):
         return {"op": "evict", "chars": list(self.router.tree.held)}
 
     def decision(self, record: Record) -> Record:
-        router, body = self.router, record.get("body", {})
+        router, body, order = self.router, record.get("body", {}), self.header["order"]
         text = body.get("text")
         if "input_ids" in body:
             text = " ".join(map(str, body["input_ids"]))
         asked = Asked(record["id"], 0, _written(record["text"], text))
         load = list(router.load) if isinstance(router, CacheAware) else record["load"]
-        choice = router.choose(asked, self._order, 0)
+        choice = router.choose(asked, order, 0)
         router.sent(asked, record["chosen"], 0)
         replayed = {
             "op": "route",
             "load": load,
-            "chosen": self._chosen(record, choice, range(len(self._order))),
+            "chosen": self._chosen(record, choice, range(len(order))),
             "set": list(choice.workers),
         }
         if isinstance(router, CacheAware):
@@ -206,21 +213,15 @@ class _Sglang(_Replay[CacheAware | textbook.RoundRobin | textbook.Uniform]):
         return replayed
 
 
-_SGLANG: Mapping[str, Any] = {
-    policy: ROUTERS[f"sglang-{policy}"]
-    for policy in ("cache_aware", "round_robin", "random", "power_of_two")
-}
-
-
 class _ProductionStack(_Replay[RoundRobin | Session | PrefixAware]):
-    def __init__(self, header: Record) -> None:
-        settings = dict(header["config"])
-        policy = _PRODUCTION_STACK[settings.pop("policy")]
-        self._names: list[str] = header["workers"]
-        super().__init__(policy(self._names, **settings))
+    policies: ClassVar = {
+        "roundrobin": RoundRobin,
+        "session": Session,
+        "prefixaware": PrefixAware,
+    }
 
     def decision(self, record: Record) -> Record:
-        router, names = self.router, self._names
+        router, names = self.router, self.names
         now_ns = round(record["t"] * 1e9)
         alive = [names.index(name) for name in record["alive"]]
         content = _written(record.get("text", []))
@@ -239,28 +240,18 @@ class _ProductionStack(_Replay[RoundRobin | Session | PrefixAware]):
         return replayed
 
 
-_PRODUCTION_STACK: Mapping[str, Any] = {
-    "roundrobin": RoundRobin,
-    "session": Session,
-    "prefixaware": PrefixAware,
-}
-
-
 class _DataParallel(_Replay[DataParallel]):
-    def __init__(self, header: Record) -> None:
-        settings = {k: v for k, v in header["config"].items() if k != "policy"}
-        self._everyone: list[int] = header["workers"]
-        super().__init__(DataParallel([str(worker) for worker in self._everyone], **settings))
+    policies: ClassVar = {"vllm_dp": DataParallel}
 
     def decision(self, record: Record) -> Record:
         router = self.router
         asked = Asked(record["id"], 0, Written(()), rank=record.get("rank"))
-        choice = router.choose(asked, self._everyone, 0)
+        choice = router.choose(asked, self.names, 0)
         replayed = {
             "op": "route",
             "snapshot": [list(loads) for loads in router.loads],
             "inflight": list(router.load),
-            "chosen": self._chosen(record, choice, self._everyone),
+            "chosen": self._chosen(record, choice, self.names),
         }
         router.sent(asked, record["chosen"], 0)
         return replayed
