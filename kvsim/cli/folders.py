@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvsim.explain.differences import Waterfall
     from kvsim.explain.story import Story
     from kvsim.fleet import FleetRun
-    from kvsim.fleet.folder import Replica
+    from kvsim.fleet.result import Replica
     from kvsim.report import Explanation, Run
     from kvsim.report.files import Results
     from kvsim.results.blockmap import BlockMap

@@ -17,16 +17,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvsim.core.schema import CAUSES
 from kvsim.core.vectors import added
 from kvsim.explain.cache_curve import lru_tokens, optimum_tokens
-from kvsim.fleet.result import FleetResult, handover_figures
+from kvsim.fleet.result import FleetResult, Replica, handover_figures
 from kvsim.results.statistics import Ints, ratio
 from kvsim.results.summary import draft_figures, summarise_requests
+from kvsim.run.result import Result
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, Reuse, find_reuse
 from kvsim.workload.trace import Row, Trace
@@ -71,24 +72,8 @@ def summarise_fleet(result: FleetResult, bounds: Bounds | None = None) -> dict[s
     )
 
 
-class Served(Protocol):
-    """What a replica did: a `Result`, or what was read from its folder."""
-
-    @property
-    def summary(self) -> Mapping[str, Any]:
-        """The figures of a run."""
-
-    @property
-    def requests(self) -> Mapping[str, Any]:
-        """The requests that it was sent."""
-
-    @property
-    def steps(self) -> Mapping[str, Any]:
-        """Its steps."""
-
-
 def fleet_figures(
-    replicas: Sequence[Served],
+    replicas: Sequence[Result | Replica],
     requests: Mapping[str, Any],
     decisions: Mapping[str, Any] | None,
     gaps: Mapping[int, int],

@@ -23,7 +23,7 @@ from kvsim.core.schema import HANDOVERS, ROUTING
 from kvsim.errors import OutputError
 from kvsim.explain.story import find_request
 from kvsim.fleet.figures import fleet_figures
-from kvsim.fleet.result import FleetResult, sides_of, together
+from kvsim.fleet.result import FleetResult, Replica, sides_of, together
 from kvsim.report import PAGE, read_results, read_transitions
 from kvsim.report.files import (
     FLEET,
@@ -35,15 +35,6 @@ from kvsim.report.files import (
 )
 from kvsim.settings.parsing import typed
 from kvsim.writing import encoded, json_text, move_all, temporary_folder
-
-
-class Replica(NamedTuple):
-    """What one replica did, in the shapes of `kvsim.report.files`."""
-
-    summary: Mapping[str, Any]
-    requests: Mapping[str, Any]
-    steps: Mapping[str, Any]
-    transitions: Mapping[str, Any]
 
 
 class FleetRun(NamedTuple):

@@ -32,6 +32,15 @@ _OF_BOTH = (
 """What both sides add to."""
 
 
+class Replica(NamedTuple):
+    """What one replica did, in the shapes of `kvsim.report.files`."""
+
+    summary: Mapping[str, Any]
+    requests: Mapping[str, Any]
+    steps: Mapping[str, Any]
+    transitions: Mapping[str, Any]
+
+
 class Ways(NamedTuple):
     """How requests went through a split."""
 
