@@ -11,6 +11,7 @@ those of public runs, of `docs/results/real-runs.md`. Nothing of it depends on t
 import json
 import sys
 from functools import cached_property
+from math import expm1
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from kvsim.against.fit import fit_run, with_constants
-from kvsim.against.matched import FITTED, errors_percent, observed, replayed
+from kvsim.against.matched import FITTED, Matched, errors, matched, measured_seconds
 from kvsim.cost.calibrate.llmservingsim import import_profile
 from kvsim.cost.profile import Profile, Tail, to_json
 from kvsim.cost.table import profile_for
@@ -45,6 +46,11 @@ FIRST = 100
 def worst(errors: dict[str, float]) -> float:
     """The greatest absolute error."""
     return max(map(abs, errors.values()))
+
+
+def percents(pairs: Matched, rows: np.ndarray) -> dict[str, float]:
+    """The errors of some requests, in percent."""
+    return {name: 100 * expm1(error) for name, error in errors(pairs, rows).items()}
 
 
 class Run(NamedTuple):
@@ -98,24 +104,24 @@ class Bench:
 
     def errors(self, profile: Profile, **settings: Any) -> dict[str, float]:
         """Of all twelve statistics, in percent."""
-        return errors_percent(self.seconds(profile, **settings), self.real)
+        return percents(self.replay(profile, **settings), self.places)
 
-    def seconds(self, profile: Profile, **settings: Any) -> Floats:
-        """Latencies as replayed, in the rows of `real`."""
+    def replay(self, profile: Profile, **settings: Any) -> Matched:
+        """What was measured, and what a profile predicts."""
         with TemporaryDirectory() as folder:
             path = Path(folder) / "profile.json"
             path.write_text(to_json(profile), encoding="utf-8")
-            return self._seconds({**settings, "cost": {"model": "table", "profile": str(path)}})
+            return self._replay({**settings, "cost": {"model": "table", "profile": str(path)}})
+
+    @cached_property
+    def real(self) -> dict[str, Floats]:
+        """What was measured, in seconds."""
+        return measured_seconds(self.trace.path, self.trace.rows)
 
     @cached_property
     def places(self) -> np.ndarray:
-        """The requests that were measured."""
-        return np.flatnonzero(~np.isnan(observed(self.trace)[:, 0]))
-
-    @cached_property
-    def real(self) -> Floats:
-        """What was measured."""
-        return observed(self.trace)[self.places]
+        """The requests of which everything was measured."""
+        return np.flatnonzero(~np.isnan(sum(self.real[kind] for kind in FITTED)))
 
     def shipped(self) -> float | None:
         """The greatest error with the shipped profile of the GPU; None: there is none."""
@@ -123,11 +129,10 @@ class Bench:
         hardware = load_hardware(config.hardware_name)
         if profile_for(model_of(config), hardware, config) is None:
             return None
-        return worst(errors_percent(self._seconds({}), self.real))
+        return worst(percents(self._replay({}), self.places))
 
-    def _seconds(self, settings: dict[str, Any]) -> Floats:
-        result = simulate(self.trace, {**self.run.settings, **settings})
-        return replayed(self.trace, result)[self.places]
+    def _replay(self, settings: dict[str, Any]) -> Matched:
+        return matched(self.trace, simulate(self.trace, {**self.run.settings, **settings}))
 
     def worst(self, profile: Profile, **settings: Any) -> float:
         return worst(self.errors(profile, **settings))
@@ -189,14 +194,14 @@ def ingredients(bench: Bench) -> dict[str, float | None]:
 def regions(bench: Bench) -> list[list[str]]:
     """Errors of means, nothing fitted, of a third of the requests each: by how many were in flight
     when they came."""
-    real, ours = bench.real, bench.seconds(bench.profile)
-    came = np.array([(bench.trace.rows[place].arrival_ns or 0) / 1e9 for place in bench.places])
-    over = came + real[:, FITTED.index("e2el")]
+    pairs, places = bench.replay(bench.profile), bench.places
+    came = np.array([(bench.trace.rows[place].arrival_ns or 0) / 1e9 for place in places])
+    over = came + bench.real["e2el"][places]
     flight = ((came <= came[:, None]) & (over > came[:, None])).sum(axis=1) - 1
     rows = []
     for part in np.array_split(np.argsort(flight, kind="stable"), 3):
-        errors = errors_percent(ours[part], real[part])
-        means = [f"{errors[f'{kind}_mean']:+.2f}" for kind in FITTED]
+        found = percents(pairs, places[part])
+        means = [f"{found[f'{kind}_mean']:+.2f}" for kind in FITTED]
         span = f"{flight[part].min()} to {flight[part].max()}"
         rows.append([bench.run.title, span, str(len(part)), *means])
     return rows

@@ -339,10 +339,7 @@ class Kernels(Sustained):
         samples: i64 = plan.samples
         # Drafts get logits, too, so as many samples as sequences mean that nothing is drafted.
         if samples == seqs and seqs and not (plan.num_chunks or plan.copies):
-            uneven, context = self._uneven, plan.context_tokens
-            if uneven is None:
-                return self._decode_ns(seqs, context, 0)
-            return self.decode_ns(seqs, context, plan.longest(uneven.longest))
+            return self._decode_ns(plan)
         chunks: list[tuple[int, int]] = plan.chunks
         ns: i64 = rounded(self._step_us(plan, chunks) * 1000.0)
         return self._counted(max(ns, self._floor_ns if chunks else self._decode_floor_ns))
@@ -396,11 +393,6 @@ class Kernels(Sustained):
         )
         return self._sustained_terms(found, prefill_seqs)
 
-    def decode_ns(self, sequences: i64, context_tokens: i64, longest: list[int]) -> int:
-        """Nanoseconds of a pure decode step: every sequence of the batch computes one token."""
-        further_ns = self._uneven_ns(sequences, context_tokens, longest) if longest else 0
-        return self._decode_ns(sequences, context_tokens, further_ns)
-
     def decodes_us(self, sequences: i64, context_tokens: i64, prompts: i64 = 0) -> float:
         """Microseconds of one layer's attention of decodes, as if they were even, in a step with so
         many prompts."""
@@ -415,17 +407,23 @@ class Kernels(Sustained):
             self._outside = True
         return us
 
-    def _decode_ns(self, seqs: i64, context: i64, further_ns: i64) -> i64:
-        """A pure decode step, whose line is rounded as a whole."""
+    def _decode_ns(self, plan: Plan) -> i64:
+        """A step in which every sequence of the batch computes one token, and nothing else happens:
+        its line is rounded as a whole."""
+        seqs: i64 = plan.decode_seqs
+        context: i64 = plan.context_tokens
+        count, uneven = float(seqs), self._uneven
         self._outside = False
-        count = float(seqs)
         others_us = self._along(self.dense, seqs) + self._along(self.head, seqs)
         fixed_us = self._a0 + self._a1 * others_us + self._a2 * count
         factor = self._a1 * float(self._layers)
         ns: i64 = rounded(self._decodes.at(count, float(context), count, fixed_us, factor, 1000.0))
         if not self._decodes.inside:
             self._outside = True
-        return self._counted(max(ns + further_ns, self._decode_floor_ns))
+        if uneven is not None:
+            us = uneven.decode_us(seqs, context, plan.longest(uneven.longest))
+            ns += self._scaled_ns(float(self._layers) * us)
+        return self._counted(max(ns, self._decode_floor_ns))
 
     def _along(self, line: Line, count: i64) -> float:
         x = float(count)
@@ -444,8 +442,8 @@ class Kernels(Sustained):
                 us = fused.us(chunks, float(seqs), float(context) / float(seqs))
                 if fused.outside:
                     self._outside = True
-                if uneven is not None and (longest := plan.longest(uneven.longest)):
-                    us += uneven.mixed_us(chunks, seqs, context, longest)
+                if uneven is not None:
+                    us += uneven.mixed_us(chunks, seqs, context, plan.longest(uneven.longest))
                 return us
             us = self.decodes_us(seqs, context, len(chunks))
             if uneven is not None:
@@ -491,13 +489,6 @@ class Kernels(Sustained):
             ]
             line = self._long[padded] = Line(grid.ctx, us)
         return line
-
-    def _uneven_ns(self, sequences: i64, context_tokens: i64, longest: list[int]) -> i64:
-        """Nanoseconds that a pure decode step takes longer as its sequences are uneven."""
-        if self._uneven is None:
-            return 0
-        us = self._uneven.decode_us(sequences, context_tokens, longest)
-        return self._scaled_ns(float(self._layers) * us)
 
     def _scaled_ns(self, us: float) -> i64:
         """Nanoseconds that so many microseconds of kernels add to a step."""
