@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from kvsim.against.conform import sglang, vllm_v1
-from kvsim.against.conform.step_log import Record, made, replay
+from kvsim.against.conform.step_log import Record, build, replay
 from kvsim.engines import ENGINES
 from kvsim.engines.nano import Nano, Nano2025, NanoTables, NanoTables2025
 from kvsim.engines.vllm_033 import Vllm033, Vllm033Tables
@@ -228,5 +228,5 @@ def _replay(
     if engine.startswith("nano"):
         # The recorded one was not asked whether it takes prompts of this length.
         settings["max_model_len"] = None
-    built = made(scheduler, settings), made(tables, settings)
+    built = build(scheduler, settings), build(tables, settings)
     return replay(*built, trace, config.get("max_steps", 1_000_000), audit_every)

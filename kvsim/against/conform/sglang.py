@@ -17,8 +17,8 @@ from kvsim.against.conform.step_log import (
     LogClock,
     Record,
     RuleStream,
+    build,
     corpus_requests,
-    made,
     played,
     queue_digest,
 )
@@ -115,8 +115,8 @@ def _build(config: Mapping[str, Any]) -> tuple[_Noting, SglangTables]:
         "enable_prefix_caching": cached,
         "environment": {key: config[key] for key in Environment._fields if key in config},
     }
-    scheduler = made(_NotingOverlap if config.get("overlap", False) else _Noting, settings)
-    return scheduler, made(SglangRadixTables if cached else SglangTables, settings)
+    scheduler = build(_NotingOverlap if config.get("overlap", False) else _Noting, settings)
+    return scheduler, build(SglangRadixTables if cached else SglangTables, settings)
 
 
 def _request(config: Mapping[str, Any], index: int, row: dict[str, Any]) -> Request:

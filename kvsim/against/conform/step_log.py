@@ -292,7 +292,7 @@ def corpus_requests(
     return sorted(requests, key=lambda entry: entry[0])
 
 
-def made(kind: Callable[..., Any], config: Mapping[str, Any], **given: Any) -> Any:
+def build(kind: Callable[..., Any], config: Mapping[str, Any], **given: Any) -> Any:
     """An object of a case: its constructor gets what it names, of what is given and of the case's
     settings. Raises `LookupError` where it needs more."""
     settings = {**config, **given}

@@ -15,8 +15,8 @@ from kvsim.against.conform.step_log import (
     SERVED,
     Record,
     UnitClock,
+    build,
     corpus_requests,
-    made,
     played,
     queue_digest,
     seconds,
@@ -228,15 +228,15 @@ Built = tuple[Connector, StepWorker]
 def _offloading(config: Config, blocks: KVCacheManager) -> Built:
     settings = config["offload"]
     policy = POLICIES[settings.get("eviction_policy", "lru")]
-    tier = made(CpuTier, settings, capacity=settings["cpu_chunks"], policy=policy)
+    tier = build(CpuTier, settings, capacity=settings["cpu_chunks"], policy=policy)
     width = 4 * len(blocks.groups)
-    connector = made(Offloading, settings, blocks=blocks, tier=tier, bytes_per_token=width)
+    connector = build(Offloading, settings, blocks=blocks, tier=tier, bytes_per_token=width)
     return connector, OffloadingWorker(settings, connector)
 
 
 def _simple(config: Config, blocks: KVCacheManager) -> Built:
     settings = config["simple"]
-    connector = made(
+    connector = build(
         SimpleOffload,
         settings,
         blocks=blocks,
@@ -371,7 +371,7 @@ def _build(config: Config) -> tuple[_Played, StepWorker | None]:
         "scheduler_reserve_full_isl": config.get("v1_reserve_full_isl", True),
     }
     drafts = _RuleDrafts(config["spec"], bool(connector)) if "spec" in config else Speculation()
-    blocks = made(
+    blocks = build(
         KVCacheManager,
         settings,
         groups=groups_of(
@@ -386,7 +386,7 @@ def _build(config: Config) -> tuple[_Played, StepWorker | None]:
     )
     linked, worker = CONNECTORS[connector](config, blocks) if connector else (None, None)
     kind = _PlayedAsync if asynchronous else _Played
-    scheduler = made(
+    scheduler = build(
         kind, settings, blocks=blocks, connector=linked, worker=worker, speculation=drafts
     )
     return scheduler, worker
