@@ -361,7 +361,7 @@ def _build(config: Config) -> tuple[_Played, StepWorker | None]:
     """The engine of a case, and the worker of its connector."""
     connector, recorded = config.get("kv_connector"), config.get("vllm_version")
     asynchronous, cached = (config.get(key, False) for key in ("v1_async", "enable_prefix_caching"))
-    # A case may be of several engines: what has the prefix is V1's alone.
+    # A case may be of several engines; keys with v1_ are meant for this one.
     settings = {
         **config,
         "enable_prefix_caching": cached,
