@@ -96,6 +96,7 @@ TABLE_SETTINGS = (
     "disable_hybrid_kv_cache_manager",
     "prefix_cache_retention_interval",
     "mamba_cache_mode",
+    "mamba_ssm_cache_dtype",
 )
 """Settings of engines in which groups of layers have block tables of their own."""
 
