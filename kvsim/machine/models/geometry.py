@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from kvsim.errors import ConfigError
 from kvsim.machine.models.parts import (
     DTYPE_BYTES,
+    OF_ANY_BITS,
     Compressed,
     Experts,
     ExpertWeights,
@@ -208,10 +209,10 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def quantized(self, method: str) -> Model:
         """The model with its weights stored by a method, e.g. `fp8`, `awq` or `gptq`.
 
-        Weights that are stored so already stay as they are. Raises `ConfigError` for an unknown
-        method.
+        Weights that are stored so already stay as they are, and so do others where the method is a
+        format of files with any number of bits. Raises `ConfigError` for an unknown method.
         """
-        if self.quantization is not None and self.quantization.method == method:
+        if self.quantization is not None and method in (self.quantization.method, *OF_ANY_BITS):
             return self
         return replace(self, quantization=quantization(method))
 

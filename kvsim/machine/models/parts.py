@@ -391,6 +391,10 @@ METHODS = {
 """
 
 
+OF_ANY_BITS = ("compressed-tensors", "modelopt", "quark", "gptq", "auto_gptq", "gptq_marlin")
+"""Methods that say how files are laid out, while the files say how many bits a weight takes."""
+
+
 def quantization(method: str) -> Quantization:
     """The usual form of a method; raises `ConfigError` with the nearest name for an unknown one."""
     check_choice("quantization", method, METHODS)

@@ -381,7 +381,19 @@ def pool_of(
     if printed is not None and data_parallel_size == 1:
         return Pool(printed.value, size, printed.line)
     version = start.version.value if start.version else ""
-    return Pool(blocks_of(tokens.value, size, max_model_len, version, sharing), size, tokens.line)
+    blocks = blocks_of(tokens.value, size, max_model_len, version, sharing)
+    if sharing is not None and start.max_concurrency is not None:
+        blocks = _unseen(blocks, sharing, start.max_concurrency.value)
+    return Pool(blocks, size, tokens.line)
+
+
+def _unseen(blocks: int, sharing: Sharing, max_concurrency: float) -> int:
+    """With the blocks that `blocks_of` does not see: the fewest that hold as many requests as are
+    printed."""
+    candidates = range(blocks, blocks + sharing.groups)
+    printed = f"{max_concurrency:.2f}"
+    alike = (each for each in candidates if f"{each / sharing.request_blocks:.2f}" == printed)
+    return next(alike, blocks)
 
 
 def _size_printed(tokens: Fact, blocks: Fact | None) -> int | None:
