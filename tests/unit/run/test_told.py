@@ -126,8 +126,21 @@ PRINTED = {
         },
         *("gb10", "0.23.0", 48.6, 65_536, "1,394,129", 5.32, 936),
     ),
+    "states, KV in 16 bits": Printed(
+        {"model": "qwen3.5-27b", "max_model_len": 8192, "enable_prefix_caching": True},
+        *("h100", "0.24.0", 31.24, 8192, "314,187", 38.35, 652),
+    ),
     # Before 0.21: tokens of a fourth of the blocks.
-    "states, a fourth": Printed(
+    "states and drafts, a fourth": Printed(
+        {
+            "model": "Qwen/Qwen3.5-122B-A10B-NVFP4",
+            "max_model_len": 262_144,
+            **QWEN,
+            "speculative_config": MTP,
+        },
+        *("gb10", "0.19.0", 24.05, 8192, "482,080", 6.42, 462),
+    ),
+    "states of experts, a fourth": Printed(
         {"model": "RedHatAI/Qwen3.6-35B-A3B-NVFP4", "max_model_len": 65_536, **QWEN},
         *("rtx-5090", "0.20.0", 2.95, 8192, "75,456", 3.87, 147),
     ),
@@ -136,6 +149,10 @@ PRINTED = {
     "unlike layers": Printed(
         {"model": "nvidia/Gemma-4-31B-IT-NVFP4", "max_model_len": 262_144},
         *("h100", "0.24.0", 0, 4096, "1,563,739", 5.97, 58_441),
+    ),
+    "windows as long as the sequence": Printed(
+        {"model": "gemma-4-31b", "max_model_len": 8192},
+        *("h100", "0.24.0", 63.29, 8192, "75,278", 9.19, 25_923),
     ),
     "unlike layers, experts": Printed(
         {"model": "gemma-4-26b-a4b", "max_model_len": 32_768},
