@@ -324,8 +324,11 @@ def device_of(name: str) -> object:
 
     The rest of the file, which may be long, is skipped.
     """
-    head = msgspec.json.decode(find("profiles", name).read_bytes(), type=_Head)
-    return head.device.get("name")
+    return read_by(_device, "profiles", find("profiles", name))
+
+
+def _device(path: Path) -> object:
+    return msgspec.json.decode(path.read_bytes(), type=_Head).device.get("name")
 
 
 def _read(path: Path) -> Profile:

@@ -220,7 +220,12 @@ def _check_names(
 
 def _shipped(folder: str) -> Path:
     """A shipped folder: inside the package in a wheel, beside it in a checkout."""
-    package = Path(__file__).parents[1]
+    return _near(__file__, folder)
+
+
+@cache
+def _near(module: str, folder: str) -> Path:
+    package = Path(module).parents[1]
     installed = package / f"_{folder}"
     return installed if installed.is_dir() else package.parent / folder
 
