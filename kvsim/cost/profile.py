@@ -324,11 +324,11 @@ def device_of(name: str) -> object:
 
     The rest of the file, which may be long, is skipped.
     """
-    return read_by(_device, "profiles", find("profiles", name))
+    return read_by(_head, "profiles", find("profiles", name)).device.get("name")
 
 
-def _device(path: Path) -> object:
-    return msgspec.json.decode(path.read_bytes(), type=_Head).device.get("name")
+def _head(path: Path) -> _Head:
+    return msgspec.json.decode(path.read_bytes(), type=_Head)
 
 
 def _read(path: Path) -> Profile:
