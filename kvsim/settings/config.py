@@ -101,7 +101,7 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     quantization: str | None = None
     dtype: Literal["auto", "float16", "bfloat16", "float32"] = "auto"
     kv_cache_dtype: Literal[
-        "auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2"
+        "auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla"
     ] = "auto"
     gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] | None = None
     kv_cache_memory_bytes: Positive | None = None

@@ -567,6 +567,8 @@ class Shard(Struct, frozen=True):
             group = KvGroup(
                 "latent_attention", layers, elements, 1, pair_elements=self.heads * pair
             )
+            if latent.fp8_ds_mla:
+                group = group._replace(elements=0, further_bytes=latent.fp8_ds_mla_bytes)
             # Of all the tokens that it keeps, attention reads those that an indexer chose.
             chosen = None if model.indexer is None else model.indexer.index_topk
             return group._replace(attended=chosen)

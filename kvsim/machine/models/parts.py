@@ -92,6 +92,14 @@ class Latent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Elements of the compressed query; None: queries are not compressed."""
     output_gate: bool = False
     """Whether a gate as wide as the values weighs the output (Kimi-K3)."""
+    fp8_ds_mla: bool = False
+    """Whether a vector is kept in 8 bits with a scale in 32 bits for every 128 elements, its key of
+    the position in 16 (vLLM 0.33.0, v1/attention/backends/mla/flashmla_sparse.py)."""
+
+    @property
+    def fp8_ds_mla_bytes(self) -> int:
+        """Bytes of such a vector."""
+        return self.kv_lora_rank + self.kv_lora_rank // 128 * 4 + 2 * self.qk_rope_head_dim
 
 
 class Indexer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
