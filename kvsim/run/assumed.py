@@ -186,25 +186,27 @@ def _sparse_cache(
     config: RunConfig, engine: Engine, model: Model, hardware: Hardware
 ) -> tuple[RunConfig, dict[str, Default]]:
     """The settings with the type in which vLLM's kernels keep latent vectors of which an indexer
-    chooses some (DeepSeek-V3.2, GLM-5): FP8 is `fp8_ds_mla` but on Blackwell's data-centre GPUs,
-    since 0.18, and on its others there is no other type.
-
-    Source: 0.33.0, model_executor/layers/attention/mla_attention.py and platforms/cuda.py; 0.11.2
-    to 0.17.1, model_executor/models/config.py, `DeepseekV32ForCausalLM`.
-    """
-    asked, version = config.kv_cache_dtype, release(config.vllm_version)
-    if not (engine.groups and model.latent and model.indexer) or asked == "fp8_ds_mla":
-        return config, {}
-    fp8 = asked.startswith("fp8")
-    if hardware.name.startswith(("b200", "b300", "gb200", "gb300")):
-        kept = fp8 and version < (0, 18)
-    else:
-        kept = fp8 or (asked == "auto" and hardware.name.startswith(("gb10", "rtx-50", "rtx-pro")))
-    if not kept:
+    chooses some (DeepSeek-V3.2, GLM-5)."""
+    chosen = engine.groups and model.latent and model.indexer
+    if not chosen or config.kv_cache_dtype == "fp8_ds_mla" or not _scales_vectors(config, hardware):
         return config, {}
     found = Default("fp8_ds_mla", f"vLLM {config.vllm_version}: sparse attention of {model.name}")
     replaced = msgspec.structs.replace(config, kv_cache_dtype=found.value)
     return replaced, {"kv_cache_dtype": found}
+
+
+def _scales_vectors(config: RunConfig, hardware: Hardware) -> bool:
+    """Whether they are in 8 bits with scales: FP8 is, but since 0.18 on Blackwell's data-centre
+    GPUs; its others know nothing else.
+
+    Source: vLLM 0.33.0, model_executor/layers/attention/mla_attention.py and platforms/cuda.py;
+    0.11.2 to 0.17.1, model_executor/models/config.py, `DeepseekV32ForCausalLM`.
+    """
+    fp8 = config.kv_cache_dtype.startswith("fp8")
+    if hardware.name.startswith(("b200", "b300", "gb200", "gb300")):
+        return fp8 and release(config.vllm_version) < (0, 18)
+    alone = hardware.name.startswith(("gb10", "rtx-50", "rtx-pro"))
+    return fp8 or (alone and config.kv_cache_dtype == "auto")
 
 
 def _whole_states(
