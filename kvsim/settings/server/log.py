@@ -382,16 +382,15 @@ def pool_of(
         return Pool(printed.value, size, printed.line)
     version = start.version.value if start.version else ""
     blocks = blocks_of(tokens.value, size, max_model_len, version, sharing)
-    if sharing is not None and start.max_concurrency is not None:
-        blocks = _unseen(blocks, sharing, start.max_concurrency.value)
-    return Pool(blocks, size, tokens.line)
+    return Pool(_unseen(blocks, sharing, start.max_concurrency), size, tokens.line)
 
 
-def _unseen(blocks: int, sharing: Sharing, max_concurrency: float) -> int:
+def _unseen(blocks: int, sharing: Sharing | None, max_concurrency: Fact | None) -> int:
     """With the blocks that `blocks_of` does not see: the fewest that hold as many requests as are
     printed."""
-    candidates = range(blocks, blocks + sharing.groups)
-    printed = f"{max_concurrency:.2f}"
+    if sharing is None or max_concurrency is None:
+        return blocks
+    candidates, printed = range(blocks, blocks + sharing.groups), f"{max_concurrency.value:.2f}"
     alike = (each for each in candidates if f"{each / sharing.request_blocks:.2f}" == printed)
     return next(alike, blocks)
 
