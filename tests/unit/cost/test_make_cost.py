@@ -83,22 +83,23 @@ def test_a_measured_profile_is_before_others_unless_it_needs_scaling(
     def ship(name: str, source: str, device: str = "NVIDIA H200", **model: Any) -> None:
         made_with = {**PROFILE["model"], **model}
         profile = {**PROFILE, "device": {"name": device}, "source": source, "model": made_with}
-        (tmp_path / f"{name}.json").write_text(json.dumps(profile))
+        Path(f"h200-sxm-{name}.json").write_text(json.dumps(profile))
 
     def best() -> str | None:
         return profile_for(load_model("tiny"), load_hardware("h200-sxm"), make_config({}))
 
-    found = lambda kind: sorted(str(path) for path in tmp_path.glob("*.json"))  # noqa: E731
+    monkeypatch.chdir(tmp_path)
+    found = lambda kind: sorted(path.name for path in tmp_path.glob("*.json"))  # noqa: E731
     monkeypatch.setattr("kvsim.cost.table.names", found)
     assert best() is None
     ship("a-scaled", "measured", layers=3)
-    assert best() == str(tmp_path / "a-scaled.json")
+    assert best() == "h200-sxm-a-scaled.json"
     ship("a-slower", "measured", "NVIDIA H100 80GB HBM3")
-    assert best() == str(tmp_path / "a-scaled.json")
+    assert best() == "h200-sxm-a-scaled.json"
     ship("b-public", "public-table", "h200-sxm")
-    assert best() == str(tmp_path / "b-public.json")
+    assert best() == "h200-sxm-b-public.json"
     ship("c-measured", "measured")
-    assert best() == str(tmp_path / "c-measured.json")
+    assert best() == "h200-sxm-c-measured.json"
 
 
 def test_arguments_reach_the_constructor_and_the_link_is_skipped() -> None:
