@@ -10,11 +10,12 @@ from plans import plan
 from unit.cost.test_table import PROFILE
 
 from kvsim.cost import COSTS, Cost, RooflineCost, TableCost, make_cost
+from kvsim.cost.profile import load_profile
 from kvsim.cost.table import profile_for
 from kvsim.errors import ConfigError
 from kvsim.machine import load_hardware, load_model
 from kvsim.settings.config import make_config
-from kvsim.settings.library import construct
+from kvsim.settings.library import construct, names
 
 
 def made(**cost: Any) -> Cost:
@@ -100,6 +101,14 @@ def test_a_measured_profile_is_before_others_unless_it_needs_scaling(
     assert best() == "h200-sxm-b-public.json"
     ship("c-measured", "measured")
     assert best() == "h200-sxm-c-measured.json"
+
+
+@pytest.mark.parametrize("name", names("profiles"))
+def test_the_name_of_a_shipped_profile_begins_with_its_hardware(name: str) -> None:
+    device = load_profile(name).device["name"]
+    gpus = [load_hardware(each) for each in names("hardware")]
+    (gpu,) = [each for each in gpus if device in (each.name, *each.device_names)]
+    assert name.startswith(f"{gpu.name}-")
 
 
 def test_arguments_reach_the_constructor_and_the_link_is_skipped() -> None:
