@@ -24,10 +24,20 @@ def test_a_grid_is_every_combination_the_last_fastest():
 
 
 def test_lists_are_taken_row_by_row():
-    lists = ["watermark=0,0.01", "max_num_seqs=8,8"]
+    lists = ["watermark=0,0.01,0.02", "max_num_seqs=8,9, 8"]
     assert settings((), lists) == [
         {"watermark": 0, "max_num_seqs": 8},
-        {"watermark": 0.01, "max_num_seqs": 8},
+        {"watermark": 0.01, "max_num_seqs": 9},
+        {"watermark": 0.02, "max_num_seqs": 8},
+    ]
+
+
+def test_values_in_brackets_may_come_twice_in_a_list():
+    lists = ["max_num_seqs=1,2,3", "scheduler_args.weights=[1,2],[1,2],[2,1]"]
+    assert [each["scheduler_args.weights"] for each in settings((), lists)] == [
+        [1, 2],
+        [1, 2],
+        [2, 1],
     ]
 
 
@@ -85,6 +95,7 @@ def test_inner_keys_leave_their_neighbours_alone():
         ((["watermark=0"], ["watermark=0.1"]), {}, "varied twice"),
         (((), ["watermark=0,0.1", "max_num_seqs=1,2,3"]), {}, "row by row"),
         (((), ["watermark=0", "rows.csv"]), {}, "stands alone"),
+        (((), ["preemption_mode=,"]), {}, "empty"),
         (((), ["/nowhere"]), {}, "/nowhere"),
         ((["watermark=0,1.5"],), {}, "< 1.0"),
         ((["max_num_seqs=1,0"],), {}, ">= 1"),
