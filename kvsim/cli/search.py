@@ -408,9 +408,9 @@ def _finish(out: str, plan: Plan, as_json: bool) -> None:
     from kvsim.search.sweep_page import PAGE, build_page
     from kvsim.writing import json_text, write_together
 
-    outcomes = swept.gather(Store(out), plan, out)
-    chosen = swept.choose(plan, outcomes)
-    table, page = swept.table_bytes(plan, outcomes), build_page(plan, chosen)
+    records = swept.gather(Store(out), plan, out)
+    chosen = swept.choose(plan, records)
+    table, page = swept.table_bytes(plan, records), build_page(plan, chosen)
     write_together(out, {swept.MANIFEST: swept.manifest(plan), swept.TABLE: table, PAGE: page})
     if as_json:
         print(json_text(swept.chosen_record(chosen)), end="")

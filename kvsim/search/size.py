@@ -27,7 +27,7 @@ from kvsim.search.compare import Load, redrawn
 from kvsim.search.runner import REFUSED, Backend, run_local, run_missing
 from kvsim.search.slo import Objectives
 from kvsim.search.store import Store, address
-from kvsim.search.sweep import Configuration, Outcome, joined
+from kvsim.search.sweep import Configuration, joined
 from kvsim.settings.config import RunConfig, make_config
 from kvsim.workload.spec import assume_hit_rate
 from kvsim.workload.trace import Trace, beginning, repeated
@@ -349,11 +349,8 @@ class Laboratory:
             jobs=self.jobs,
             done=self.done,
         )
-        outcomes = [
-            Outcome({self.knob.key: value}, seed, self.store.load(keys[value, seed]) or {})
-            for value, seed in configs
-        ]
-        found = joined(outcomes, self.objectives)
+        runs = [({self.knob.key: at[0]}, self.store.load(keys[at]) or {}) for at in configs]
+        found = joined(runs, self.objectives)
         if not self.tried and all(each.outcome == REFUSED for each in found):
             raise ConfigError(found[-1].reason)  # The knob is not the reason.
         self.tried |= {each.settings[self.knob.key]: each for each in found}

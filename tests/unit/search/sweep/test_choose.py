@@ -2,7 +2,7 @@
 
 import math
 
-from kvsim.search.sweep import TTFT, Outcome, Plan, Planned, Traced, choose, pareto
+from kvsim.search.sweep import TTFT, Plan, Planned, Traced, choose, pareto
 
 
 def record(ttft, throughput, memory=100, kind="finished", reason=""):
@@ -26,12 +26,12 @@ def record(ttft, throughput, memory=100, kind="finished", reason=""):
 
 
 def sweep(rows, slo=None):
-    """A plan and outcomes of (settings, seed, record)."""
+    """A plan and its records, of (settings, seed, record)."""
     points = [Planned(settings, seed, str(i)) for i, (settings, seed, _) in enumerate(rows)]
     trace = Traced("load.jsonl", "native", "0", 9)
     base = {"engine": "e", "model": "m", "hardware": "h", "watermark": None}
     plan = Plan("0", trace=trace, base=base, points=points, slo=slo)
-    return plan, [Outcome(*row) for row in rows]
+    return plan, [record for *_, record in rows]
 
 
 def test_the_best_meet_all_on_every_seed_and_are_farthest_from_limits():
