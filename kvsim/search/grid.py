@@ -57,7 +57,7 @@ def parse_axis(option: str, text: str, *, twice: bool = False) -> Axis:
     key, written = _assignment(where, text)
     call = _CALL.fullmatch(written)
     if call is None:
-        values = _listed(where, written)
+        values = _listed(where, key, written)
         for place, value in enumerate(values):
             if value in values[:place] and not twice:
                 raise ConfigError(f"{where}: {_shown(value)} is given twice; leave one out")
@@ -86,7 +86,7 @@ def parse_law(option: str, text: str) -> Law:
             f" {key}=uniform(0,1)"
         )
     if name == "choice":
-        choices = _listed(where, call[2])
+        choices = _listed(where, key, call[2])
         return Law(key, lambda random: random.choice(choices))
     ends = _numbers(where, call[2])
     if len(ends) != 2 or not ends[0] < ends[1]:
@@ -100,12 +100,14 @@ def parse_law(option: str, text: str) -> Law:
     return Law(key, lambda random: _fitting(key, math.exp(random.uniform(a, b))))
 
 
-def value_of(text: str) -> Any:
+def value_of(key: str, text: str) -> Any:
     """One value: TOML, or a bare word taken as text."""
     try:
-        return parse_toml(f"value = {text}")["value"]
+        value = parse_toml(f"value = {text}")["value"]
     except ValueError:
         return text.strip()
+    # A release such as 0.10 is no number.
+    return text.strip() if _textual(key) and not isinstance(value, str) else value
 
 
 def check_key(where: str, key: str) -> None:
@@ -125,8 +127,13 @@ def check_key(where: str, key: str) -> None:
 @cache
 def whole(key: str) -> bool:
     """Whether a setting takes whole numbers only."""
-    hint = get_type_hints(FleetConfig, include_extras=True).get(key, float)
-    return _takes(hint, 2) and not _takes(hint, 1.5)
+    return _takes(key, 2) and not _takes(key, 1.5)
+
+
+@cache
+def _textual(key: str) -> bool:
+    """Whether a setting takes words only."""
+    return _takes(key, "word") and not _takes(key, 2)
 
 
 def _tables() -> frozenset[str]:
@@ -137,9 +144,9 @@ def _tables() -> frozenset[str]:
     )
 
 
-def _takes(hint: Any, value: float) -> bool:
+def _takes(key: str, value: object) -> bool:
     try:
-        typed(value, hint)
+        typed(value, get_type_hints(FleetConfig, include_extras=True).get(key, float))
     except msgspec.ValidationError:
         return False
     return True
@@ -155,15 +162,18 @@ def _assignment(where: str, text: str) -> tuple[str, str]:
     return key, written
 
 
-def _listed(where: str, written: str) -> list[Any]:
+def _listed(where: str, key: str, written: str) -> list[Any]:
     """Values between commas; commas inside brackets and quotes do not separate."""
     try:
-        return list(parse_toml(f"values = [{written}]")["values"])
+        values = list(parse_toml(f"values = [{written}]")["values"])
+        if not _textual(key) or all(isinstance(value, str) for value in values):
+            return values
     except ValueError:
-        parts = written.split(",")
+        pass
+    parts = written.split(",")
     if not all(part.strip() for part in parts):
         raise ConfigError(f"{where}: an empty value between commas")
-    return [value_of(part) for part in parts]
+    return [value_of(key, part) for part in parts]
 
 
 def _numbers(where: str, written: str) -> list[float]:
@@ -380,4 +390,4 @@ def _csv_rows(path: str, numbered: list[tuple[int, str]]) -> Iterator[tuple[int,
     for (number, _), cells in zip(numbered[1:], table[1:], strict=True):
         if len(cells) != len(header):
             raise ConfigError(f"{path}:{number}: {len(cells)} values for {len(header)} keys")
-        yield number, {key: value_of(cell) for key, cell in zip(header, cells, strict=True)}
+        yield number, {key: value_of(key, cell) for key, cell in zip(header, cells, strict=True)}

@@ -275,13 +275,11 @@ def _settings_column(values: Sequence[Any]) -> pa.Array:
         return truths(values)
     if all(type(value) is int and abs(value) < 1 << 63 for value in values):
         return optional(values, whole=True)
-    try:
-        if any(isinstance(value, bool) for value in values):
-            raise TypeError
+    if all(type(value) in (int, float) for value in values):
         return optional([float(value) for value in values], whole=False)
-    except (TypeError, ValueError):
-        written = (v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values)
-        return _text_column(written)
+    return _text_column(
+        v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values
+    )
 
 
 def _text_column(written: Iterable[str]) -> pa.Array:

@@ -2,7 +2,7 @@
 
 import math
 
-from kvsim.search.sweep import TTFT, Plan, Planned, Traced, choose, pareto
+from kvsim.search.sweep import TTFT, Plan, Planned, Traced, choose, pareto, sweep_table
 
 
 def record(ttft, throughput, memory=100, kind="finished", reason=""):
@@ -135,3 +135,9 @@ def test_a_difference_too_small_to_matter_beats_nothing():
 POINTS = [(100 + 3 * (37 * i % 61), round(50 * math.sin(i) + 60, 3)) for i in range(40)] + [
     (100, 80.0)
 ] * 2
+
+
+def test_words_that_look_like_numbers_are_words_in_the_table():
+    rows = [({"vllm_version": each}, 0, record(1, 1)) for each in ("0.1", "0.10")]
+    table = sweep_table(*sweep(rows))
+    assert table.column("vllm_version").to_pylist() == ["0.1", "0.10"]

@@ -59,6 +59,12 @@ def test_a_file_of_rows(tmp_path, text):
     ]
 
 
+def test_a_release_in_a_file_of_rows_is_no_number(tmp_path):
+    path = tmp_path / "rows"
+    path.write_text("vllm_version,watermark\n0.10,0.1\n")
+    assert settings((), [str(path)]) == [{"vllm_version": "0.10", "watermark": 0.1}]
+
+
 def test_random_points_depend_on_their_seed_alone():
     laws = ["watermark=uniform(0,0.5)", "max_num_seqs=loguniform(1,100)"]
     first = settings((), (), laws, samples=20)
