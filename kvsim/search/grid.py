@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from io import StringIO
 from itertools import chain, product
 from math import prod
 from pathlib import Path
@@ -355,39 +356,48 @@ def _read_rows(path: str) -> tuple[Settings, ...]:
 def _parsed_rows(path: str) -> list[tuple[int, Settings]]:
     """Rows of a file with the numbers of their lines: one JSON object a line, or CSV."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"--list {path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"--list {path}: not a text file") from None
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if not numbered:
+    if not text.strip():
         raise ConfigError(f"--list {path}: no rows; give JSON objects, or CSV with a header")
-    if numbered[0][1].lstrip().startswith("{"):
-        rows = [(number, _json_row(f"{path}:{number}", line)) for number, line in numbered]
-    else:
-        rows = list(_csv_rows(path, numbered))
+    read = _json_rows if text.lstrip().startswith("{") else _csv_rows
+    rows = list(read(path, StringIO(text)))
     if not rows:
         raise ConfigError(f"--list {path}: a header and no rows")
     return rows
 
 
-def _json_row(where: str, line: str) -> Settings:
+def _json_rows(path: str, lines: Iterable[str]) -> Iterator[tuple[int, Settings]]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = parse_json(line)
+        except ValueError as error:
+            raise ConfigError(f"{path}:{number}: not JSON: {error}") from None
+        if not isinstance(row, dict) or not row:
+            raise ConfigError(f"{path}:{number}: expected an object of settings")
+        yield number, row
+
+
+def _csv_rows(path: str, lines: Iterable[str]) -> Iterator[tuple[int, Settings]]:
+    reader, header = csv.reader(lines, strict=True), list[str]()
     try:
-        row = parse_json(line)
-    except ValueError as error:
-        raise ConfigError(f"{where}: not JSON: {error}") from None
-    if not isinstance(row, dict) or not row:
-        raise ConfigError(f"{where}: expected an object of settings")
-    return row
-
-
-def _csv_rows(path: str, numbered: list[tuple[int, str]]) -> Iterator[tuple[int, Settings]]:
-    table = list(csv.reader(line for _, line in numbered))
-    header = [key.strip() for key in table[0]]
-    if len(set(header)) < len(header):
-        raise ConfigError(f"{path}:{numbered[0][0]}: a key is given twice; leave one out")
-    for (number, _), cells in zip(numbered[1:], table[1:], strict=True):
-        if len(cells) != len(header):
-            raise ConfigError(f"{path}:{number}: {len(cells)} values for {len(header)} keys")
-        yield number, {key: value_of(key, cell) for key, cell in zip(header, cells, strict=True)}
+        for cells in reader:
+            number = reader.line_num
+            if not cells[1:] and not "".join(cells).strip():
+                continue
+            if not header:
+                header = [key.strip() for key in cells]
+                if len(set(header)) < len(header):
+                    raise ConfigError(f"{path}:{number}: a key is given twice; leave one out")
+                continue
+            if len(cells) != len(header):
+                raise ConfigError(f"{path}:{number}: {len(cells)} values for {len(header)} keys")
+            row = zip(header, cells, strict=True)
+            yield number, {key: value_of(key, cell) for key, cell in row}
+    except csv.Error as error:
+        raise ConfigError(f"{path}:{reader.line_num}: not CSV: {error}") from None

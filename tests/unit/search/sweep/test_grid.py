@@ -59,6 +59,17 @@ def test_a_file_of_rows(tmp_path, text):
     ]
 
 
+def test_a_file_may_begin_with_a_byte_order_mark_and_have_cells_of_several_lines(tmp_path):
+    path = tmp_path / "rows"
+    path.write_text('watermark,cost.model\n\n0,"a\nb"\n0.1,c\n', "utf-8-sig")
+    assert settings((), [str(path)]) == [
+        {"watermark": 0, "cost.model": "a\nb"},
+        {"watermark": 0.1, "cost.model": "c"},
+    ]
+    path.write_text('{"watermark": 0}\n', "utf-8-sig")
+    assert settings((), [str(path)]) == [{"watermark": 0}]
+
+
 def test_a_release_in_a_file_of_rows_is_no_number(tmp_path):
     path = tmp_path / "rows"
     path.write_text("vllm_version,watermark\n0.10,0.1\n")
@@ -128,6 +139,7 @@ def test_bad_spaces_are_refused(arguments, options, word):
         ("watermark,watermark\n0,0\n", "rows:1: a key is given twice"),
         ("watermark,n\n0\n", "rows:2: 1 values for 2 keys"),
         ("watermark\n0\n2\n", "rows:3: watermark"),
+        ('victim\n"last\n', "rows:2: not CSV"),
         ('{"watermark": 0}\n{"n": 1}\n', "rows:2: keys n"),
         ('{"watermark": 0}\n{"n"\n', "rows:2: not JSON"),
         ('{"watermark": 0}\n[1]\n', "rows:2: expected an object"),
