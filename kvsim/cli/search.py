@@ -6,6 +6,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
+from math import isfinite
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -79,7 +80,11 @@ class Certainty(Bundle):
     jobs: Jobs = None
 
     def check(self) -> None:
-        """Raises `ConfigError` if an option needs seeds, and there are none."""
+        """Raises `ConfigError` if an option needs seeds, and there are none, or is no number."""
+        if not isfinite(self.confidence + self.margin):  # NaN is within all bounds
+            raise ConfigError(
+                f"--confidence {self.confidence:g}, --margin {self.margin:g}: give finite numbers"
+            )
         of_seeds = {
             "--cost-uncertainty": self.cost_uncertainty,
             "--margin": self.margin != MARGIN,
@@ -492,6 +497,9 @@ def size(
     from kvsim.writing import json_text, write_together
 
     objectives, find = parse_slo(question.slo), question.find
+    price = question.price_per_gpu_hour
+    if price is not None and not isfinite(price):
+        raise ConfigError(f"--price-per-gpu-hour: {price:g} is no price")
     loaded = fleet.settings.load(question.config)
     runner = workers.chosen()
     opened = form.requests(question.trace, loaded)
@@ -514,7 +522,6 @@ def size(
                 opened, base, knob, objectives, numbers, store, runner, workers.jobs, done
             )
             searches.append(sizing.searched(lab, varies))
-    price = question.price_per_gpu_hour
     record = json_text(size_record(searches, price))
     if as_json:
         print(record, end="")
