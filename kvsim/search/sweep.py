@@ -536,7 +536,7 @@ def _means(records: Sequence[Record]) -> dict[str, float]:
         return {}
     tables = [{**record["figures"], MEMORY.key: record["engine"][MEMORY.key]} for record in records]
     return {
-        key: fmean(table[key] for table in tables)
+        key: fmean([table[key] for table in tables])
         for key in tables[0]
         if all(table[key] is not None for table in tables)
     }
