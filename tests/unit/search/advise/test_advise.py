@@ -66,9 +66,9 @@ def few_slots(trace):
 @long
 def test_a_planted_fault_is_found_and_mended(few_slots):
     advice = few_slots.advice
-    assert advice.base.met(advice.objectives) == 0
+    assert advice.base.met == 0
     assert advice.best.settings["max_num_seqs"] >= 16
-    assert advice.best.met(advice.objectives) == 4
+    assert advice.best.met == 4
     assert advice.best.verdict.high < 0
     now, change, _ = sentences(advice)
     assert now.replace(SPACE, " ").startswith("The present settings miss TTFT p99 < 300 ms: it is ")
@@ -129,7 +129,8 @@ def test_an_exact_replay_is_run_once_and_keeps_good_settings(trace):
     assert advice.best is advice.base
     kept = sentences(advice)[1]
     assert kept.startswith("No tested change helps: of ") and "kvsim size" not in kept
-    missed = advice._replace(objectives=parse_slo("p99_ttft<0.000001s"))
+    base = replace(advice.base, objectives=parse_slo("p99_ttft<0.000001s"))
+    missed = advice._replace(base=base, best=base)
     assert sentences(missed)[1].endswith("the replicas or the rate that would do.")
 
 
@@ -277,10 +278,8 @@ def _table(config):
 
 
 def test_a_change_that_ends_the_run_is_no_advice(few_slots):
-    broken = Tried(few_slots.advice.best.changes, few_slots.config)
-    broken.runs = [
-        run._replace(record={**run.record, "outcome": {"kind": "deadlock"}})
-        for run in few_slots.advice.best.runs
-    ]
+    best = few_slots.advice.best
+    broken = Tried(best.changes, few_slots.config, best.objectives)
+    broken.runs = [{**run, "outcome": {"kind": "deadlock"}} for run in best.runs]
     assert broken.mean(few_slots.advice.decides) is None
     assert not few_slots.advice.helps(broken)
