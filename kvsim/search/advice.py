@@ -310,7 +310,7 @@ def _cards(advice: Advice) -> Html:
             show(before, unit) if after is None else f"{show(before, unit)} → {show(after, unit)}"
         )
         last = before if after is None else after
-        kept = last is not None and (last <= each.limit) == each.below
+        kept = last is not None and each.met({each.metric.key: last})
         shown.append(card(each.metric.label, words, str(each), tone="better" if kept else "worse"))
     met = f"{count((best or advice.base).met)} of {len(advice.base.runs)}"
     return cards([*shown, card("Seeds that meet all objectives", met)])

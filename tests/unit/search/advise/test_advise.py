@@ -1,6 +1,7 @@
 """Advice: a planted fault is found, nothing where nothing matters, and the line can be pasted."""
 
 import json
+import re
 from dataclasses import replace
 from html import escape
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from kvsim.errors import ConfigError
 from kvsim.machine import model_of
 from kvsim.results.numerals import SPACE
 from kvsim.run.simulation import simulate
-from kvsim.search.advice import not_tried, record, rows, sentences
+from kvsim.search.advice import build_page, not_tried, present, record, rows, sentences
 from kvsim.search.advise import Tried, advise, changed, changes_of, trials_on
 from kvsim.search.compare import How, Load, load_of
 from kvsim.search.slo import parse_slo
@@ -94,6 +95,16 @@ def test_what_makes_no_difference_is_said_and_stops_early(few_slots):
     listed = [name.strip() for name, change, _ in rows(advice) if change == "no difference"]
     assert "off" in listed
     assert "watermark" in sentences(advice)[2]
+
+
+@pytest.mark.parametrize(("bound", "tone"), [(">=", "better"), (">", "worse"), ("<", "worse")])
+def test_a_figure_at_its_limit_is_shown_as_its_objective_takes_it(few_slots, bound, tone):
+    advice, trace = few_slots.advice, few_slots.load.trace
+    slo = parse_slo(f"completed{bound}{len(trace.rows)}")
+    base = replace(advice.base, objectives=slo)
+    judged = advice._replace(decides=slo.each[0], base=base, best=base, singles=[], untried=[])
+    page = build_page(judged, trace, present(judged), [], "")
+    assert re.search(f'<dd class="value {tone}">{len(trace.rows)}<', page)
 
 
 def only(monkeypatch, *keys):

@@ -2,7 +2,10 @@
 
 import math
 
+import pytest
+
 from kvsim.search.sweep import TTFT, Plan, Planned, Traced, choose, pareto, sweep_table
+from kvsim.search.sweep_page import heat_maps
 
 
 def record(ttft, throughput, memory=100, kind="finished", reason=""):
@@ -141,3 +144,10 @@ def test_words_that_look_like_numbers_are_words_in_the_table():
     rows = [({"vllm_version": each}, 0, record(1, 1)) for each in ("0.1", "0.10")]
     table = sweep_table(*sweep(rows))
     assert table.column("vllm_version").to_pylist() == ["0.1", "0.10"]
+
+
+@pytest.mark.parametrize(("slo", "colour"), [("preemptions<=3", "good"), ("preemptions<3", "bad")])
+def test_a_map_has_the_colour_of_the_objective_at_its_limit(slo, colour):
+    rows = [({"a": a, "b": b}, 0, record(1, 1)) for a in (1, 2) for b in (1, 2)]
+    text = str(heat_maps(choose(*sweep(rows, slo)), ("a", "b")))
+    assert text.count(f"--colour: var(--{colour})") == 4
