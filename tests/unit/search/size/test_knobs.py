@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kvsim.errors import ConfigError
 from kvsim.search.size import KNOBS, Bounds, make_knob
+from kvsim.search.size_verdict import written
 from kvsim.workload.spec import Workload, make_trace
 
 LOAD = make_trace(Workload("random", requests=20, input_len=60, output_len=40), 3)
@@ -43,6 +44,13 @@ def test_each_replica_of_a_fleet_has_the_settings_of_a_run(name):
     fleet = {"replicas": 2, "router": "random"}
     alone = knob(name, num_gpu_blocks_override=blocks)
     assert knob(name, num_gpu_blocks_override=blocks, **fleet).ladder == alone.ladder
+
+
+@pytest.mark.parametrize("name", KNOBS)
+def test_values_that_differ_are_written_differently(name):
+    each = knob(name, num_gpu_blocks_override=None if name == "gpu_memory_utilization" else 400)
+    values = {*each.ladder, *map(each.snap, (1.05, 1.46, 2.34, 23.4))}
+    assert len({written(each, value) for value in values}) == len(values)
 
 
 def test_a_rate_starts_at_that_of_the_base():
