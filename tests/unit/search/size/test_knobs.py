@@ -46,6 +46,15 @@ def test_each_replica_of_a_fleet_has_the_settings_of_a_run(name):
     assert knob(name, num_gpu_blocks_override=blocks, **fleet).ladder == alone.ladder
 
 
+@pytest.mark.parametrize(
+    ("name", "first"), [("kv_offloading_size", 0), ("max_num_batched_tokens", 64)]
+)
+def test_a_ladder_from_0_has_values_of_the_setting(name, first):
+    each = knob(name, low=0, high=512)
+    assert each.ladder == (first, 512)
+    assert list(map(type, each.ladder)) == [type(each.snap(first))] * 2
+
+
 @pytest.mark.parametrize("name", KNOBS)
 def test_values_that_differ_are_written_differently(name):
     each = knob(name, num_gpu_blocks_override=None if name == "gpu_memory_utilization" else 400)
@@ -90,6 +99,10 @@ def test_a_value_between_is_between_or_there_is_none(name, data):
             "beside kv_cache_memory_bytes",
         ),
         ("watermark", (None, float("nan")), {}, "--to"),
+        ("watermark", (None, 3), {}, "--to: watermark"),
+        ("request_rate", (0, 2), {}, "--from: request_rate"),
+        ("replicas", (0, 2), {}, "--from: replicas"),
+        ("max_num_seqs", (0.4, 2), {}, "--from: max_num_seqs"),
     ],
 )
 def test_bad_searches_are_refused(name, bounds, settings, word):
