@@ -264,13 +264,13 @@ def parse_space(
     in_rows = rows[0] if rows else ()
     _check_keys([*(axis.key for axis in axes), *in_rows, *(law.key for law in laws)], seeds)
     drawn = (samples or SAMPLES) if laws else 0
-    sizes = (*(len(axis.values) for axis in axes), len(rows), drawn, seeds or 1)
-    number = prod(max(1, size) for size in sizes)
-    if number > MOST_POINTS:
-        raise ConfigError(f"a sweep of {number:,} points; {MOST_POINTS:,} are the most")
-    random = Random(f"kvsim sweep {sample_seed}")
-    draws = tuple({law.key: law.draw(random) for law in laws} for _ in range(drawn))
-    return Space(axes, rows, draws, seeds)
+    _check_number(*(len(axis.values) for axis in axes), len(rows), drawn, seeds or 1)
+    return Space(axes, rows, _draws(laws, drawn, sample_seed), seeds)
+
+
+def _draws(laws: Sequence[Law], number: int, seed: int) -> tuple[Settings, ...]:
+    random = Random(f"kvsim sweep {seed}")
+    return tuple({law.key: law.draw(random) for law in laws} for _ in range(number))
 
 
 def _check_keys(keys: Sequence[str], seeds: int | None) -> None:
@@ -286,6 +286,13 @@ def _check_keys(keys: Sequence[str], seeds: int | None) -> None:
         raise ConfigError("--seeds: the seed is varied already; leave one of the two out")
     if not seen and seeds is None:
         raise ConfigError("nothing to sweep; give --grid KEY=VALUES, --list, --random or --seeds N")
+
+
+def _check_number(*sizes: int) -> None:
+    """Raises `ConfigError` if parts of these sizes, 0 where there is none, make too many points."""
+    number = prod(max(1, size) for size in sizes)
+    if number > MOST_POINTS:
+        raise ConfigError(f"a sweep of {number:,} points; {MOST_POINTS:,} are the most")
 
 
 def expand(space: Space, base: Mapping[str, Any]) -> list[Point]:
