@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from math import inf, prod
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -417,7 +418,7 @@ def choose(plan: Plan, records: Sequence[Record]) -> Chosen:
     Without objectives, the ranking is the Pareto front of TTFT and throughput.
     """
     objectives = None if plan.slo is None else parse_slo(plan.slo)
-    settings = [point.settings for point in plan.points]
+    settings = map(attrgetter("settings"), plan.points)
     configurations = joined(zip(settings, records, strict=True), objectives)
     finished = [c for c in configurations if c.figures]
     memory = [c.figures[MEMORY.key] for c in finished]
