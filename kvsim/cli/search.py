@@ -374,9 +374,10 @@ def sweep(
 
         if not swept.folders:
             raise ConfigError("--merge: no folders; give kvsim sweep --merge DIR... --out DIR")
-        if swept.trace or any(tried):
+        if swept.trace or any(tried) or points.slo is not None:
             raise ConfigError(
-                "--merge: joins finished runs; leave out --trace, --grid, --list and --random"
+                "--merge: joins finished runs; leave out --trace, --grid, --list, --random and"
+                " --slo"
             )
         _finish(out, merge(swept.folders, out), as_json)
         return

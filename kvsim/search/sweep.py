@@ -178,7 +178,8 @@ def shard_of(number_of_points: int, text: str | None) -> range:
 def merge(folders: Sequence[str], into: str | Path) -> Plan:
     """Copy the runs of one sweep from several folders into one; returns their plan.
 
-    Raises `OutputError` if the folders hold different sweeps, or a run is in none of them.
+    Raises `OutputError` if the folders hold different sweeps or were made for different objectives,
+    or if a run is in none of them.
     """
     plans = [read_plan(folder) for folder in folders]
     plan = plans[0]
@@ -186,6 +187,11 @@ def merge(folders: Sequence[str], into: str | Path) -> Plan:
         if [point.key for point in other.points] != [point.key for point in plan.points]:
             raise OutputError(
                 f"{folder}: part of another sweep than {folders[0]}; merge its own shards"
+            )
+        if other.slo != plan.slo:
+            raise OutputError(
+                f"{folder}: its --slo is {other.slo}, that of {folders[0]} {plan.slo}; repeat the"
+                " command of one with that of the other, which repeats no run"
             )
     stores = [Store(folder) for folder in folders]
     target = Store(into)

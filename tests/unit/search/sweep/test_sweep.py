@@ -298,6 +298,11 @@ def test_merging_different_sweeps_is_refused(kvsim, folder):
     result = kvsim("sweep", "--merge", "a", "b", "--out", "c", check=False)
     assert result.returncode == 2
     assert "another sweep" in result.stderr
+    slo = ["--slo", "p99_ttft<2s"]
+    kvsim("sweep", *space, *slo, "--out", "judged", "--jobs", "1")
+    result = kvsim("sweep", "--merge", "b", "judged", "--out", "c", check=False)
+    assert result.returncode == 2
+    assert "judged: its --slo is p99_ttft<2s, that of b None" in result.stderr
     assert not (folder / "c").exists()
 
 
@@ -336,6 +341,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(kvsim, folder, arguments, word
         (["--merge"], "no folders"),
         (["--merge", "nowhere"], "nowhere/sweep.json"),
         (["--merge", "a", "--grid", "n=1,2"], "leave out --trace"),
+        (["--merge", "a", "--slo", "p99_ttft<2s"], "and --slo"),
         (["--seeds", "2"], "--trace"),
     ],
 )
