@@ -374,7 +374,7 @@ def sweep(
 
         if not swept.folders:
             raise ConfigError("--merge: no folders; give kvsim sweep --merge DIR... --out DIR")
-        if swept.trace or any(tried) or points.slo is not None:
+        if any((swept.trace, *tried, points.slo)):
             raise ConfigError(
                 "--merge: joins finished runs; leave out --trace, --grid, --list, --random and"
                 " --slo"
