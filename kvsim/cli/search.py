@@ -6,6 +6,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
+from math import isfinite
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -79,7 +80,11 @@ class Certainty(Bundle):
     jobs: Jobs = None
 
     def check(self) -> None:
-        """Raises `ConfigError` if an option needs seeds, and there are none."""
+        """Raises `ConfigError` if an option needs seeds, and there are none, or is no number."""
+        if not isfinite(self.confidence + self.margin):  # NaN is within all bounds
+            raise ConfigError(
+                f"--confidence {self.confidence:g}, --margin {self.margin:g}: give finite numbers"
+            )
         of_seeds = {
             "--cost-uncertainty": self.cost_uncertainty,
             "--margin": self.margin != MARGIN,
@@ -369,9 +374,10 @@ def sweep(
 
         if not swept.folders:
             raise ConfigError("--merge: no folders; give kvsim sweep --merge DIR... --out DIR")
-        if swept.trace or any(tried):
+        if any((swept.trace, *tried, points.slo)):
             raise ConfigError(
-                "--merge: joins finished runs; leave out --trace, --grid, --list and --random"
+                "--merge: joins finished runs; leave out --trace, --grid, --list, --random and"
+                " --slo"
             )
         _finish(out, merge(swept.folders, out), as_json)
         return
@@ -408,9 +414,9 @@ def _finish(out: str, plan: Plan, as_json: bool) -> None:
     from kvsim.search.sweep_page import PAGE, build_page
     from kvsim.writing import json_text, write_together
 
-    outcomes = swept.gather(Store(out), plan, out)
-    chosen = swept.choose(plan, outcomes)
-    table, page = swept.table_bytes(plan, outcomes), build_page(plan, chosen)
+    records = swept.gather(Store(out), plan, out)
+    chosen = swept.choose(plan, records)
+    table, page = swept.table_bytes(plan, records), build_page(plan, chosen)
     write_together(out, {swept.MANIFEST: swept.manifest(plan), swept.TABLE: table, PAGE: page})
     if as_json:
         print(json_text(swept.chosen_record(chosen)), end="")
@@ -492,6 +498,9 @@ def size(
     from kvsim.writing import json_text, write_together
 
     objectives, find = parse_slo(question.slo), question.find
+    price = question.price_per_gpu_hour
+    if price is not None and not isfinite(price):
+        raise ConfigError(f"--price-per-gpu-hour: {price:g} is no price")
     loaded = fleet.settings.load(question.config)
     runner = workers.chosen()
     opened = form.requests(question.trace, loaded)
@@ -514,7 +523,6 @@ def size(
                 opened, base, knob, objectives, numbers, store, runner, workers.jobs, done
             )
             searches.append(sizing.searched(lab, varies))
-    price = question.price_per_gpu_hour
     record = json_text(size_record(searches, price))
     if as_json:
         print(record, end="")

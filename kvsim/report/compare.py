@@ -558,7 +558,7 @@ def explain(first: Run, other: Run) -> Explanation:
     assert pairs is not None, "waterfalls are of pairs"
     words = [
         *divergence_words(found, names, pools),
-        *concerned_words(pairs, first[2], other[2], names),
+        *concerned_words(pairs, names),
     ]
     return explanation._replace(divergence=found, divergence_words=words)
 
@@ -572,8 +572,8 @@ def explain_requests(first: Replayed, other: Replayed) -> Explanation:
         what = "had different requests" if pairs is None else "completed no request both"
         text = f"{names[1]} and {names[0]} {what}, so there is nothing to compare."
         return Explanation(names, pairs, [text], settings, None, [], [])
-    falls = waterfalls(pairs, first[2], other[2])
-    share, listed = carriers(pairs, first[2], other[2])
+    falls = waterfalls(pairs)
+    share, listed = carriers(pairs)
     block_size = int(first[1]["meta"].get("block_size") or 1)
     return Explanation(
         names,
@@ -585,7 +585,7 @@ def explain_requests(first: Replayed, other: Replayed) -> Explanation:
         falls,
         share,
         tuple(listed),
-        tuple(blocks(pairs, first[2], other[2], block_size)),
+        tuple(blocks(pairs, block_size)),
     )
 
 

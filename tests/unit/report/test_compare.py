@@ -135,7 +135,7 @@ def test_the_order_of_rows_does_not_matter():
     turned = {name: column[::-1] for name, column in first.items()}
     pairs = pair(first, turned)
     assert pairs.number == sum(status == "completed" for status in first["status"]) > 0
-    assert not any(pairs.differences_ns(kind).any() for kind in pairs.first_ns)
+    assert not any(pairs.differences_ns(kind).any() for kind in pairs.durations_ns)
 
 
 def test_parts_of_the_mean_difference_add_up(runs):
