@@ -7,15 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.errors import ConfigError, check_choice
-from kvsim.report.compare import (
-    Named,
-    Row,
-    Summaries,
-    change_words,
-    compare_table,
-    explain,
-    value_words,
-)
+from kvsim.report.compare import Named, Summaries, change_words, compare_table, explain, value_words
 from kvsim.report.pages.figures import Figure, coloured
 from kvsim.report.pages.html import Html, element, join, table
 from kvsim.report.pages.latencies import distribution_figures
@@ -48,16 +40,11 @@ class Compared(NamedTuple):
         """Both names and summaries."""
         return [(name, run.summary) for name, run in self]
 
-    @property
-    def rows(self) -> list[Row]:
-        """Every figure that is not 0 in both."""
-        return compare_table(self.summaries)
-
     def frame(self) -> pd.DataFrame:
         """Every figure that is not 0 in both: its unit, both values, the difference, the share."""
         import pandas as pd
 
-        rows = self.rows
+        rows = compare_table(self.summaries)
         columns = {
             "unit": [row.metric.unit for row in rows],
             self.first[0]: [row.values[0] for row in rows],
@@ -83,7 +70,7 @@ class Compared(NamedTuple):
     def _repr_html_(self) -> str:
         shown = [
             [row.metric.label, *(value_words(row, i) for i in (0, 1)), change_words(row, 0)]
-            for row in self.rows
+            for row in compare_table(self.summaries)
             if row.metric.key in HEADLINES
         ]
         sentences = (element("p", sentence) for sentence in self.why)
