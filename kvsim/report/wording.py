@@ -346,10 +346,10 @@ def _preemption(summary: Mapping[str, Any]) -> Remark:
 
 def _extrapolation(cost: Mapping[str, Any]) -> list[Remark]:
     """How much the cost model priced that its profile does not cover; a warning if it matters."""
-    outside = cost.get("extrapolated_ns")
-    if not outside:
+    outside, whole = (cost.get(f"{name}_ns") for name in ("extrapolated", "priced"))
+    if not (outside and whole):
         return []
-    share = outside / cost["priced_ns"]
+    share = outside / whole
     text = f"{percent(share)} of the step time is extrapolated beyond measured kernel times."
     return [Remark(text, "warning" if share > _LITTLE else "plain")]
 

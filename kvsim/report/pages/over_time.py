@@ -198,7 +198,8 @@ def _bubbles(run: View) -> Iterator[Figure]:
     )
     # Steps overlap on the stages: each counts from the end of the one before.
     under_way = np.maximum(end - np.maximum(start, np.append(0, end[:-1])), 0)
-    whole = bins.of(under_way) * run.summary["meta"]["config"]["pipeline_parallel_size"]
+    stages = run.summary["meta"]["config"].get("pipeline_parallel_size") or 1
+    whole = bins.of(under_way) * stages
     busy = bins.of(end - start - moved - waits - host)
     idle = 100 * (1 - np.minimum(ratios(busy, whole), 1))
     share = percent(run.summary["pipeline_bubble_share"] or 0.0)
@@ -245,7 +246,7 @@ def _kinds(prompts: Any, decodes: Any) -> list[tuple[Any, str, str]]:
 
 def _lanes(run: View) -> Iterator[Figure]:
     """Some steps on their way through the stages, from the middle of the run."""
-    stages = run.summary["meta"].get("cost", {}).get("stages")
+    stages = (run.summary["meta"].get("cost") or {}).get("stages")
     layers = (stages or {}).get("layers")
     if "stage_wait_ns" not in run.steps or not layers:
         return
