@@ -8,7 +8,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer import Argument, Option
@@ -479,35 +479,6 @@ def _compare_logs(paths: list[str]) -> int:
     return 1
 
 
-Workloads = Annotated[
-    list[str] | None,
-    Option(
-        "--workload",
-        metavar="NAME",
-        help="A name such as W1, or `decode` for all of decode-N; may be repeated. Default: the"
-        " usual ones of the settings; conversation-N only with --trace.",
-    ),
-]
-BenchSettings = Annotated[
-    list[str] | None,
-    Option(
-        "--settings",
-        metavar="NAME|FILE",
-        help="An engine such as sglang, `feature` or `own` for all features of vLLM V1 or policies"
-        " of one's own, or a TOML file of settings; may be repeated. Default: all; vllm-v1 if there"
-        " is a --workload.",
-    ),
-]
-BenchTrace = Annotated[
-    str | None,
-    Option(
-        "--trace", metavar="FILE", help="Mooncake's conversation_trace.jsonl, for conversation-N."
-    ),
-]
-Earlier = Annotated[
-    str | None,
-    Option("--compare", metavar="FILE", help="Show the ratio to an earlier output of --json."),
-]
 _BENCH_WIDTH = 120
 """Columns of the widest table; a narrow terminal folds its lines."""
 
@@ -527,12 +498,29 @@ class Peer(Bundle):
 @takes_bundles
 def bench(
     *,
-    names: Workloads = None,
-    engines: BenchSettings = None,
+    names: list[str] | None = Option(
+        None,
+        "--workload",
+        metavar="NAME",
+        help="A name such as W1, or `decode` for all of decode-N; may be repeated. Default: the"
+        " usual ones of the settings; conversation-N only with --trace.",
+    ),
+    engines: list[str] | None = Option(
+        None,
+        "--settings",
+        metavar="NAME|FILE",
+        help="An engine such as sglang, `feature` or `own` for all features of vLLM V1 or policies"
+        " of one's own, or a TOML file of settings; may be repeated. Default: all; vllm-v1 if there"
+        " is a --workload.",
+    ),
     repeats: int = Option(3, min=1, metavar="N", help="Runs of each."),
-    trace: BenchTrace = None,
+    trace: str | None = Option(
+        None, metavar="FILE", help="Mooncake's conversation_trace.jsonl, for conversation-N."
+    ),
     as_json: AsJson = False,
-    stored: Earlier = None,
+    stored: str | None = Option(
+        None, "--compare", metavar="FILE", help="Show the ratio to an earlier output of --json."
+    ),
     peer: Peer,
     around: bool = Option(
         False, "--around", help="Measure what a run costs besides the simulation."

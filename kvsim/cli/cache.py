@@ -134,6 +134,7 @@ def _show(study: Study, *, as_json: bool) -> None:
         print(json_text(study.record()), end="")
         return
     rows = list(curve_rows(study))
+    # Without a model there are no bytes, and of a stream no optimum: these have no column.
     shown = [place for place in range(len(CURVE_HEAD)) if rows[0][place]]
     _print(
         sentences(study),

@@ -130,6 +130,7 @@ def diff(
     kind = of_fleets() if fleets else of_engines()
     runs = kind.read(first), kind.read(other)
     names = Path(first).resolve().name, Path(other).resolve().name
+    # Folders of one name are told apart by their paths, as they were given.
     if names[0] == names[1]:
         names = first, other if other != first else f"{other} again"
     one, two = zip(names, runs, strict=True)

@@ -43,6 +43,7 @@ def takes_bundles(command: Callable[..., None]) -> Callable[..., None]:
         _made(command, given)
 
     options = list(_options(command))
+    # Typer takes defaults from the signature, and types from the annotations.
     unbundled.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     unbundled.__annotations__ = {each.name: each.annotation for each in options}
     return unbundled

@@ -251,6 +251,7 @@ def _show_upgrade(
     seed = results[after].summary["meta"]["seed"]
     with progress_bar(f"undoing changes of {after}", len(runs)) as progress:
         how = How(simulate_undone, jobs, progress)
+        # Without a change there is no run, and no list of the one seed.
         [without] = [*replicate(Load(trace), runs, [seed], attrgetter("summary"), how)] or [[]]
     console = make_console()
     console.print(f"\nWhat {after} changes against {before}, one change at a time", style="bold")
@@ -268,6 +269,7 @@ def _render_why(results: Results, kind: Kind, title: str, console: Console) -> N
 
 
 def _whole(result: Any) -> Any:
+    """The result itself, by a function that other processes find by its name."""
     return result
 
 
@@ -485,6 +487,7 @@ def size(
         for base in _bases(loaded, fleet, find):
             knob = sizing.make_knob(find, opened, to_table(base), bounds)
             varies = sizing.what_varies(opened, base, find)
+            # Where nothing is drawn at random, every seed gives the same.
             numbers = range(base.seed, base.seed + (question.seeds if varies else 1))
             lab = sizing.Laboratory(
                 opened, base, knob, objectives, numbers, store, runner, workers.jobs, done

@@ -360,6 +360,7 @@ def ranking_words(comparison: Comparison, key: str) -> str:
     order = sorted(range(len(means)), key=lambda i: means[i] or 0.0, reverse=downwards)
     text = comparison.names[order[0]]
     for before, after in pairwise(order):
+        # Pairs are in the order of the runs, whichever is better.
         verdict = comparison.verdicts.get(Pair(key, min(before, after), max(before, after)))
         significant = verdict is not None and verdict.finding == "significant"
         text += f"{', ' if significant else ' ≈ '}{comparison.names[after]}"

@@ -128,7 +128,7 @@ def _stacked(figures: Sequence[Figure]) -> tuple[list[dict[str, Any]], dict[str,
     bottom, axes = 1.0, 0
     for figure in figures:
         high = bottom - _GAP_PX / height
-        bottom = max(high - figure.height / height, 0.0)
+        bottom = max(high - figure.height / height, 0.0)  # Sums of floats may end below it.
         own: dict[str, str] = {}
         for key, look in figure.layout.items():
             if key.startswith("yaxis"):

@@ -133,6 +133,7 @@ def outcome_title(summary: Mapping[str, Any]) -> str:
         return _capital(kind if kind == "deadlock" else f"engine stopped: {kind}")
     state, bounds = state_of(summary), [name for name, _ in _bounds(summary)]
     load = [] if state == "unknown" or (state == "steady" and bounds) else [state]
+    # An alarming load comes first; otherwise what bounds it says more.
     names = [*load, *bounds] if TONES.get(state) == "bad" else [*bounds, *load]
     return _capital(", ".join(names) or kind)
 
