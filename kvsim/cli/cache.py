@@ -277,7 +277,7 @@ def _recorded(directory: str) -> tuple[Recorded, Trace, RunConfig]:
     from kvsim.workload.keys import streams
 
     summary, requests, steps = read_results(directory)
-    if not summary["meta"]["prefix_caching"]:
+    if not summary["meta"].get("prefix_caching"):
         raise ConfigError(f"{directory}: a run without prefix caching has no hits to audit")
     trace, config = to_repeat(summary["meta"], directory)
     # A replica has some of the requests.

@@ -26,7 +26,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -180,14 +180,15 @@ def _encodings(schema: pa.Schema) -> dict[str, Any]:
     return {"compression": "zstd", "use_dictionary": others, "column_encoding": encodings}
 
 
-def read_summary(path: Path, *keys: str) -> dict[str, Any]:
-    """Read figures that have `meta` and these keys. Raises `OutputError` naming the file."""
+def read_summary(path: Path, *keys: str, types: type[Meta] | None = None) -> dict[str, Any]:
+    """Read figures that have these keys, and a `meta` as `Meta` or `types` says. Raises
+    `OutputError` naming the file."""
     with _reading(path):
         summary = parse_json(path.read_bytes())
     known = isinstance(summary, dict) and isinstance(summary.get("meta"), dict)
     if not known or not set(keys) <= summary.keys():
         raise OutputError(f"{path}: not a kvsim summary; {_REMEDY}")
-    refuse(path, problem_of_meta(summary["meta"]), summary["meta"])
+    refuse(path, problem_of_meta(summary["meta"], types or Meta), summary["meta"])
     return dict(summary)
 
 
@@ -354,8 +355,15 @@ class Meta(Struct, kw_only=True):
     engine_errors: list[_Outcome] | None = None
     block_map: _Map | None = None
     server: dict[str, str] | None = None
-    router: _Router | None = None
-    replicas: Count | None = None
+
+
+class FleetMeta(Meta, kw_only=True):
+    """Those of several replicas."""
+
+    router: _Router
+    replicas: Count
+    prefix_caching: bool
+    roles: list[Literal["prefill", "decode"]] | None = None
 
 
 @cache
@@ -367,14 +375,14 @@ def _any_of(kind: type[Struct]) -> type[Struct]:
     )
 
 
-def problem_of_meta(meta: Any) -> str:
-    """The first key of `meta` that is not as `Meta` says, in words; empty if all are. Settings and
+def problem_of_meta(meta: Any, types: type[Meta]) -> str:
+    """The first key of `meta` that is not as `types` says, in words; empty if all are. Settings and
     terms of the budget are as their own classes say."""
     if not is_flat(meta):
         return f"meta: {DEEP}"
     place = "meta"
     try:
-        typed(meta, Meta)
+        typed(meta, types)
         for key, kind in (("memory", Budget), ("config", RunConfig)):
             place = f"meta.{key}"
             typed(numeric(meta.get(key) or {}), _any_of(kind))
