@@ -6,6 +6,7 @@ A command takes a `Bundle` as one parameter, and Typer sees an option for each o
 @takes_bundles
 def run(*, trace: TracePath = None, form: TraceForm) -> None: ...
 ```
+An option of one command is the default of its parameter; one of several is a type, as `TracePath`.
 """
 
 from __future__ import annotations

@@ -355,6 +355,8 @@ class Meta(Struct, kw_only=True):
     engine_errors: list[_Outcome] | None = None
     block_map: _Map | None = None
     server: dict[str, str] | None = None
+    router: _Router | None = None
+    replicas: Count | None = None
 
 
 class FleetMeta(Meta, kw_only=True):
