@@ -128,13 +128,13 @@ def comparison_page(
     further: Mapping[str, Html],
 ) -> str:
     """The page of runs and of what explains each but the first; `further`: sections of one seed."""
-    names, tables = [name for name, _ in runs], [run.requests for _, run in runs]
+    names, first = [name for name, _ in runs], runs[0][1]
     summaries = [(name, run.summary) for name, run in runs]
     rows = compare_table(summaries) if comparison is None else certain_table(comparison)
-    named = list(zip(names, tables, strict=True))
-    lines = [(name, run_colour(i), durations_ns(each)) for i, (name, each) in enumerate(named)]
-    spread = distribution_figures(lines)
-    paired = [(name, pair(tables[0], each)) for name, each in named[1:]]
+    spread = distribution_figures(
+        [(name, run_colour(i), durations_ns(run.requests)) for i, (name, run) in enumerate(runs)]
+    )
+    paired = [(name, pair(first.requests, run.requests)) for name, run in runs[1:]]
     of_one_seed = {
         "Why": _reasons(explained),
         "Request by request": _request_by_request(names, paired),
