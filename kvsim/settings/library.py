@@ -331,6 +331,7 @@ def _twin(compiled: Any) -> Any:
         if isinstance(node, ast.ClassDef):  # What is compiled takes no heirs of another kind.
             node.bases, node.keywords = [], []
     scope = dict(vars(sys.modules[module]))
+    # Annotations stay texts, as in this module.
     exec(compile(tree, module, "exec"), scope)
     return scope[name]
 

@@ -1,9 +1,9 @@
 """Splits the prompt of every request by where its cache hits went, after the run.
 
 The order of admissions and releases says what had been computed when a request was admitted.
-Streams are compared as pieces of tokens rather than as blocks. Each known piece has an entry that
-says how far it is known. So a prompt costs as many look-ups as it has pieces, and a prefix that
-ends within a block is seen. The meaning of the parts: `kvsim.results.ledger`.
+Streams are compared as spans of tokens rather than as blocks. Each known span has an entry that
+says how far it is known. So a prompt costs as many look-ups as it has spans, and a prefix that ends
+within a block is seen. The meaning of the parts: `kvsim.results.ledger`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from kvsim.core import records as kinds
 from kvsim.results.ledger import PROMPT_PARTS
 from kvsim.results.statistics import Ints
-from kvsim.workload.streams import Piece, SpannedStream, Streams
+from kvsim.workload.streams import Span, SpannedStream, Streams
 
 Bools = NDArray[np.bool_]
 
@@ -38,23 +38,27 @@ class Known:
     """The tokens that have been computed so far, each known together with all tokens before it."""
 
     def __init__(self) -> None:
-        self._upto: dict[tuple[int, int], int] = {}
-        """(salt, key of a piece) → the place behind the last token known of it."""
+        self._upto: dict[int, int] = {}
+        """Key of the first token of a span → the place behind the last token known of it."""
 
-    def add(self, salt: int, pieces: Iterable[Piece]) -> None:
-        """Note that these leading tokens of a stream are known."""
-        upto = self._upto
-        for key, _, last in pieces:
-            if upto.get((salt, key), 0) < last:
-                upto[salt, key] = last
-
-    def prefix(self, salt: int, pieces: Iterable[Piece]) -> int:
-        """How many leading tokens of a stream are known."""
-        known = 0
-        for key, first, last in pieces:
-            known = max(first, min(last, self._upto.get((salt, key), 0)))
-            if known < last:
+    def add(self, spans: Iterable[Span], tokens: int, salt: int = 0) -> None:
+        """Note that the first `tokens` tokens of a stream are known, with `salt` taken off their
+        keys."""
+        for first, last, offset in spans:
+            if first >= tokens:
                 break
+            key, last = first + offset - salt, min(last, tokens)
+            if self._upto.get(key, 0) < last:
+                self._upto[key] = last
+
+    def prefix(self, spans: Iterable[Span], tokens: int, salt: int = 0) -> int:
+        """How many of the first `tokens` tokens of a stream are known."""
+        known = 0
+        for first, last, offset in spans:
+            last = min(last, tokens)
+            if known < first or first >= last:
+                break
+            known = max(first, min(last, self._upto.get(first + offset - salt, 0)))
         return known
 
 
@@ -78,16 +82,15 @@ def split_prompts(
     for _, kind, place, tokens in sorted(events):
         stream = made.get(place) or made.setdefault(place, streams[place])
         # No other stream has what lies behind these.
-        pieces = stream.pieces(min(tokens, stream.shared_tokens))
+        spans, shared = stream.spans(1), min(tokens, stream.shared_tokens)
         if kind == _RELEASE:
-            past.add(stream.salt, pieces)
+            past.add(spans, shared)
             if salted:
-                anywhere.add(0, pieces)
+                anywhere.add(spans, shared, stream.salt)
             continue
-        known = past.prefix(stream.salt, pieces)
-        held = coming.prefix(stream.salt, pieces)
-        elsewhere = anywhere.prefix(0, pieces) if salted else 0
-        coming.add(stream.salt, pieces)
+        known, held = past.prefix(spans, shared), coming.prefix(spans, shared)
+        elsewhere = anywhere.prefix(spans, shared, stream.salt) if salted else 0
+        coming.add(spans, shared)
         parts[place] = classify(tokens, int(hits[place]), known, held, elsewhere, rules)
     cut_off(parts, reached)
     return {name: parts[:, place] for place, name in enumerate(PROMPT_PARTS)}
