@@ -22,10 +22,8 @@ from kvsim.core.records import RESUMED, PackedColumns, part_of, rows_in
 from kvsim.core.rows import PIECE_ROWS
 from kvsim.core.schema import STAGE_COLUMNS
 from kvsim.cost.explain import Explains, Work
-from kvsim.results.ledger import KERNELS, PROMPT_PARTS, TIME_PARTS, standings, time
-from kvsim.results.ledger.prompts import Rules, split_prompts
+from kvsim.results.ledger import KERNELS, TIME_PARTS, standings, time
 from kvsim.results.statistics import Ints
-from kvsim.workload.streams import Streams
 
 TIME_COLUMNS = ("transfer_ns", "link_wait_ns", "flush_ns", "rank_wait_ns", *STAGE_COLUMNS)
 """Columns of what a step takes beside kernels; only pipelines have the last two."""
@@ -75,24 +73,6 @@ def account_times(
     parts = split.columns()
     check_sums("a request", parts, TIME_PARTS, ended - requests["arrival_ns"])
     return steps, parts
-
-
-def account_prompts(
-    streams: Streams,
-    requests: Mapping[str, Any],
-    transitions: Mapping[str, Ints],
-    block_size: int,
-    withheld: int,
-) -> dict[str, Ints]:
-    """`PROMPT_PARTS` of the requests of a run with prefix caching.
-
-    `streams`: of the requests, in order, and maybe more. `withheld`: tokens at the end of a prompt
-    that are never looked up (`blocks.sharing.FullHit`).
-    """
-    parts = split_prompts(streams, requests, transitions, Rules(block_size, withheld))
-    admitted = np.where(requests["first_scheduled_ns"] >= 0, requests["input_length"], 0)
-    check_sums("a prompt", parts, PROMPT_PARTS, admitted)
-    return parts
 
 
 def check_sums(

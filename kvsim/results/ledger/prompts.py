@@ -9,13 +9,14 @@ within a block is seen. The meaning of the parts: `kvsim.results.ledger`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.core import records as kinds
 from kvsim.results.ledger import PROMPT_PARTS
+from kvsim.results.ledger.account import check_sums
 from kvsim.results.statistics import Ints
 from kvsim.workload.streams import Span, SpannedStream, Streams
 
@@ -62,10 +63,11 @@ class Known:
         return known
 
 
-def split_prompts(
-    streams: Streams, requests: Mapping[str, Ints], transitions: Mapping[str, Ints], rules: Rules
+def account_prompts(
+    streams: Streams, requests: Mapping[str, Any], transitions: Mapping[str, Ints], rules: Rules
 ) -> dict[str, Ints]:
-    """`PROMPT_PARTS` of each request, in tokens; 0 for one that was never admitted.
+    """`PROMPT_PARTS` of the requests of a run with prefix caching, in tokens; 0 for one that was
+    never admitted.
 
     `streams`: of the requests, in order, and maybe more; `requests`: their columns. A prompt whose
     first token no other stream has is all cold; only the others are compared.
@@ -73,7 +75,8 @@ def split_prompts(
     lengths, reached = requests["input_length"], _reached(requests, transitions)
     parts = np.zeros((len(lengths), len(PROMPT_PARTS)), dtype=np.int64, order="F")
     alone, salted = np.array(streams.alone(len(lengths)), dtype=bool), streams.salted
-    cold = alone & (requests["first_scheduled_ns"] >= 0) & (requests["num_cached_tokens"] == 0)
+    admitted = requests["first_scheduled_ns"] >= 0
+    cold = alone & admitted & (requests["num_cached_tokens"] == 0)
     parts[cold, _COLD] = lengths[cold]
     past, coming, anywhere = Known(), Known(), Known()
     events = _events(requests, transitions, rules.block_size, ~cold)
@@ -93,7 +96,9 @@ def split_prompts(
         coming.add(spans, shared)
         parts[place] = classify(tokens, int(hits[place]), known, held, elsewhere, rules)
     cut_off(parts, reached)
-    return {name: parts[:, place] for place, name in enumerate(PROMPT_PARTS)}
+    found = {name: parts[:, place] for place, name in enumerate(PROMPT_PARTS)}
+    check_sums("a prompt", found, PROMPT_PARTS, np.where(admitted, lengths, 0))
+    return found
 
 
 def classify(
@@ -139,7 +144,9 @@ def _events(
 ) -> Iterator[tuple[tuple[int, int, int], int, int, int]]:
     """(order, kind, index, tokens) of each admission and release of the requests that are `asked`
     about; the tokens are those of the prompt, or those that are computed."""
-    computed = _computed(requests)
+    # Of the first sample: the newest token has no KV yet.
+    computed = requests["input_length"] + requests["output_tokens"] // requests["n"] - 1
+    computed = np.maximum(0, computed)
     chosen = np.flatnonzero(asked & (requests["first_scheduled_ns"] >= 0))
     names = ("first_scheduled_ns", "arrival_ns", "finish_ns", "input_length")
     columns = (requests[name][chosen].tolist() for name in names)
@@ -165,24 +172,10 @@ def _reached(requests: Mapping[str, Ints], transitions: Mapping[str, Ints]) -> I
     lengths, cached = requests["input_length"], requests["num_cached_tokens"]
     firsts_ns = requests["first_token_ns"]
     reached: Ints = np.where(firsts_ns >= 0, lengths, cached)
-    for place, (time_ns, tokens) in _first_losses(transitions).items():
-        if firsts_ns[place] < 0 or firsts_ns[place] > time_ns:
-            reached[place] = max(cached[place], min(tokens, lengths[place]))
+    lost = transitions["kind"] == kinds.PREEMPTED
+    request, time_ns, tokens = (transitions[name][lost] for name in ("request", "time_ns", "value"))
+    request, first = np.unique(request, return_index=True)  # The first loss of each.
+    early = (firsts_ns[request] < 0) | (firsts_ns[request] > time_ns[first])
+    request, tokens = request[early], tokens[first][early]
+    reached[request] = np.maximum(cached[request], np.minimum(tokens, lengths[request]))
     return reached
-
-
-def _first_losses(transitions: Mapping[str, Ints]) -> dict[int, tuple[int, int]]:
-    """Request → when it lost its blocks for the first time, and the tokens computed by then."""
-    losses: dict[int, tuple[int, int]] = {}
-    preempted = transitions["kind"] == kinds.PREEMPTED
-    columns = (transitions[name][preempted].tolist() for name in ("request", "time_ns", "value"))
-    for place, time_ns, value in zip(*columns, strict=True):
-        losses.setdefault(place, (time_ns, value))
-    return losses
-
-
-def _computed(requests: Mapping[str, Ints]) -> Ints:
-    """Tokens of the first sample whose KV existed in the end: all but the newest."""
-    generated = requests["output_tokens"] // requests["n"]
-    computed: Ints = np.maximum(0, requests["input_length"] + generated - 1)
-    return computed
