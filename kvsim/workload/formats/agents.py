@@ -37,14 +37,14 @@ Policies see as `tool` the last tool that an answer calls.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from kvsim.errors import TraceError
 from kvsim.workload.chain import settle_kind
-from kvsim.workload.gather import Gathered, date, instant, integer, integers, tokens
+from kvsim.workload.gather import Gathered, date, instant, integer, integers, next_turn, tokens
 from kvsim.workload.source import NS_PER_S, Source, read_objects, shown, tables
 from kvsim.workload.trace import MAX_ID, HashContent, Row, Trace, collapse
 
@@ -122,61 +122,51 @@ class _Session:
         self, entries: list[Any], name: str, where: str, start_ns: int, parent: Row | None
     ) -> None:
         """Add the requests of a thread; the first follows `parent`."""
-        before, turn = parent, 0
+        source, gathered, before = self._source, self._gathered, parent
         last: tuple[Row, list[int]] | None = None
         for number, entry in enumerate(entries):
             place = f"{where}[{number}]"
             if not isinstance(entry, dict):
                 raise self._error(place, "not an object")
-            time_ns = start_ns + instant(self._source, f"{place}.t", entry.get("t"), NS_PER_S)
+            time_ns = start_ns + instant(source, f"{place}.t", entry.get("t"), NS_PER_S)
             if isinstance(entry.get("requests"), list):
                 inner = f"{name}/{number}"
                 self._thread(entry["requests"], inner, f"{place}.requests", time_ns, before)
                 continue
             ids = self._ids(entry, place)
-            row = self._request(entry, place, time_ns, before, f"{name}/{number}", ids)
-            row.session, row.turn = name, turn
+            output_length = tokens(source, f"{place}.out", entry.get("out"), 0)
+            if not output_length:
+                gathered.change("out 0 read as 1")
+            delay_ns, think = 0, entry.get("think_time")
+            if think is not None and before is not None:
+                delay_ns = max(0, instant(source, f"{place}.think_time", think, NS_PER_S))
+            elif before is not None:
+                gathered.change("no think_time: read as 0")
+            observed = {
+                key: float(entry[said])
+                for said, key in _OBSERVED.items()
+                if type(entry.get(said)) in (int, float)
+            }
+            row = gathered.add(
+                tokens(source, f"{place}.in", entry.get("in")),
+                max(1, output_length),
+                time_ns=time_ns,
+                id=f"{name}/{number}",
+                session=name,
+                turn=next_turn(last and last[0]),
+                content=HashContent(collapse(ids)),
+                after=-1 if before is None else before.index,
+                delay_ns=delay_ns,
+                scope=self.name,
+                model=entry.get("model"),
+                observed=observed or None,
+                extra={"tool": "any"} if entry.get("stop") == "tool_use" else None,
+            )
             if last is not None:
                 _name_output(*last, row, ids, self.block_size)
-            before, last, turn = row, (row, ids), turn + 1
+            before, last = row, (row, ids)
         if parent is not None and last is not None:
             last[0].extra = {**(last[0].extra or {}), "release": True}
-
-    def _request(
-        self,
-        entry: dict[str, Any],
-        place: str,
-        time_ns: int,
-        before: Row | None,
-        id: str,
-        ids: list[int],
-    ) -> Row:
-        output_length = tokens(self._source, f"{place}.out", entry.get("out"), 0)
-        if not output_length:
-            self._gathered.change("out 0 read as 1")
-        delay_ns, think = 0, entry.get("think_time")
-        if think is not None and before is not None:
-            delay_ns = max(0, instant(self._source, f"{place}.think_time", think, NS_PER_S))
-        elif before is not None:
-            self._gathered.change("no think_time: read as 0")
-        observed = {
-            name: float(entry[key])
-            for key, name in _OBSERVED.items()
-            if type(entry.get(key)) in (int, float)
-        }
-        return self._gathered.add(
-            tokens(self._source, f"{place}.in", entry.get("in")),
-            max(1, output_length),
-            time_ns=time_ns,
-            id=id,
-            content=HashContent(collapse(ids)),
-            after=-1 if before is None else before.index,
-            delay_ns=delay_ns,
-            scope=self.name,
-            model=entry.get("model"),
-            observed=observed or None,
-            extra={"tool": "any"} if entry.get("stop") == "tool_use" else None,
-        )
 
     def _ids(self, entry: dict[str, Any], place: str) -> list[int]:
         """The ids of a prompt: one for each whole block."""
@@ -228,21 +218,11 @@ class _Answer:
     """The last tool that it calls."""
 
 
-@dataclass(slots=True)
-class _Thread:
-    """What a thread has come to."""
-
-    ids: list[int] = field(default_factory=list)
-    """Ids of the blocks of its last prompt."""
-    row: int = -1
-    end_ns: int = 0
-    turns: int = 0
-
-
 def read_claude_code(source: Source) -> Trace:
     """The requests of a transcript. Raises `TraceError` at the first wrong line."""
     gathered = Gathered(source, "claude-code")
-    threads: dict[str, _Thread] = {}
+    threads: dict[str, tuple[Row, list[int], int]] = {}
+    """Of each thread its last request, the ids of its prompt, and when it ended."""
     named = 0
     for name, answer in _answers(source, gathered).items():
         source.line = answer.line
@@ -251,26 +231,26 @@ def read_claude_code(source: Source) -> Trace:
         if not prompt or not output:
             gathered.drop("they have no prompt or no output")
             continue
-        thread = threads.setdefault(answer.thread, _Thread())
-        kept = thread.ids[: cached // BLOCK_SIZE]
+        before, ids, end_ns = threads.get(answer.thread, (None, [], answer.start_ns))
+        kept = ids[: cached // BLOCK_SIZE]
         new = prompt // BLOCK_SIZE - len(kept)
-        thread.ids = [*kept[: prompt // BLOCK_SIZE], *range(named, named + new)]
+        ids = [*kept[: prompt // BLOCK_SIZE], *range(named, named + new)]
         named += new
-        thread.row = gathered.add(
+        row = gathered.add(
             prompt,
             output,
             time_ns=answer.start_ns,
             id=name,
-            content=HashContent(collapse(thread.ids)),
-            after=thread.row,
-            delay_ns=max(0, answer.start_ns - thread.end_ns) if thread.row >= 0 else 0,
+            content=HashContent(collapse(ids)),
+            after=-1 if before is None else before.index,
+            delay_ns=max(0, answer.start_ns - end_ns),
             session=answer.thread,
-            turn=thread.turns,
+            turn=next_turn(before),
             model=answer.model,
             extra=None if answer.tool is None else {"tool": answer.tool},
             observed={"e2e_s": max(0, answer.end_ns - answer.start_ns) / NS_PER_S},
-        ).index
-        thread.end_ns, thread.turns = answer.end_ns, thread.turns + 1
+        )
+        threads[answer.thread] = row, ids, answer.end_ns
     trace = gathered.trace(_CACHE_NOTE)
     trace.block_size, trace.partial_hash = BLOCK_SIZE, False
     settle_kind(trace)
