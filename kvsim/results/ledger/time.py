@@ -101,7 +101,11 @@ def reasons(blocked: Ints, prefill_seqs: Ints, in_flight: int) -> Ints:
 
 
 def table(
-    steps: Mapping[str, Ints], kernels: Ints, alone: Ints, others: Ints, drafts: Sequence[Ints]
+    steps: Mapping[str, Ints],
+    kernels: Ints,
+    alone: Ints,
+    others: Ints,
+    drafts: Sequence[Ints | int],
 ) -> Ints:
     """`TIMES` of some steps, a row for each kind, without what requests wait for.
 
