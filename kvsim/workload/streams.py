@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Sequence as Seq
 from itertools import chain
 from sys import maxsize
-from typing import Any, Final, Protocol, TypeAlias, overload
+from typing import Final, Protocol, TypeAlias, overload
 
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 from xxhash import xxh64_intdigest
 
-from kvsim.core.vectors import EMPTY, numbers
+from kvsim.core.vectors import EMPTY
 
 REGION = (1 << 24) + 0x9E3779
 """Width of the region of one row or segment. It exceeds the longest stream, and regions differ in
@@ -109,14 +109,6 @@ class HashSpans:
     ) -> None:
         self.stops, self.offsets, self.ends, self.shared = stops, offsets, ends, shared
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        columns = [list(each) for each in (self.stops, self.offsets, self.ends, self.shared)]
-        return _unpickled_spans, (columns,)
-
-
-def _unpickled_spans(columns: list[list[int]]) -> HashSpans:
-    return HashSpans(*[numbers(each) for each in columns])
-
 
 SpannedStream: TypeAlias = "SpanStream | TokenStream"
 """A stream in which most keys follow from the key before."""
@@ -131,9 +123,6 @@ class Streams(Sequence["SpannedStream"]):
         self._rows, self._lengths, self._spans = rows, lengths, spans
         self._made: dict[int, SpannedStream] = {}
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _streams_of, (self._rows, self._lengths, self._spans, self._made)
-
     def put(self, index: int, stream: SpannedStream) -> None:
         """Set the stream of a row that something else identifies."""
         self._made[index] = stream
@@ -142,7 +131,9 @@ class Streams(Sequence["SpannedStream"]):
         """The streams of some rows, numbered anew."""
         made = {place: self[index] for place, index in enumerate(indexes)}
         lengths = array("q", [stream.input_length for stream in made.values()])
-        return _streams_of(self._rows, lengths, HashSpans(EMPTY, EMPTY, EMPTY, EMPTY), made)
+        picked = Streams(self._rows, lengths, HashSpans(EMPTY, EMPTY, EMPTY, EMPTY))
+        picked._made = made
+        return picked
 
     def inherited(self, index: int, tokens: int) -> SpannedStream:
         """A stream, to begin another one with so many of its tokens."""
@@ -194,14 +185,6 @@ class Streams(Sequence["SpannedStream"]):
         return stream
 
 
-def _streams_of(
-    rows: int, lengths: array[int], spans: HashSpans, made: dict[int, SpannedStream]
-) -> Streams:
-    streams = Streams(rows, lengths, spans)
-    streams._made = made
-    return streams
-
-
 class SpanStream:
     """A stream whose keys are spans of consecutive numbers.
 
@@ -244,12 +227,6 @@ class SpanStream:
         self.shared_tokens = self.named_tokens
         self._base, self._keep, self.salt = base, keep, salt
         self.knows_tokens = base is not None and base.knows_tokens
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        spans = list(self._stops), list(self._offsets)
-        further = self.salt, self._base, self._keep
-        made = self._row, self._rows, self.input_length, *spans, *further
-        return _unpickled, (made, self.named_tokens, self.shared_tokens)
 
     def keys(self, first: int, last: int, block_size: int) -> list[int]:
         """Keys of the blocks `first .. last - 1` of `block_size` tokens."""
@@ -317,14 +294,7 @@ class SpanStream:
         return keys
 
 
-def _unpickled(made: tuple[Any, ...], named: int, shared: int) -> SpanStream:
-    row, rows, length, stops, offsets, *further = made
-    stream = SpanStream(row, rows, length, numbers(stops), numbers(offsets), *further)
-    stream.named_tokens, stream.shared_tokens = named, shared
-    return stream
-
-
-@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class TokenStream:
     """A stream of real token ids.
 
