@@ -122,51 +122,61 @@ class _Session:
         self, entries: list[Any], name: str, where: str, start_ns: int, parent: Row | None
     ) -> None:
         """Add the requests of a thread; the first follows `parent`."""
-        source, gathered, before = self._source, self._gathered, parent
+        before, turn = parent, 0
         last: tuple[Row, list[int]] | None = None
         for number, entry in enumerate(entries):
             place = f"{where}[{number}]"
             if not isinstance(entry, dict):
                 raise self._error(place, "not an object")
-            time_ns = start_ns + instant(source, f"{place}.t", entry.get("t"), NS_PER_S)
+            time_ns = start_ns + instant(self._source, f"{place}.t", entry.get("t"), NS_PER_S)
             if isinstance(entry.get("requests"), list):
                 inner = f"{name}/{number}"
                 self._thread(entry["requests"], inner, f"{place}.requests", time_ns, before)
                 continue
             ids = self._ids(entry, place)
-            output_length = tokens(source, f"{place}.out", entry.get("out"), 0)
-            if not output_length:
-                gathered.change("out 0 read as 1")
-            delay_ns, think = 0, entry.get("think_time")
-            if think is not None and before is not None:
-                delay_ns = max(0, instant(source, f"{place}.think_time", think, NS_PER_S))
-            elif before is not None:
-                gathered.change("no think_time: read as 0")
-            observed = {
-                key: float(entry[said])
-                for said, key in _OBSERVED.items()
-                if type(entry.get(said)) in (int, float)
-            }
-            row = gathered.add(
-                tokens(source, f"{place}.in", entry.get("in")),
-                max(1, output_length),
-                time_ns=time_ns,
-                id=f"{name}/{number}",
-                session=name,
-                turn=next_turn(last and last[0]),
-                content=HashContent(collapse(ids)),
-                after=-1 if before is None else before.index,
-                delay_ns=delay_ns,
-                scope=self.name,
-                model=entry.get("model"),
-                observed=observed or None,
-                extra={"tool": "any"} if entry.get("stop") == "tool_use" else None,
-            )
+            row = self._request(entry, place, time_ns, before, f"{name}/{number}", ids)
+            row.session, row.turn = name, turn
             if last is not None:
                 _name_output(*last, row, ids, self.block_size)
-            before, last = row, (row, ids)
+            before, last, turn = row, (row, ids), turn + 1
         if parent is not None and last is not None:
             last[0].extra = {**(last[0].extra or {}), "release": True}
+
+    def _request(
+        self,
+        entry: dict[str, Any],
+        place: str,
+        time_ns: int,
+        before: Row | None,
+        id: str,
+        ids: list[int],
+    ) -> Row:
+        output_length = tokens(self._source, f"{place}.out", entry.get("out"), 0)
+        if not output_length:
+            self._gathered.change("out 0 read as 1")
+        delay_ns, think = 0, entry.get("think_time")
+        if think is not None and before is not None:
+            delay_ns = max(0, instant(self._source, f"{place}.think_time", think, NS_PER_S))
+        elif before is not None:
+            self._gathered.change("no think_time: read as 0")
+        observed = {
+            name: float(entry[key])
+            for key, name in _OBSERVED.items()
+            if type(entry.get(key)) in (int, float)
+        }
+        return self._gathered.add(
+            tokens(self._source, f"{place}.in", entry.get("in")),
+            max(1, output_length),
+            time_ns=time_ns,
+            id=id,
+            content=HashContent(collapse(ids)),
+            after=-1 if before is None else before.index,
+            delay_ns=delay_ns,
+            scope=self.name,
+            model=entry.get("model"),
+            observed=observed or None,
+            extra={"tool": "any"} if entry.get("stop") == "tool_use" else None,
+        )
 
     def _ids(self, entry: dict[str, Any], place: str) -> list[int]:
         """The ids of a prompt: one for each whole block."""
