@@ -218,10 +218,15 @@ def _options() -> Iterator[inspect.Parameter]:
             yield _option(key, str, flag, _metavar(kind), text, panel)
 
 
+_WIDEST = 60
+"""Characters of choices that stand beside a flag; the texts of others name them."""
+
+
 def _metavar(kind: Any) -> str:
     """What stands for a value: its choices, or X, N or TEXT."""
     if choices := _choices(kind):
-        return "|".join(choices)
+        listed = "|".join(choices)
+        return listed if len(listed) <= _WIDEST else "TYPE"
     members = get_args(kind) or (kind,)
     return "X" if float in members else "TEXT" if str in members else "N"
 
