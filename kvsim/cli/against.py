@@ -8,7 +8,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer import Argument, Option
@@ -52,31 +52,28 @@ class Asked(Bundle):
     """What a measured run is asked."""
 
     measured: MeasuredFile = None
-    tolerance: Annotated[
-        float | None,
-        Option(min=0, metavar="SHARE", help="Exit with code 3 if a figure is farther off."),
-    ] = None
-    corrections: Annotated[
-        bool, Option("--corrections/--no-corrections", help="Try what would explain the rest.")
-    ] = True
-    fit: Annotated[
-        str | None,
-        Option(
-            metavar="FILE",
-            help="First fit constants of the machine to the run, and write the profile there.",
-        ),
-    ] = None
-    fit_first: Annotated[
-        int, Option(min=1, metavar="N", help="Requests that --fit takes; the others judge.")
-    ] = FIRST
+    tolerance: float | None = Option(
+        None, min=0, metavar="SHARE", help="Exit with code 3 if a figure is farther off."
+    )
+    corrections: bool = Option(
+        True, "--corrections/--no-corrections", help="Try what would explain the rest."
+    )
+    fit: str | None = Option(
+        None,
+        metavar="FILE",
+        help="First fit constants of the machine to the run, and write the profile there.",
+    )
+    fit_first: int = Option(
+        FIRST, min=1, metavar="N", help="Requests that --fit takes; the others judge."
+    )
 
 
 @takes_bundles
 def check(
     *,
-    result: Annotated[
-        str, Argument(metavar="RESULT", help="Of vllm bench serve --save-detailed, or a trace.")
-    ],
+    result: str = Argument(
+        metavar="RESULT", help="Of vllm bench serve --save-detailed, or a trace."
+    ),
     asked: Asked,
     config: ConfigFile = None,
     form: TraceForm,
@@ -155,32 +152,29 @@ Table = dict[str, Any]
 class Engine(Bundle):
     """What is run, and where."""
 
-    profile: Annotated[
-        str | None, Option(metavar="FILE", help="What `kvsim calibrate` measured here.")
-    ] = None
-    device: Annotated[str, Option(metavar="cuda|cpu", help="Where the engine runs.")] = "cuda"
-    policies: Annotated[
-        str, Option(metavar="NAMES", help="Of recompute, swap, prefix-caching, chunked-prefill.")
-    ] = "recompute,swap,prefix-caching"
+    profile: str | None = Option(None, metavar="FILE", help="What `kvsim calibrate` measured here.")
+    device: str = Option("cuda", metavar="cuda|cpu", help="Where the engine runs.")
+    policies: str = Option(
+        "recompute,swap,prefix-caching",
+        metavar="NAMES",
+        help="Of recompute, swap, prefix-caching, chunked-prefill.",
+    )
 
 
 class Stages(Bundle):
     """Where the files of a validation are, and from which of them to go on."""
 
-    out: Annotated[str, Option(metavar="DIR", help="Folder of the results.")] = "runs/validate"
-    prepare: Annotated[
-        str | None,
-        Option(metavar="FILE", help="Only write the setup, to measure it elsewhere."),
-    ] = None
-    source: Annotated[
-        str | None,
-        Option("--from", metavar="FILE", help="Continue from a recording, or draw a result."),
-    ] = None
-    trust: Annotated[
-        list[str] | None,
-        Option(metavar="MODULE:NAME", help="Code of your own that the file of --from may run."),
-    ] = None
-    html: Annotated[str | None, Option(metavar="FILE", help="The page; default: in --out.")] = None
+    out: str = Option("runs/validate", metavar="DIR", help="Folder of the results.")
+    prepare: str | None = Option(
+        None, metavar="FILE", help="Only write the setup, to measure it elsewhere."
+    )
+    source: str | None = Option(
+        None, "--from", metavar="FILE", help="Continue from a recording, or draw a result."
+    )
+    trust: list[str] | None = Option(
+        None, metavar="MODULE:NAME", help="Code of your own that the file of --from may run."
+    )
+    html: str | None = Option(None, metavar="FILE", help="The page; default: in --out.")
 
     def go_on(self, profile: str | None) -> None:
         """Continue from a recording to a result, or from a result to its page."""
@@ -297,28 +291,23 @@ def _settings(trace: Trace, made: Table, config: str | None, flags: Given) -> Ru
 
 
 def conform(
-    cases: Annotated[
-        list[str],
-        Argument(
-            metavar="CASES...",
-            help="Case folders, files with one case a line, folders of such files; or two logs.",
-        ),
-    ],
-    engine: Annotated[str | None, Option(metavar="NAME", help="The engine to run.")] = None,
-    router: Annotated[
-        str | None, Option(metavar="NAME", help="The router to compare, instead of an engine.")
-    ] = None,
-    release: Annotated[
-        str | None,
-        Option(
-            metavar="VERSION",
-            help="Decide as this release of vLLM V1; default: the one that recorded the case.",
-        ),
-    ] = None,
-    out: Annotated[str | None, Option(metavar="DIR", help="Write the step logs here.")] = None,
-    against: Annotated[
-        bool, Option("--against", help="Compare two step logs: A.steps.jsonl B.steps.jsonl.")
-    ] = False,
+    cases: list[str] = Argument(
+        metavar="CASES...",
+        help="Case folders, files with one case a line, folders of such files; or two logs.",
+    ),
+    engine: str | None = Option(None, metavar="NAME", help="The engine to run."),
+    router: str | None = Option(
+        None, metavar="NAME", help="The router to compare, instead of an engine."
+    ),
+    release: str | None = Option(
+        None,
+        metavar="VERSION",
+        help="Decide as this release of vLLM V1; default: the one that recorded the case.",
+    ),
+    out: str | None = Option(None, metavar="DIR", help="Write the step logs here."),
+    against: bool = Option(
+        False, "--against", help="Compare two step logs: A.steps.jsonl B.steps.jsonl."
+    ),
 ) -> None:
     """Replay recorded cases on the virtual clock and compare every decision.
 
@@ -490,35 +479,6 @@ def _compare_logs(paths: list[str]) -> int:
     return 1
 
 
-Workloads = Annotated[
-    list[str] | None,
-    Option(
-        "--workload",
-        metavar="NAME",
-        help="A name such as W1, or `decode` for all of decode-N; may be repeated. Default: the"
-        " usual ones of the settings; conversation-N only with --trace.",
-    ),
-]
-BenchSettings = Annotated[
-    list[str] | None,
-    Option(
-        "--settings",
-        metavar="NAME|FILE",
-        help="An engine such as sglang, `feature` or `own` for all features of vLLM V1 or policies"
-        " of one's own, or a TOML file of settings; may be repeated. Default: all; vllm-v1 if there"
-        " is a --workload.",
-    ),
-]
-BenchTrace = Annotated[
-    str | None,
-    Option(
-        "--trace", metavar="FILE", help="Mooncake's conversation_trace.jsonl, for conversation-N."
-    ),
-]
-Earlier = Annotated[
-    str | None,
-    Option("--compare", metavar="FILE", help="Show the ratio to an earlier output of --json."),
-]
 _BENCH_WIDTH = 120
 """Columns of the widest table; a narrow terminal folds its lines."""
 
@@ -526,32 +486,45 @@ _BENCH_WIDTH = 120
 class Peer(Bundle):
     """Another simulator to measure beside."""
 
-    name: Annotated[
-        str | None,
-        Option(
-            "--peer",
-            metavar="aisimulate",
-            help="Run another simulator in turns, on the same requests with its prefix cache on.",
-        ),
-    ] = None
-    python: Annotated[
-        str, Option("--peer-python", metavar="PATH", help="The Python that has it.")
-    ] = "python3"
+    name: str | None = Option(
+        None,
+        "--peer",
+        metavar="aisimulate",
+        help="Run another simulator in turns, on the same requests with its prefix cache on.",
+    )
+    python: str = Option("python3", "--peer-python", metavar="PATH", help="The Python that has it.")
 
 
 @takes_bundles
 def bench(
     *,
-    names: Workloads = None,
-    engines: BenchSettings = None,
-    repeats: Annotated[int, Option(min=1, metavar="N", help="Runs of each.")] = 3,
-    trace: BenchTrace = None,
+    names: list[str] | None = Option(
+        None,
+        "--workload",
+        metavar="NAME",
+        help="A name such as W1, or `decode` for all of decode-N; may be repeated. Default: the"
+        " usual ones of the settings; conversation-N only with --trace.",
+    ),
+    engines: list[str] | None = Option(
+        None,
+        "--settings",
+        metavar="NAME|FILE",
+        help="An engine such as sglang, `feature` or `own` for all features of vLLM V1 or policies"
+        " of one's own, or a TOML file of settings; may be repeated. Default: all; vllm-v1 if there"
+        " is a --workload.",
+    ),
+    repeats: int = Option(3, min=1, metavar="N", help="Runs of each."),
+    trace: str | None = Option(
+        None, metavar="FILE", help="Mooncake's conversation_trace.jsonl, for conversation-N."
+    ),
     as_json: AsJson = False,
-    stored: Earlier = None,
+    stored: str | None = Option(
+        None, "--compare", metavar="FILE", help="Show the ratio to an earlier output of --json."
+    ),
     peer: Peer,
-    around: Annotated[
-        bool, Option("--around", help="Measure what a run costs besides the simulation.")
-    ] = False,
+    around: bool = Option(
+        False, "--around", help="Measure what a run costs besides the simulation."
+    ),
 ) -> None:
     """Measure CPU time and memory of runs that anybody can rebuild.
 

@@ -31,13 +31,10 @@ Out = Annotated[str | None, Option("--out", metavar="FILE", help="Also a page, H
 class Blocks(Bundle, kw_only=True):
     """A trace, and the blocks that it is cut into."""
 
-    trace: Annotated[
-        str, Argument(metavar="TRACE", help="As for `kvsim run --trace`: a file, or chat.")
-    ]
-    block_size: Annotated[
-        int | None,
-        Option(min=1, metavar="N", help="Tokens per block; default: that of the ids, else 16."),
-    ] = None
+    trace: str = Argument(metavar="TRACE", help="As for `kvsim run --trace`: a file, or chat.")
+    block_size: int | None = Option(
+        None, min=1, metavar="N", help="Tokens per block; default: that of the ids, else 16."
+    )
     form: TraceForm
 
     def open(self) -> tuple[Trace, int]:
@@ -49,13 +46,10 @@ class Blocks(Bundle, kw_only=True):
 class Counted(Blocks, kw_only=True):
     """What counts as a block, and as a hit."""
 
-    partial_blocks: Annotated[
-        bool,
-        Option("--partial-blocks", help="Keep partial last blocks, too; the last token may hit."),
-    ] = False
-    outputs: Annotated[
-        bool, Option("--outputs", help="Keep outputs that the trace names, too.")
-    ] = False
+    partial_blocks: bool = Option(
+        False, "--partial-blocks", help="Keep partial last blocks, too; the last token may hit."
+    )
+    outputs: bool = Option(False, "--outputs", help="Keep outputs that the trace names, too.")
 
     def counted(self) -> tuple[Trace, Counting]:
         """The trace, and how it is counted."""
@@ -69,13 +63,11 @@ class Sizes(Bundle, kw_only=True):
     """Capacities that are asked about, and requests that fill the cache first."""
 
     capacity: Annotated[list[int] | None, CAPACITY] = None
-    gib: Annotated[float | None, Option(metavar="X", help="A capacity in GiB of --model.")] = None
-    model: Annotated[
-        str | None, Option(metavar="NAME", help="Show capacities in its memory, too.")
-    ] = None
-    warm_up: Annotated[
-        int, Option(min=0, metavar="N", help="Requests at the start that are not measured.")
-    ] = 0
+    gib: float | None = Option(None, metavar="X", help="A capacity in GiB of --model.")
+    model: str | None = Option(None, metavar="NAME", help="Show capacities in its memory, too.")
+    warm_up: int = Option(
+        0, min=0, metavar="N", help="Requests at the start that are not measured."
+    )
 
     def asked(self, block_size: int) -> Asked:
         """What is asked, in blocks of so many tokens. Raises `ConfigError`."""
@@ -117,7 +109,7 @@ def curve(*, blocks: Counted, sizes: Sizes, out: Out = None, as_json: AsJson = F
 @takes_bundles
 def stream(
     *,
-    trace: Annotated[str, Argument(metavar="TRACE", help="A native trace, .gz too.")],
+    trace: str = Argument(metavar="TRACE", help="A native trace, .gz too."),
     sizes: Sizes,
     as_json: AsJson = False,
 ) -> None:
@@ -142,6 +134,7 @@ def _show(study: Study, *, as_json: bool) -> None:
         print(json_text(study.record()), end="")
         return
     rows = list(curve_rows(study))
+    # Without a model there are no bytes, and of a stream no optimum: these have no column.
     shown = [place for place in range(len(CURVE_HEAD)) if rows[0][place]]
     _print(
         sentences(study),
@@ -158,8 +151,8 @@ def sample(
     *,
     blocks: Blocks,
     capacity: Annotated[list[int], CAPACITY],
-    rate: Annotated[float, Option(metavar="X", help="Share of the blocks to keep.")] = 0.1,
-    seed: Annotated[int, Option(min=0, help="Another seed keeps other blocks.")] = 0,
+    rate: float = Option(0.1, metavar="X", help="Share of the blocks to keep."),
+    seed: int = Option(0, min=0, help="Another seed keeps other blocks."),
 ) -> None:
     """Estimate the hits of least recently used from a sample of the blocks."""
     from kvsim.explain.cache_curve import sampled_lru_tokens
@@ -188,9 +181,7 @@ def policies(
     *,
     blocks: Counted,
     capacity: Annotated[list[int], CAPACITY],
-    policy: Annotated[
-        list[str] | None, Option(metavar="NAME", help="May be repeated; default: all.")
-    ] = None,
+    policy: list[str] | None = Option(None, metavar="NAME", help="May be repeated; default: all."),
     as_json: AsJson = False,
 ) -> None:
     """Compare eviction policies with the optimum, in a cache alone."""
@@ -217,13 +208,11 @@ def policies(
 def audit(
     *,
     directory: RunDir,
-    eviction: Annotated[
-        list[str] | None,
-        Option(
-            metavar="NAME",
-            help="Run it again with this eviction, such as arc or belady; may be repeated.",
-        ),
-    ] = None,
+    eviction: list[str] | None = Option(
+        None,
+        metavar="NAME",
+        help="Run it again with this eviction, such as arc or belady; may be repeated.",
+    ),
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
@@ -288,7 +277,7 @@ def _recorded(directory: str) -> tuple[Recorded, Trace, RunConfig]:
     from kvsim.workload.keys import streams
 
     summary, requests, steps = read_results(directory)
-    if not summary["meta"]["prefix_caching"]:
+    if not summary["meta"].get("prefix_caching"):
         raise ConfigError(f"{directory}: a run without prefix caching has no hits to audit")
     trace, config = to_repeat(summary["meta"], directory)
     # A replica has some of the requests.

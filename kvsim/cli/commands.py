@@ -87,6 +87,7 @@ class SectionedCommand(TyperCommand):
             return super().parse_args(ctx, _unnamed(args))
         if trace is None or any(isinstance(each, TyperArgument) for each in self.params):
             return super().parse_args(ctx, args)
+        # No parameter of Typer's is both an option and an argument: what is left over is the trace.
         ctx.allow_extra_args = True
         rest = super().parse_args(ctx, args)
         if len(rest) == 1 and ctx.params["trace"] is None:
@@ -106,6 +107,7 @@ class SectionedCommand(TyperCommand):
                     left_out[section] = left_out.get(section, 0) + 1
                     continue
                 name, text = record
+                # Help breaks lines at hyphens, too, and a name in two pieces cannot be copied.
                 unbroken = _NAME.sub(lambda match: match[0].replace("-", _NO_BREAK), text)
                 sections.setdefault(section or "Options", []).append((name, unbroken))
         for title, records in sections.items():

@@ -4,8 +4,9 @@ they have to say: `report`, `why` and `diff`."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from typer import Argument, Option
 
@@ -18,23 +19,17 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from kvsim.explain.certainty import Comparison
     from kvsim.explain.differences import Waterfall
     from kvsim.explain.story import Story
     from kvsim.fleet import FleetRun
     from kvsim.fleet.result import Replica
-    from kvsim.report import Explanation, Run
-    from kvsim.report.files import Results
+    from kvsim.report import Explanation, Named
     from kvsim.results.blockmap import BlockMap
     from kvsim.run.result import Result
 
 
-Named = tuple[str, Any]
-"""A run and its name."""
-
-
 class Kind(NamedTuple):
-    """What is done with runs of one kind; each run has a `summary` and `requests`."""
+    """What is done with runs of one kind."""
 
     simulate: Callable[..., Any]
     """Runs a trace with settings."""
@@ -44,10 +39,13 @@ class Kind(NamedTuple):
     """Writes a run into a folder."""
     explain: Callable[[Named, Named], Explanation]
     """Says why the second run differs from the first."""
-    diff_page: Callable[[Named, Named], str]
-    """Makes the page of that."""
-    comparison_page: Callable[[Sequence[Named], Comparison | None], str]
-    """Makes the page of several runs."""
+    room: str
+    """The module that makes pages, with `build_diff` and `build_comparison`."""
+
+    @property
+    def pages(self) -> Any:
+        """That module, imported at last."""
+        return import_module(self.room)
 
 
 def write_run(
@@ -88,43 +86,14 @@ def of_engines() -> Kind:
     from kvsim.report import explain, read_results
     from kvsim.run.simulation import simulate
 
-    def tables(named: tuple[str, Result | Results]) -> Run:
-        name, run = named
-        return name, run.summary, run.requests, run.steps
-
-    def diff_page(first: Named, other: Named) -> str:
-        from kvsim.report.pages.compare import build_diff
-
-        return build_diff(tables(first), tables(other))
-
-    def comparison_page(runs: Sequence[Named], comparison: Comparison | None) -> str:
-        from kvsim.report.pages.compare import build_comparison
-
-        return build_comparison(list(map(tables, runs)), comparison)
-
-    return Kind(
-        simulate,
-        read_results,
-        write_run,
-        lambda first, other: explain(tables(first), tables(other)),
-        diff_page,
-        comparison_page,
-    )
+    return Kind(simulate, read_results, write_run, explain, "kvsim.report.pages.compare")
 
 
 def of_fleets() -> Kind:
     """Several replicas each, behind a router."""
     from kvsim.fleet import explain_fleets, read_fleet, simulate_contender
-    from kvsim.fleet.page import build_fleet_comparison, build_fleet_diff
 
-    return Kind(
-        simulate_contender,
-        read_fleet,
-        write_replicas,
-        explain_fleets,
-        build_fleet_diff,
-        build_fleet_comparison,
-    )
+    return Kind(simulate_contender, read_fleet, write_replicas, explain_fleets, "kvsim.fleet.page")
 
 
 def report(directory: RunDir) -> None:
@@ -147,8 +116,8 @@ _REMEDY = "Give two runs of the same trace."
 
 
 def diff(
-    first: Annotated[str, Argument(metavar="RUN_A", help="Folder written by `kvsim run --out`.")],
-    other: Annotated[str, Argument(metavar="RUN_B", help="The run to compare with it.")],
+    first: str = Argument(metavar="RUN_A", help="Folder written by `kvsim run --out`."),
+    other: str = Argument(metavar="RUN_B", help="The run to compare with it."),
     out: OutDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -161,6 +130,7 @@ def diff(
     kind = of_fleets() if fleets else of_engines()
     runs = kind.read(first), kind.read(other)
     names = Path(first).resolve().name, Path(other).resolve().name
+    # Folders of one name are told apart by their paths, as they were given.
     if names[0] == names[1]:
         names = first, other if other != first else f"{other} again"
     one, two = zip(names, runs, strict=True)
@@ -182,7 +152,7 @@ def diff(
         _render_difference(explanation, make_console(), replicas)
     if out is None:
         return
-    write_together(out, {"diff.json": record, "diff.html": kind.diff_page(one, two)})
+    write_together(out, {"diff.json": record, "diff.html": kind.pages.build_diff(one, two)})
     tell_written(out, "diff.html")
 
 
@@ -234,11 +204,11 @@ TAILS = "ttft, tpot, e2el, queue"
 
 def why(
     directory: RunDir,
-    request: Annotated[str | None, Option(metavar="ID", help="Id of the request.")] = None,
-    p99: Annotated[
-        str | None, Option("--p99", metavar="LATENCY", help=f"Why its tail is slow: {TAILS}.")
-    ] = None,
-    html: Annotated[str | None, Option(metavar="FILE", help="Write it as a page, too.")] = None,
+    request: str | None = Option(None, metavar="ID", help="Id of the request."),
+    p99: str | None = Option(
+        None, "--p99", metavar="LATENCY", help=f"Why its tail is slow: {TAILS}."
+    ),
+    html: str | None = Option(None, metavar="FILE", help="Write it as a page, too."),
     as_json: AsJson = False,
 ) -> None:
     """Tell one request's story: what it waited for, what delayed it, where its time went.

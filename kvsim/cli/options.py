@@ -6,6 +6,7 @@ A command takes a `Bundle` as one parameter, and Typer sees an option for each o
 @takes_bundles
 def run(*, trace: TracePath = None, form: TraceForm) -> None: ...
 ```
+An option of one command is the default of its parameter; one of several is a type, as `TracePath`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def takes_bundles(command: Callable[..., None]) -> Callable[..., None]:
         _made(command, given)
 
     options = list(_options(command))
+    # Typer takes defaults from the signature, and types from the annotations.
     unbundled.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     unbundled.__annotations__ = {each.name: each.annotation for each in options}
     return unbundled
@@ -126,17 +128,15 @@ MeasuredFile = Annotated[
 class TraceForm(Bundle):
     """How a trace is read, where its content does not say."""
 
-    trace_format: Annotated[
-        str | None, Option(metavar="NAME", help="Format of the trace, if its content is ambiguous.")
-    ] = None
-    columns: Annotated[
-        str | None,
-        Option(
-            metavar="ROLE=COLUMN,...",
-            help="Columns of a CSV or Parquet trace, as in"
-            " arrival_ms=ts,input=prompt,output=completion.",
-        ),
-    ] = None
+    trace_format: str | None = Option(
+        None, metavar="NAME", help="Format of the trace, if its content is ambiguous."
+    )
+    columns: str | None = Option(
+        None,
+        metavar="ROLE=COLUMN,...",
+        help="Columns of a CSV or Parquet trace, as in"
+        " arrival_ms=ts,input=prompt,output=completion.",
+    )
 
     def open(self, path: str) -> Trace:
         """The trace at `path`; the notes of its reader go to standard error."""
@@ -159,12 +159,10 @@ class Workers(Bundle):
     """Where the runs of a search take place."""
 
     jobs: Jobs = None
-    backend: Annotated[str, Option(metavar="NAME", help="local, or ray: on a Ray cluster.")] = (
-        "local"
+    backend: str = Option("local", metavar="NAME", help="local, or ray: on a Ray cluster.")
+    ray_address: str | None = Option(
+        None, metavar="ADDRESS", help="Ray cluster to use. Default: start Ray here."
     )
-    ray_address: Annotated[
-        str | None, Option(metavar="ADDRESS", help="Ray cluster to use. Default: start Ray here.")
-    ] = None
 
     def chosen(self) -> Backend:
         """The backend with this name. Raises `ConfigError`."""

@@ -50,42 +50,29 @@ SHORTEST, STEPS_PER_DOUBLING = 16, 4
 
 @app.command("import")
 def import_(
-    folder: Annotated[
-        str,
-        Argument(
-            metavar="DIR",
-            help="LLMServingSim: meta.yaml, tp1/attention.csv, ...;"
-            " AIConfigurator: decode.csv, prefill.csv, gemm.csv, moe_perf.parquet, ...",
-        ),
-    ],
+    *,
+    folder: str = Argument(
+        metavar="DIR",
+        help="LLMServingSim: meta.yaml, tp1/attention.csv, ...;"
+        " AIConfigurator: decode.csv, prefill.csv, gemm.csv, moe_perf.parquet, ...",
+    ),
     out: ProfileOut,
-    model: Annotated[
-        str | None,
-        Option(metavar="NAME", help="Model to price; LLMServingSim's tables name theirs."),
-    ] = None,
-    hardware: Annotated[
-        str | None,
-        Option(
-            metavar="NAME",
-            help="GPU that was measured; LLMServingSim's tables name it, but not its links.",
-        ),
-    ] = None,
-    tensor_parallel_size: Annotated[
-        int, Option(min=1, metavar="N", help="GPUs that share each layer.")
-    ] = 1,
-    created: Annotated[
-        str, Option(metavar="DATE", help="When AIConfigurator's tables were made.")
-    ] = "",
-    note: Annotated[
-        str, Option(metavar="TEXT", help="With what AIConfigurator's tables were made.")
-    ] = "",
-    surface: Annotated[
-        bool,
-        Option(
-            help="LLMServingSim: fit surfaces, so that the profile holds none of the rows;"
-            " AIConfigurator's tables always become surfaces."
-        ),
-    ] = False,
+    model: str | None = Option(
+        None, metavar="NAME", help="Model to price; LLMServingSim's tables name theirs."
+    ),
+    hardware: str | None = Option(
+        None,
+        metavar="NAME",
+        help="GPU that was measured; LLMServingSim's tables name it, but not its links.",
+    ),
+    tensor_parallel_size: int = Option(1, min=1, metavar="N", help="GPUs that share each layer."),
+    created: str = Option("", metavar="DATE", help="When AIConfigurator's tables were made."),
+    note: str = Option("", metavar="TEXT", help="With what AIConfigurator's tables were made."),
+    surface: bool = Option(
+        False,
+        help="LLMServingSim: fit surfaces, so that the profile holds none of the rows;"
+        " AIConfigurator's tables always become surfaces.",
+    ),
 ) -> None:
     """Turn a folder of kernel times into a profile for --cost-model table."""
     from kvsim.cost.calibrate import aiconfigurator, llmservingsim
@@ -120,9 +107,8 @@ def import_(
 
 @app.command()
 def fit(
-    rows: Annotated[
-        list[str], Argument(metavar="ROWS...", help="PROFILE.16.rows.jsonl of a calibration.")
-    ],
+    *,
+    rows: list[str] = Argument(metavar="ROWS...", help="PROFILE.16.rows.jsonl of a calibration."),
     out: ProfileOut,
 ) -> None:
     """Fit the rows of `kvsim calibrate` again; equal rows make an equal file."""
@@ -134,11 +120,9 @@ def fit(
 def fit_run(
     *,
     name: Source,
-    run: Annotated[str, Option(metavar="RESULT", help="Of vllm bench serve --save-detailed.")],
+    run: str = Option(metavar="RESULT", help="Of vllm bench serve --save-detailed."),
     out: ProfileOut,
-    first: Annotated[
-        int, Option(min=1, metavar="N", help="Requests to fit; the others judge.")
-    ] = FIRST,
+    first: int = Option(FIRST, min=1, metavar="N", help="Requests to fit; the others judge."),
     measured: MeasuredFile = None,
     config: ConfigFile = None,
     form: TraceForm,
@@ -158,9 +142,7 @@ def fit_run(
 @app.command()
 def show(
     name: Source,
-    out: Annotated[
-        str | None, Option(metavar="FILE", help="Also a page with its curves, HTML.")
-    ] = None,
+    out: str | None = Option(None, metavar="FILE", help="Also a page with its curves, HTML."),
 ) -> None:
     """What was measured, where, how well it fits, and the ranges that it covers."""
     from kvsim.cost.calibrate.compare import parts
@@ -281,31 +263,23 @@ Count = Annotated[int | None, Option(min=1, metavar="N")]
 class Measured(Bundle):
     """What `kvsim_kernels.calibrate` is to time; its arguments have these names."""
 
-    device: Annotated[str, Option(metavar="cuda|cpu", help="The device to time.")] = "cuda"
-    block_size: Annotated[
-        list[int] | None,
-        Option(min=1, metavar="TOKENS", help="Tokens per block; repeat it for several."),
-    ] = None
-    dtype: Annotated[str, Option(metavar="TYPE", help="auto, float32, float16 or bfloat16.")] = (
-        "auto"
+    device: str = Option("cuda", metavar="cuda|cpu", help="The device to time.")
+    block_size: list[int] | None = Option(
+        None, min=1, metavar="TOKENS", help="Tokens per block; repeat it for several."
     )
-    kv_cache_dtype: Annotated[str, Option(metavar="TYPE", help="auto or fp8.")] = "auto"
-    kv_layout: Annotated[
-        str, Option(metavar="layer|cross", help="Layout of blocks in the pool.")
-    ] = "cross"
-    decode_kernel: Annotated[
-        str, Option(metavar="v1|v2", help="The kernel that whole steps use.")
-    ] = "v2"
-    all_reduce_gpus: Annotated[
-        int | None, Option(min=1, metavar="N", help="GPUs between which all-reduces are timed.")
-    ] = None
+    dtype: str = Option("auto", metavar="TYPE", help="auto, float32, float16 or bfloat16.")
+    kv_cache_dtype: str = Option("auto", metavar="TYPE", help="auto or fp8.")
+    kv_layout: str = Option("cross", metavar="layer|cross", help="Layout of blocks in the pool.")
+    decode_kernel: str = Option("v2", metavar="v1|v2", help="The kernel that whole steps use.")
+    all_reduce_gpus: int | None = Option(
+        None, min=1, metavar="N", help="GPUs between which all-reduces are timed."
+    )
     max_num_seqs: Count = None
     max_num_batched_tokens: Count = None
     max_model_len: Count = None
-    limit_s: Annotated[
-        float | None,
-        Option(min=1, metavar="S", help="Stop measuring then; the same command continues."),
-    ] = None
+    limit_s: float | None = Option(
+        None, min=1, metavar="S", help="Stop measuring then; the same command continues."
+    )
 
     def words(self) -> list[str]:
         """These options, as they are given on a command line."""
@@ -321,9 +295,9 @@ class Measured(Bundle):
 def calibrate(
     *,
     out: ProfileOut,
-    model: Annotated[
-        str, Option(metavar="NAME", help="A name in configs/models, or a TOML file.")
-    ] = "llama-3-8b",
+    model: str = Option(
+        "llama-3-8b", metavar="NAME", help="A name in configs/models, or a TOML file."
+    ),
     measured: Measured,
 ) -> None:
     """Time the kernels here and write a profile with its own held-out error.
@@ -345,42 +319,33 @@ def calibrate(
 class Priced(Bundle):
     """What is compared, and what prices it."""
 
-    model: Annotated[
-        list[str] | None,
-        Option(metavar="NAME", help=f"May be repeated; default: {DEFAULT_MODEL}."),
-    ] = None
-    hardware: Annotated[str, Option(metavar="NAME", help="GPU and its link.")] = DEFAULT_HARDWARE
-    tokens: Annotated[
-        list[int] | None, Option(min=1, metavar="N", help="Length to list; may be repeated.")
-    ] = None
-    layout: Annotated[
-        str | None,
-        Option(
-            metavar="layer|cross",
-            help="How a block is copied: layer by layer, keys and values apart (2 x layers"
-            " copies), or all layers in one; default: both.",
-        ),
-    ] = None
-    bandwidth_gb_s: Annotated[
-        float | None, Option(metavar="X", help="Link, one direction; default: hardware's.")
-    ] = None
-    copy_overhead_us: Annotated[
-        float | None, Option(metavar="X", help="Least time of a copy; default: hardware's.")
-    ] = None
-    block_size: Annotated[int, Option(min=1, metavar="N", help="Tokens per block.")] = 16
-    tensor_parallel_size: Annotated[
-        int, Option(min=1, metavar="N", help="GPUs that share each layer.")
-    ] = 1
-    cost_model: Annotated[
-        str | None,
-        Option(
-            metavar="NAME",
-            help="table, roofline or constant; default: a shipped profile, else the roofline.",
-        ),
-    ] = None
-    profile: Annotated[
-        str | None, Option(metavar="PROFILE", help="Profile that prices recompute.")
-    ] = None
+    model: list[str] | None = Option(
+        None, metavar="NAME", help=f"May be repeated; default: {DEFAULT_MODEL}."
+    )
+    hardware: str = Option(DEFAULT_HARDWARE, metavar="NAME", help="GPU and its link.")
+    tokens: list[int] | None = Option(
+        None, min=1, metavar="N", help="Length to list; may be repeated."
+    )
+    layout: str | None = Option(
+        None,
+        metavar="layer|cross",
+        help="How a block is copied: layer by layer, keys and values apart (2 x layers"
+        " copies), or all layers in one; default: both.",
+    )
+    bandwidth_gb_s: float | None = Option(
+        None, metavar="X", help="Link, one direction; default: hardware's."
+    )
+    copy_overhead_us: float | None = Option(
+        None, metavar="X", help="Least time of a copy; default: hardware's."
+    )
+    block_size: int = Option(16, min=1, metavar="N", help="Tokens per block.")
+    tensor_parallel_size: int = Option(1, min=1, metavar="N", help="GPUs that share each layer.")
+    cost_model: str | None = Option(
+        None,
+        metavar="NAME",
+        help="table, roofline or constant; default: a shipped profile, else the roofline.",
+    )
+    profile: str | None = Option(None, metavar="PROFILE", help="Profile that prices recompute.")
 
     def crossings(self, lengths: list[int]) -> list[ModelCrossings]:
         """The prices of requests of these lengths, for each model. Raises `ConfigError`."""
@@ -409,7 +374,7 @@ class Priced(Bundle):
 def crossover(
     *,
     priced: Priced,
-    out: Annotated[str | None, Option(metavar="FILE", help="Also a page, HTML.")] = None,
+    out: str | None = Option(None, metavar="FILE", help="Also a page, HTML."),
     as_json: AsJson = False,
 ) -> None:
     """Compare swapping a request out and in with computing it again, by length and link."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from typer import Option
 
@@ -34,14 +34,12 @@ if TYPE_CHECKING:
 class Further(Bundle):
     """What is noted and written besides tables and figures."""
 
-    csv: Annotated[bool, Option("--csv", help="Also write CSV tables.")] = False
-    page: Annotated[bool, Option("--report/--no-report", help="Write report.html.")] = True
-    step_log: Annotated[str | None, Option(metavar="FILE", help="Write every decision here.")] = (
-        None
+    csv: bool = Option(False, "--csv", help="Also write CSV tables.")
+    page: bool = Option(True, "--report/--no-report", help="Write report.html.")
+    step_log: str | None = Option(None, metavar="FILE", help="Write every decision here.")
+    block_map: bool = Option(
+        False, "--block-map", help="Also show which request held which block; takes longer."
     )
-    block_map: Annotated[
-        bool, Option("--block-map", help="Also show which request held which block; takes longer.")
-    ] = False
 
     def check(self, routers: Sequence[object], out: str | None) -> None:
         """Raises `ConfigError` for what several replicas do not show, and what needs a folder."""

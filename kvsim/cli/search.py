@@ -6,14 +6,15 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
+from math import isfinite
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from typer import Argument, Option
 
 from kvsim.cli.commands import command_line, note, progress_bar, simulate_shown, tell_written
-from kvsim.cli.folders import Kind, Named, of_engines, of_fleets
+from kvsim.cli.folders import Kind, of_engines, of_fleets
 from kvsim.cli.options import (
     AsJson,
     Bundle,
@@ -47,39 +48,37 @@ if TYPE_CHECKING:
 
 COMPARISON = "comparison.html"
 Configs = list[tuple[str, RunConfig]]
-Results = list[Named]
+Results = list[tuple[str, Any]]
 
 
 class Certainty(Bundle):
     """How sure differences have to be; without seeds, each configuration is run once."""
 
-    seeds: Annotated[
-        int | None,
-        Option(
-            min=2,
-            metavar="N",
-            help="Up to N seeds, the same for all; stops when every verdict is settled.",
-        ),
-    ] = None
-    confidence: Annotated[
-        float,
-        Option(min=0.5, max=0.9999, help="Confidence of all verdicts together, with --seeds."),
-    ] = 0.95
-    margin: Annotated[
-        float,
-        Option(min=0, help="Share of a value below which differences are none, with --seeds."),
-    ] = MARGIN
-    cost_uncertainty: Annotated[
-        bool,
-        Option(
-            "--cost-uncertainty",
-            help="Draw kernel times for each seed, within the errors of the profile.",
-        ),
-    ] = False
+    seeds: int | None = Option(
+        None,
+        min=2,
+        metavar="N",
+        help="Up to N seeds, the same for all; stops when every verdict is settled.",
+    )
+    confidence: float = Option(
+        0.95, min=0.5, max=0.9999, help="Confidence of all verdicts together, with --seeds."
+    )
+    margin: float = Option(
+        MARGIN, min=0, help="Share of a value below which differences are none, with --seeds."
+    )
+    cost_uncertainty: bool = Option(
+        False,
+        "--cost-uncertainty",
+        help="Draw kernel times for each seed, within the errors of the profile.",
+    )
     jobs: Jobs = None
 
     def check(self) -> None:
-        """Raises `ConfigError` if an option needs seeds, and there are none."""
+        """Raises `ConfigError` if an option needs seeds, and there are none, or is no number."""
+        if not isfinite(self.confidence + self.margin):  # NaN is within all bounds
+            raise ConfigError(
+                f"--confidence {self.confidence:g}, --margin {self.margin:g}: give finite numbers"
+            )
         of_seeds = {
             "--cost-uncertainty": self.cost_uncertainty,
             "--margin": self.margin != MARGIN,
@@ -92,10 +91,9 @@ class Certainty(Bundle):
 @takes_bundles
 def compare(
     *,
-    configs: Annotated[
-        list[str] | None,
-        Argument(metavar="CONFIG...", help="TOML files or names in configs/runs; or the trace."),
-    ] = None,
+    configs: list[str] | None = Argument(
+        None, metavar="CONFIG...", help="TOML files or names in configs/runs; or the trace."
+    ),
     trace: TracePath = None,
     form: TraceForm,
     out: OutDir = None,
@@ -236,7 +234,7 @@ def _show_comparison(
         for place, sentence in enumerate(session_words(summaries, comparison)):
             console.print(f"{'' if place else chr(10)}{sentence}")
     if out is not None:
-        page = kind.comparison_page(results, comparison)
+        page = kind.pages.build_comparison(results, comparison)
         for name, result in results:
             kind.write(result, Path(out) / name)
         write_together(out, {"comparison.json": record, COMPARISON: page})
@@ -258,6 +256,7 @@ def _show_upgrade(
     seed = results[after].summary["meta"]["seed"]
     with progress_bar(f"undoing changes of {after}", len(runs)) as progress:
         how = How(simulate_undone, jobs, progress)
+        # Without a change there is no run, and no list of the one seed.
         [without] = [*replicate(Load(trace), runs, [seed], attrgetter("summary"), how)] or [[]]
     console = make_console()
     console.print(f"\nWhat {after} changes against {before}, one change at a time", style="bold")
@@ -275,6 +274,7 @@ def _render_why(results: Results, kind: Kind, title: str, console: Console) -> N
 
 
 def _whole(result: Any) -> Any:
+    """The result itself, by a function that other processes find by its name."""
     return result
 
 
@@ -285,11 +285,10 @@ MOST_LISTED, MOST_FIGURES = 5, 3
 class Swept(Bundle, kw_only=True):
     """What is swept, and where the results are."""
 
-    out: Annotated[str, Option(metavar="DIR", help="Results, table and page.")]
-    folders: Annotated[
-        list[str] | None,
-        Argument(metavar="[TRACE|DIR...]", help="As --trace; with --merge, sweeps to join."),
-    ] = None
+    out: str = Option(metavar="DIR", help="Results, table and page.")
+    folders: list[str] | None = Argument(
+        None, metavar="[TRACE|DIR...]", help="As --trace; with --merge, sweeps to join."
+    )
     trace: TracePath = None
     config: ConfigFile = None
 
@@ -304,41 +303,31 @@ class Swept(Bundle, kw_only=True):
 class Points(Bundle):
     """Which settings are tried, and what judges them."""
 
-    grid: Annotated[
-        list[str] | None,
-        Option(metavar="KEY=VALUES", help="1,2,3 or lin(0,1,5) or log(1,64,7); any number."),
-    ] = None
-    rows: Annotated[
-        list[str] | None,
-        Option("--list", metavar="KEY=VALUES|FILE", help="Values taken row by row."),
-    ] = None
-    random: Annotated[
-        list[str] | None,
-        Option(metavar="KEY=LAW", help="uniform(A,B), loguniform(A,B) or choice(X,Y)."),
-    ] = None
-    samples: Annotated[
-        int | None, Option(min=1, metavar="N", help="Number of points to draw; default: 32.")
-    ] = None
-    sample_seed: Annotated[int, Option(min=0, metavar="N", help="Seed of the drawn points.")] = 0
-    seeds: Annotated[int | None, Option(min=1, metavar="N", help="Run every point on N seeds.")] = (
-        None
+    grid: list[str] | None = Option(
+        None, metavar="KEY=VALUES", help="1,2,3 or lin(0,1,5) or log(1,64,7); any number."
     )
-    slo: Annotated[
-        str | None,
-        Option(metavar="BOUNDS", help="Objectives, as in p99_ttft<2s,p99_tpot<60ms."),
-    ] = None
+    rows: list[str] | None = Option(
+        None, "--list", metavar="KEY=VALUES|FILE", help="Values taken row by row."
+    )
+    random: list[str] | None = Option(
+        None, metavar="KEY=LAW", help="uniform(A,B), loguniform(A,B) or choice(X,Y)."
+    )
+    samples: int | None = Option(
+        None, min=1, metavar="N", help="Number of points to draw; default: 32."
+    )
+    sample_seed: int = Option(0, min=0, metavar="N", help="Seed of the drawn points.")
+    seeds: int | None = Option(None, min=1, metavar="N", help="Run every point on N seeds.")
+    slo: str | None = Option(
+        None, metavar="BOUNDS", help="Objectives, as in p99_ttft<2s,p99_tpot<60ms."
+    )
 
 
 class Parts(Bundle):
     """Which part of a sweep is run, and what is noted."""
 
-    ledger: Annotated[
-        bool, Option("--ledger", help="Also say where time and prompt tokens went.")
-    ] = False
-    shard: Annotated[
-        str | None, Option(metavar="K/N", help="Run only this part; --merge joins them.")
-    ] = None
-    merge: Annotated[bool, Option("--merge", help="Join the runs of DIR...")] = False
+    ledger: bool = Option(False, "--ledger", help="Also say where time and prompt tokens went.")
+    shard: str | None = Option(None, metavar="K/N", help="Run only this part; --merge joins them.")
+    merge: bool = Option(False, "--merge", help="Join the runs of DIR...")
 
 
 @takes_bundles
@@ -369,9 +358,10 @@ def sweep(
 
         if not swept.folders:
             raise ConfigError("--merge: no folders; give kvsim sweep --merge DIR... --out DIR")
-        if swept.trace or any(tried):
+        if any((swept.trace, *tried, points.slo)):
             raise ConfigError(
-                "--merge: joins finished runs; leave out --trace, --grid, --list and --random"
+                "--merge: joins finished runs; leave out --trace, --grid, --list, --random and"
+                " --slo"
             )
         _finish(out, merge(swept.folders, out), as_json)
         return
@@ -408,9 +398,9 @@ def _finish(out: str, plan: Plan, as_json: bool) -> None:
     from kvsim.search.sweep_page import PAGE, build_page
     from kvsim.writing import json_text, write_together
 
-    outcomes = swept.gather(Store(out), plan, out)
-    chosen = swept.choose(plan, outcomes)
-    table, page = swept.table_bytes(plan, outcomes), build_page(plan, chosen)
+    records = swept.gather(Store(out), plan, out)
+    chosen = swept.choose(plan, records)
+    table, page = swept.table_bytes(plan, records), build_page(plan, chosen)
     write_together(out, {swept.MANIFEST: swept.manifest(plan), swept.TABLE: table, PAGE: page})
     if as_json:
         print(json_text(swept.chosen_record(chosen)), end="")
@@ -440,34 +430,28 @@ class Question(Bundle, kw_only=True):
     """What is looked for, and among which values."""
 
     slo: Objectives
-    find: Annotated[
-        str,
-        Option(
-            metavar="KNOB",
-            help="num_gpu_blocks, gpu_memory_utilization, kv_offloading_size,"
-            " replicas, request_rate, watermark, max_num_batched_tokens or max_num_seqs.",
-        ),
-    ]
+    find: str = Option(
+        metavar="KNOB",
+        help="num_gpu_blocks, gpu_memory_utilization, kv_offloading_size,"
+        " replicas, request_rate, watermark, max_num_batched_tokens or max_num_seqs.",
+    )
     trace: TracePath = None
     config: ConfigFile = None
-    low: Annotated[float | None, Option("--from", metavar="X", help="Try nothing below.")] = None
-    high: Annotated[float | None, Option("--to", metavar="X", help="Try nothing above.")] = None
-    seeds: Annotated[int, Option(min=1, metavar="N", help="Seeds, the same for every value.")] = 5
-    hit_rate: Annotated[
-        float | None,
-        Option(
-            metavar="SHARE",
-            help="Assume shared prefixes: this share of the prompt tokens hits an unlimited"
-            " cache. For traces without content.",
-        ),
-    ] = None
-    prefixes: Annotated[
-        int, Option(min=1, metavar="N", help="With --hit-rate: number of different prefixes.")
-    ] = 16
-    price_per_gpu_hour: Annotated[
-        float | None,
-        Option(min=0, metavar="X", help="Also say what a million tokens cost, in dollars."),
-    ] = None
+    low: float | None = Option(None, "--from", metavar="X", help="Try nothing below.")
+    high: float | None = Option(None, "--to", metavar="X", help="Try nothing above.")
+    seeds: int = Option(5, min=1, metavar="N", help="Seeds, the same for every value.")
+    hit_rate: float | None = Option(
+        None,
+        metavar="SHARE",
+        help="Assume shared prefixes: this share of the prompt tokens hits an unlimited"
+        " cache. For traces without content.",
+    )
+    prefixes: int = Option(
+        16, min=1, metavar="N", help="With --hit-rate: number of different prefixes."
+    )
+    price_per_gpu_hour: float | None = Option(
+        None, min=0, metavar="X", help="Also say what a million tokens cost, in dollars."
+    )
 
 
 @takes_bundles
@@ -492,6 +476,9 @@ def size(
     from kvsim.writing import json_text, write_together
 
     objectives, find = parse_slo(question.slo), question.find
+    price = question.price_per_gpu_hour
+    if price is not None and not isfinite(price):
+        raise ConfigError(f"--price-per-gpu-hour: {price:g} is no price")
     loaded = fleet.settings.load(question.config)
     runner = workers.chosen()
     opened = form.requests(question.trace, loaded)
@@ -509,12 +496,12 @@ def size(
         for base in _bases(loaded, fleet, find):
             knob = sizing.make_knob(find, opened, to_table(base), bounds)
             varies = sizing.what_varies(opened, base, find)
+            # Where nothing is drawn at random, every seed gives the same.
             numbers = range(base.seed, base.seed + (question.seeds if varies else 1))
             lab = sizing.Laboratory(
                 opened, base, knob, objectives, numbers, store, runner, workers.jobs, done
             )
             searches.append(sizing.searched(lab, varies))
-    price = question.price_per_gpu_hour
     record = json_text(size_record(searches, price))
     if as_json:
         print(record, end="")
@@ -574,9 +561,9 @@ def _neighbours(lab: Laboratory, found: Answer) -> Table:
 class Trials(Bundle):
     """How many runs there are, and how many at a time."""
 
-    seeds: Annotated[
-        int, Option(min=2, metavar="N", help="Up to N seeds; stops when a verdict is settled.")
-    ] = 8
+    seeds: int = Option(
+        8, min=2, metavar="N", help="Up to N seeds; stops when a verdict is settled."
+    )
     jobs: Jobs = None
 
 
@@ -586,9 +573,7 @@ STYLES = {"better": "green", "worse": "red"}
 @takes_bundles
 def advise(
     *,
-    trace: Annotated[
-        str, Argument(metavar="TRACE", help="As for `kvsim run --trace`, such as chat.")
-    ],
+    trace: str = Argument(metavar="TRACE", help="As for `kvsim run --trace`, such as chat."),
     slo: Objectives,
     config: ConfigFile = None,
     trials: Trials,

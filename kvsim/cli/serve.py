@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from msgspec.structs import asdict
 from typer import Option
 
@@ -16,28 +14,25 @@ from kvsim.errors import ConfigError
 class Front(Bundle):
     """Where the server is, and as what."""
 
-    host: Annotated[
-        str | None, Option(metavar="ADDRESS", help="Address to listen at. Default: 127.0.0.1.")
-    ] = None
-    port: Annotated[
-        int | None,
-        Option(min=0, max=65535, metavar="N", help="Port. Default: 8000; 0: any free one."),
-    ] = None
-    served_model_name: Annotated[
-        str | None, Option(metavar="NAME", help="Name of the model, for clients.")
-    ] = None
+    host: str | None = Option(
+        None, metavar="ADDRESS", help="Address to listen at. Default: 127.0.0.1."
+    )
+    port: int | None = Option(
+        None, min=0, max=65535, metavar="N", help="Port. Default: 8000; 0: any free one."
+    )
+    served_model_name: str | None = Option(
+        None, metavar="NAME", help="Name of the model, for clients."
+    )
 
 
 class Pace(Bundle):
     """How simulated time passes."""
 
-    speed: Annotated[
-        float, Option(metavar="X", help="Simulated seconds in a second of the wall clock.")
-    ] = 1.0
-    as_fast_as_possible: Annotated[
-        bool, Option("--as-fast-as-possible", help="Answer at once, with simulated times.")
-    ] = False
-    hold: Annotated[int, Option(min=0, metavar="N", help="Begin when N requests have come.")] = 0
+    speed: float = Option(1.0, metavar="X", help="Simulated seconds in a second of the wall clock.")
+    as_fast_as_possible: bool = Option(
+        False, "--as-fast-as-possible", help="Answer at once, with simulated times."
+    )
+    hold: int = Option(0, min=0, metavar="N", help="Begin when N requests have come.")
 
     def check(self) -> None:
         """Raises `ConfigError` if no time could pass."""
@@ -52,25 +47,21 @@ class Pace(Bundle):
 class Answers(Bundle):
     """What clients and routers are told."""
 
-    stream_interval: Annotated[
-        int | None,
-        Option(min=1, metavar="N", help="Tokens from one event of a stream to the next."),
-    ] = None
-    lora_modules: Annotated[
-        list[str] | None,
-        Option(metavar="NAME=PATH", help="An adapter that clients may ask for; may be repeated."),
-    ] = None
-    mean_output_tokens: Annotated[
-        float,
-        Option(
-            min=1,
-            metavar="N",
-            help="Mean length of answers without ignore_eos; inf: all of max_tokens.",
-        ),
-    ] = 256.0
-    kv_events_config: Annotated[
-        str | None, Option(metavar="JSON", help="As of vllm serve: publish KV events.")
-    ] = None
+    stream_interval: int | None = Option(
+        None, min=1, metavar="N", help="Tokens from one event of a stream to the next."
+    )
+    lora_modules: list[str] | None = Option(
+        None, metavar="NAME=PATH", help="An adapter that clients may ask for; may be repeated."
+    )
+    mean_output_tokens: float = Option(
+        256.0,
+        min=1,
+        metavar="N",
+        help="Mean length of answers without ignore_eos; inf: all of max_tokens.",
+    )
+    kv_events_config: str | None = Option(
+        None, metavar="JSON", help="As of vllm serve: publish KV events."
+    )
 
 
 @takes_bundles

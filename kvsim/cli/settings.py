@@ -49,38 +49,31 @@ if TYPE_CHECKING:
 class Given(Bundle, kw_only=True):
     """Every setting of a run, as flags."""
 
-    assignments: Annotated[
-        list[str] | None,
-        Option("--set", metavar="KEY=VALUE", help="Any setting, as in --set cost.step_us=5000."),
-    ] = None
+    assignments: list[str] | None = Option(
+        None, "--set", metavar="KEY=VALUE", help="Any setting, as in --set cost.step_us=5000."
+    )
     flags: Flags
 
 
 class Settings(Bundle, kw_only=True):
     """The settings of a run, and where a real server says its own."""
 
-    startup_log: Annotated[
-        str | None,
-        Option(
-            metavar="FILE",
-            help="Settings and block count from the log of a vLLM or SGLang server; .gz too.",
-        ),
-    ] = None
-    vllm: Annotated[
-        str | None,
-        Option(
-            metavar="COMMAND",
-            help="Settings from `vllm serve ...` or `python -m sglang.launch_server ...`.",
-        ),
-    ] = None
-    vllm_file: Annotated[
-        str | None,
-        Option(
-            metavar="FILE",
-            help="Settings from the command in a shell script, or from the meta.json of a recorded"
-            " run.",
-        ),
-    ] = None
+    startup_log: str | None = Option(
+        None,
+        metavar="FILE",
+        help="Settings and block count from the log of a vLLM or SGLang server; .gz too.",
+    )
+    vllm: str | None = Option(
+        None,
+        metavar="COMMAND",
+        help="Settings from `vllm serve ...` or `python -m sglang.launch_server ...`.",
+    )
+    vllm_file: str | None = Option(
+        None,
+        metavar="FILE",
+        help="Settings from the command in a shell script, or from the meta.json of a recorded"
+        " run.",
+    )
     given: Given
 
     @cached_property
@@ -225,10 +218,15 @@ def _options() -> Iterator[inspect.Parameter]:
             yield _option(key, str, flag, _metavar(kind), text, panel)
 
 
+_WIDEST = 60
+"""Characters of choices that stand beside a flag; the texts of others name them."""
+
+
 def _metavar(kind: Any) -> str:
     """What stands for a value: its choices, or X, N or TEXT."""
     if choices := _choices(kind):
-        return "|".join(choices)
+        listed = "|".join(choices)
+        return listed if len(listed) <= _WIDEST else "TYPE"
     members = get_args(kind) or (kind,)
     return "X" if float in members else "TEXT" if str in members else "N"
 
@@ -267,22 +265,19 @@ Flags.__signature__ = inspect.Signature(list(_options()))  # type: ignore[attr-d
 class FleetOptions(Bundle, kw_only=True):
     """How many engines there are, who sends them requests, and their settings."""
 
-    replicas: Annotated[
-        int | None, Option(min=1, metavar="N", help="Simulate N engines and a router.")
-    ] = None
-    prefill_replicas: Annotated[
-        int | None,
-        Option(min=1, metavar="N", help="Split prefill and decode: N engines compute prompts."),
-    ] = None
-    decode_replicas: Annotated[
-        int | None, Option(min=1, metavar="N", help="N engines generate the outputs.")
-    ] = None
-    router: Annotated[
-        str | None, Option(metavar="NAME", help="The router: round-robin, dynamo-kv, ...")
-    ] = None
-    router_set: Annotated[
-        list[str] | None, Option(metavar="KEY=VALUE", help="An argument of the router.")
-    ] = None
+    replicas: int | None = Option(None, min=1, metavar="N", help="Simulate N engines and a router.")
+    prefill_replicas: int | None = Option(
+        None, min=1, metavar="N", help="Split prefill and decode: N engines compute prompts."
+    )
+    decode_replicas: int | None = Option(
+        None, min=1, metavar="N", help="N engines generate the outputs."
+    )
+    router: str | None = Option(
+        None, metavar="NAME", help="The router: round-robin, dynamo-kv, ..."
+    )
+    router_set: list[str] | None = Option(
+        None, metavar="KEY=VALUE", help="An argument of the router."
+    )
     settings: Settings
 
     def table(self) -> dict[str, Any]:

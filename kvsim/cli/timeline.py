@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from typer import Option
 
@@ -15,23 +15,19 @@ from kvsim.errors import ConfigError
 class Served(Bundle):
     """What the server would have said of itself during a run."""
 
-    kv_events: Annotated[
-        str | None,
-        Option(metavar="FILE", help="KV events as vLLM publishes them: .jsonl, or msgpack."),
-    ] = None
-    openmetrics: Annotated[
-        str | None, Option(metavar="FILE", help="vLLM's metrics, as OpenMetrics text.")
-    ] = None
-    interval: Annotated[
-        float, Option(metavar="S", help="Seconds from one scrape of metrics to the next.")
-    ] = 15.0
-    start: Annotated[
-        float, Option(metavar="UNIX", help="Time of the begin of the run in metrics.")
-    ] = 0.0
-    trust: Annotated[
-        list[str] | None,
-        Option(metavar="NAME", help="Code of your own that the run had; may be repeated."),
-    ] = None
+    kv_events: str | None = Option(
+        None, metavar="FILE", help="KV events as vLLM publishes them: .jsonl, or msgpack."
+    )
+    openmetrics: str | None = Option(
+        None, metavar="FILE", help="vLLM's metrics, as OpenMetrics text."
+    )
+    interval: float = Option(
+        15.0, metavar="S", help="Seconds from one scrape of metrics to the next."
+    )
+    start: float = Option(0.0, metavar="UNIX", help="Time of the begin of the run in metrics.")
+    trust: list[str] | None = Option(
+        None, metavar="NAME", help="Code of your own that the run had; may be repeated."
+    )
 
     def write(self, meta: Mapping[str, Any]) -> None:
         """Play a run again, and write what is asked for. Raises `ConfigError`."""
@@ -65,18 +61,14 @@ class Served(Bundle):
 def timeline(
     *,
     directory: RunDir,
-    out: Annotated[
-        str | None, Option(metavar="FILE", help="The trace: .json, or .json.gz.")
-    ] = None,
-    begin_s: Annotated[
-        float | None, Option("--from", metavar="S", help="Begin at this simulated second.")
-    ] = None,
-    end_s: Annotated[
-        float | None, Option("--to", metavar="S", help="End at this simulated second.")
-    ] = None,
-    request: Annotated[
-        list[str] | None, Option(metavar="ID", help="Only this request; may be repeated.")
-    ] = None,
+    out: str | None = Option(None, metavar="FILE", help="The trace: .json, or .json.gz."),
+    begin_s: float | None = Option(
+        None, "--from", metavar="S", help="Begin at this simulated second."
+    ),
+    end_s: float | None = Option(None, "--to", metavar="S", help="End at this simulated second."),
+    request: list[str] | None = Option(
+        None, metavar="ID", help="Only this request; may be repeated."
+    ),
     served: Served,
 ) -> None:
     """Write a run as a Chrome trace: open it in ui.perfetto.dev or chrome://tracing."""

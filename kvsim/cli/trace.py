@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
 
 from typer import Argument, Option
 
@@ -16,9 +15,7 @@ app = group_of("trace")
 
 @app.command()
 @takes_bundles
-def info(
-    *, file: Annotated[str, Argument(metavar="FILE")], form: TraceForm, as_json: AsJson = False
-) -> None:
+def info(*, file: str = Argument(metavar="FILE"), form: TraceForm, as_json: AsJson = False) -> None:
     """Counts, lengths, rates, and how much of the input a prefix cache could save at most."""
     from kvsim.explain.info import render, trace_info
     from kvsim.workload import open_trace
@@ -30,7 +27,7 @@ def info(
 
 @app.command()
 @takes_bundles
-def check(*, file: Annotated[str, Argument(metavar="FILE")], form: TraceForm) -> None:
+def check(*, file: str = Argument(metavar="FILE"), form: TraceForm) -> None:
     """Say whether a trace can be read, and if not, why: file, line and field of each fault."""
     from kvsim.workload import check_trace
 
@@ -47,12 +44,12 @@ def check(*, file: Annotated[str, Argument(metavar="FILE")], form: TraceForm) ->
 @takes_bundles
 def convert(
     *,
-    source: Annotated[str, Argument(metavar="IN")],
-    target: Annotated[str, Argument(metavar="OUT")],
-    to: Annotated[str, Option(help="native or mooncake.")] = "native",
-    block_size: Annotated[
-        int | None, Option(help="Tokens per hash id in OUT (mooncake), if IN has none.")
-    ] = None,
+    source: str = Argument(metavar="IN"),
+    target: str = Argument(metavar="OUT"),
+    to: str = Option("native", help="native or mooncake."),
+    block_size: int | None = Option(
+        None, help="Tokens per hash id in OUT (mooncake), if IN has none."
+    ),
     form: TraceForm,
 ) -> None:
     """Write a trace in another format; reports what the format cannot hold."""
@@ -66,29 +63,26 @@ def convert(
 class Made(Bundle):
     """How many requests are made, and how long they are."""
 
-    requests: Annotated[int | None, Option(min=1, help="How many.")] = None
-    rate: Annotated[float | None, Option(help="Mean requests (api) or sessions per s.")] = None
-    input_len: Annotated[int, Option(help="random: tokens of a prompt.")] = 1024
-    output_len: Annotated[int, Option(help="random: tokens of an output.")] = 128
-    range_ratio: Annotated[
-        float, Option(help="random: lengths are uniform in LEN × (1 ± this).")
-    ] = 0.0
-    long_inputs: Annotated[
-        str, Option(metavar="SHARE:FACTOR", help="random: this share is FACTOR times longer.")
-    ] = "0:1"
-    long_outputs: Annotated[
-        str,
-        Option(metavar="SHARE:FACTOR", help="random: the same for outputs, chosen independently."),
-    ] = "0:1"
+    requests: int | None = Option(None, min=1, help="How many.")
+    rate: float | None = Option(None, help="Mean requests (api) or sessions per s.")
+    input_len: int = Option(1024, help="random: tokens of a prompt.")
+    output_len: int = Option(128, help="random: tokens of an output.")
+    range_ratio: float = Option(0.0, help="random: lengths are uniform in LEN × (1 ± this).")
+    long_inputs: str = Option(
+        "0:1", metavar="SHARE:FACTOR", help="random: this share is FACTOR times longer."
+    )
+    long_outputs: str = Option(
+        "0:1", metavar="SHARE:FACTOR", help="random: the same for outputs, chosen independently."
+    )
 
 
 @app.command()
 @takes_bundles
 def synth(
     *,
-    kind: Annotated[str, Argument(metavar="KIND", help="chat, api, agents, agentx or random.")],
-    out: Annotated[str, Option(metavar="FILE", help="Native format.")],
-    seed: Annotated[int, Option(min=0)] = 0,
+    kind: str = Argument(metavar="KIND", help="chat, api, agents, agentx or random."),
+    out: str = Option(metavar="FILE", help="Native format."),
+    seed: int = Option(0, min=0),
     made: Made,
 ) -> None:
     """Make a trace from a seed, with lengths and arrivals like published ones.

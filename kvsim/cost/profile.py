@@ -315,19 +315,6 @@ def load_profile(name_or_path: str) -> Profile:
     return read_by(_read, "profiles", find("profiles", name_or_path))
 
 
-class _Head(Struct):
-    device: dict[str, Any]
-
-
-def device_of(name: str) -> object:
-    """The name of the device that a shipped profile was measured on.
-
-    The rest of the file, which may be long, is skipped.
-    """
-    head = msgspec.json.decode(find("profiles", name).read_bytes(), type=_Head)
-    return head.device.get("name")
-
-
 def _read(path: Path) -> Profile:
     profile = convert(read_json(path), Profile, str(path))
     fits = {"fit": profile.fit} | {f"others.{size}": fit for size, fit in profile.others.items()}

@@ -38,7 +38,6 @@ from kvsim.cost.profile import (
     DecodeGrid,
     Fit,
     Profile,
-    device_of,
     distrust,
     load_profile,
     refuse_special,
@@ -242,12 +241,12 @@ def profile_for(model: Model, hardware: Hardware, config: RunConfig) -> str | No
     """The name of the shipped profile of the hardware that fits a run best; None if there is none.
 
     Profiles that need no scaling come first, then measured ones. None is scaled to a model that is
-    not dense, or has quantised weights.
+    not dense, or has quantised weights. The name of a shipped profile begins with its hardware's.
     """
     ranked = []
     for name in names("profiles"):
-        if device_of(name) in (hardware.name, *hardware.device_names):
-            profile = load_profile(name)
+        profile = load_profile(name) if name.startswith(f"{hardware.name}-") else None
+        if profile and profile.device["name"] in (hardware.name, *hardware.device_names):
             changed = bool(differences(profile, model, config))
             if not (changed and (model.special or profile.model.special)):
                 ranked.append((changed, _TRUST.index(profile.source), name))

@@ -138,7 +138,7 @@ def optimum_tokens(
     `next_uses`."""
     uses = next_uses(reuse, every=every)
     size = reuse.counting.block_size
-    kept = (optimum_blocks(reuse, uses, capacity) for capacity in capacities)
+    kept = (optimum_blocks(uses, capacity) for capacity in capacities)
     return [kept_tokens(reuse.found[since:], blocks[since:], size) for blocks in kept]
 
 
@@ -147,36 +147,32 @@ def kept_tokens(found: Sequence[Found], blocks: Sequence[int], size: int) -> int
     return sum(min(kept * size, each.most_tokens) for each, kept in zip(found, blocks, strict=True))
 
 
-def optimum_blocks(reuse: Reuse, uses: NextUses, capacity: int) -> list[int]:
+def optimum_blocks(uses: NextUses, capacity: int) -> list[int]:
     """The leading blocks that each request finds.
 
     Blocks that the same request uses next are dropped deepest first, so the cache is one number
-    for each of the requests to come.
+    for each of the requests to come. What nobody uses again would go before all of it, and is left
+    out.
     """
-    resident = [0] * len(reuse.found)
+    resident = [0] * len(uses)
     kept = []
     furthest: list[int] = []
     """Heap of the requests that use something in the cache, negated."""
-    size = unused = 0
-    for request, (blocks, _, _) in enumerate(reuse.found):
+    total = 0
+    for request, following in enumerate(uses):
         kept.append(resident[request])
-        size += blocks - resident[request]
+        total -= resident[request]
         resident[request] = 0
-        unused += blocks
-        for user, count in uses[request]:
+        for user, count in following:
             if not resident[user]:
                 heapq.heappush(furthest, -user)
             resident[user] += count
-            unused -= count
-        # What nobody uses again goes first, then what is used latest.
-        dropped = min(unused, max(0, size - capacity))
-        unused -= dropped
-        size -= dropped
-        while size > capacity:
+            total += count
+        while total > capacity:
             user = -furthest[0]
-            dropped = min(resident[user], size - capacity)
+            dropped = min(resident[user], total - capacity)
             resident[user] -= dropped
-            size -= dropped
+            total -= dropped
             if not resident[user]:
                 heapq.heappop(furthest)
     return kept

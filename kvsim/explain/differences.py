@@ -105,23 +105,19 @@ def first_divergence(first: Columns, other: Columns) -> Divergence | None:
     )
 
 
-def concerned_words(
-    pairs: Pairs, first: Columns, other: Columns, names: tuple[str, str]
-) -> list[str]:
+def concerned_words(pairs: Pairs, names: tuple[str, str]) -> list[str]:
     """The first request completed by both runs that was scheduled at different times, if any, in a
     sentence."""
-    before = np.asarray(first["first_scheduled_ns"])[pairs.first_rows]
-    after = np.asarray(other["first_scheduled_ns"])[pairs.other_rows]
-    (different,) = np.nonzero(before != after)
+    times = pairs.values("first_scheduled_ns")
+    (different,) = np.nonzero(times[0] != times[1])
     if not len(different):
         return []
-    i = int(different[np.minimum(before, after)[different].argmin()])
+    i = int(different[times.min(axis=0)[different].argmin()])
     instants = (
-        f"after {ns / 1e9:,.3f} s in {name}"
-        for ns, name in zip((before[i], after[i]), names, strict=True)
+        f"after {ns / 1e9:,.3f} s in {name}" for ns, name in zip(times[:, i], names, strict=True)
     )
     return [
-        f"Request {first['id'][pairs.first_rows[i]]} is the first that was scheduled at another"
+        f"Request {pairs.id(i)} is the first that was scheduled at another"
         f" time: {' and '.join(instants)}."
     ]
 
@@ -215,25 +211,41 @@ def _holdings(name: str, row: Row, pool: Any) -> str:
 
 
 class Pairs(NamedTuple):
-    """The requests that both runs completed."""
+    """The requests that both runs completed, in the order of the trace."""
 
-    number: int
+    runs: tuple[Columns, Columns]
+    """Columns of all requests of the first run, and of the other one."""
+    rows: tuple[Ints, Ints]
+    """The places of the pairs in them."""
     only_first: int
     """Number of requests that the first run alone completed."""
     only_other: int
-    same_arrivals: bool
-    """Whether both engines received every pair at the same time."""
-    first_ns: dict[str, Floats]
-    """Durations of the pairs in the first run, with the keys of `durations_ns`."""
-    other_ns: dict[str, Floats]
-    first_rows: Ints
-    """Positions of the pairs in the columns of the first run; `other_rows` are those in the other
-    run."""
-    other_rows: Ints
+    durations_ns: dict[str, Floats]
+    """Durations of the pairs, as `values`, with the keys of `durations_ns`."""
+
+    @property
+    def number(self) -> int:
+        """How many pairs there are."""
+        return len(self.rows[0])
+
+    @property
+    def same_arrivals(self) -> bool:
+        """Whether both engines received every pair at the same time."""
+        return bool(np.array_equal(*self.values("arrival_ns")))
+
+    def id(self, i: int) -> str:
+        """The id of a pair."""
+        return str(self.runs[0]["id"][self.rows[0][i]])
+
+    def values(self, column: str) -> Ints:
+        """A column of the pairs, of shape (2, pairs): the first run, then the other one."""
+        both = zip(self.runs, self.rows, strict=True)
+        return np.array([ints(requests[column])[rows] for requests, rows in both])
 
     def differences_ns(self, kind: str) -> Floats:
         """Other minus first, one per pair for which both are defined."""
-        return defined(self.other_ns[kind] - self.first_ns[kind])
+        before, after = self.durations_ns[kind]
+        return defined(after - before)
 
 
 def pair(first: Columns, other: Columns) -> Pairs | None:
@@ -244,21 +256,17 @@ def pair(first: Columns, other: Columns) -> Pairs | None:
             return None
     done, also = completed(first)[mine], completed(other)[theirs]
     both = done & also
-    mine, theirs = mine[both], theirs[both]
-    arrivals = ints(first["arrival_ns"])[mine], ints(other["arrival_ns"])[theirs]
+    mine, theirs, after = mine[both], theirs[both], durations_ns(other)
     return Pairs(
-        number=len(mine),
+        (first, other),
+        (mine, theirs),
         only_first=int((done & ~also).sum()),
         only_other=int((also & ~done).sum()),
-        same_arrivals=bool(np.array_equal(*arrivals)),
-        first_ns={kind: ns[mine] for kind, ns in durations_ns(first).items()},
-        other_ns={kind: ns[theirs] for kind, ns in durations_ns(other).items()},
-        first_rows=mine,
-        other_rows=theirs,
+        durations_ns={
+            kind: np.array([before[mine], after[kind][theirs]])
+            for kind, before in durations_ns(first).items()
+        },
     )
-
-
-Parts = dict[str, Ints]
 
 
 LABELS = {**TIME_LABELS, "first_step_ns": "first step to first token"}
@@ -310,27 +318,26 @@ class Waterfall(NamedTuple):
         return [(part, b - a) for part, (a, b) in self.parts.items() if a != b]
 
 
-def waterfalls(pairs: Pairs, first: Columns, other: Columns) -> list[Waterfall]:
+def waterfalls(pairs: Pairs) -> list[Waterfall]:
     """Mean and p99 of TTFT and E2EL, over the requests that both runs completed (at least one)."""
     found = []
     for metric in ("ttft", "e2el"):
-        mine = _parts(first, pairs.first_rows, metric)
-        theirs = _parts(other, pairs.other_rows, metric)
-        means = {part: (_mean(mine[part]), _mean(theirs[part])) for part in mine}
+        parts = _parts(pairs, metric)
+        means = {part: (_mean(first), _mean(other)) for part, (first, other) in parts.items()}
         found.append(Waterfall(metric, "mean", means))
-        one, two = _places(mine), _places(theirs)
-        cuts = {part: (_at(mine[part], one), _at(theirs[part], two)) for part in mine}
-        named = (_named(first, pairs.first_rows, one), _named(other, pairs.other_rows, two))
+        one, two = map(_places, np.array(list(parts.values())).sum(axis=0))
+        cuts = {part: (_at(first, one), _at(other, two)) for part, (first, other) in parts.items()}
+        named = _named(pairs, one), _named(pairs, two)
         found.append(Waterfall(metric, "p99", cuts, named))
     return found
 
 
-def _parts(requests: Columns, rows: Ints, metric: str) -> Parts:
-    """The parts of the E2EL of these requests; for TTFT, the waits and the rest."""
+def _parts(pairs: Pairs, metric: str) -> dict[str, Ints]:
+    """The parts of the E2EL of both runs, as `Pairs.values`; for TTFT, the waits and the rest."""
     names = _WAITING if metric == "ttft" else TIME_PARTS
-    parts = {part: ints(requests[part])[rows] for part in names}
+    parts = {part: pairs.values(part) for part in names}
     if metric == "ttft":
-        ttft = (ints(requests["first_token_ns"]) - ints(requests["arrival_ns"]))[rows]
+        ttft = pairs.values("first_token_ns") - pairs.values("arrival_ns")
         parts["first_step_ns"] = ttft - sum(parts.values())
     return parts
 
@@ -339,10 +346,8 @@ def _mean(values: Ints) -> Fraction:
     return Fraction(int(values.sum()), len(values))
 
 
-def _places(parts: Parts) -> list[tuple[int, Fraction]]:
+def _places(values: Ints) -> list[tuple[int, Fraction]]:
     """The requests that the p99 is interpolated from, and their weights; equals in trace order."""
-    values = sum(parts.values())
-    assert not isinstance(values, int)
     order = np.argsort(values, kind="stable")
     below, rest = divmod((len(values) - 1) * 99, _SCALE)
     places = [(int(order[below]), Fraction(_SCALE - rest, _SCALE))]
@@ -351,8 +356,8 @@ def _places(parts: Parts) -> list[tuple[int, Fraction]]:
     return places
 
 
-def _named(requests: Columns, rows: Ints, places: list[tuple[int, Fraction]]) -> tuple[Place, ...]:
-    return tuple(Place(str(requests["id"][rows[i]]), weight) for i, weight in places)
+def _named(pairs: Pairs, places: list[tuple[int, Fraction]]) -> tuple[Place, ...]:
+    return tuple(Place(pairs.id(i), weight) for i, weight in places)
 
 
 def _at(values: Ints, places: list[tuple[int, Fraction]]) -> Fraction:
@@ -402,42 +407,37 @@ class Blocks(NamedTuple):
     change: float
 
 
-def carriers(pairs: Pairs, first: Columns, other: Columns) -> tuple[Share, list[Carrier]]:
+def carriers(pairs: Pairs) -> tuple[Share, list[Carrier]]:
     """How the change of E2EL is spread, and the requests that changed most."""
-    before, after = (
-        (ints(requests["finish_ns"]) - ints(requests["arrival_ns"]))[rows]
-        for requests, rows in ((first, pairs.first_rows), (other, pairs.other_rows))
-    )
-    changes = after - before
+    times = pairs.values("finish_ns") - pairs.values("arrival_ns")
+    changes = times[1] - times[0]
     order = np.argsort(-np.abs(changes), kind="stable")
     sizes = np.abs(changes)[order]
     half = int(np.searchsorted(np.cumsum(sizes) * 2, sizes.sum())) + 1 if sizes.any() else 0
-    mine, theirs = pairs.first_rows, pairs.other_rows
-    table = np.array([ints(other[p])[theirs] - ints(first[p])[mine] for p in TIME_PARTS])
+    parts = np.array([pairs.values(part) for part in TIME_PARTS])
+    preemptions = pairs.values("num_preemptions")
     listed = []
     for i in (i for i in order[:LISTED].tolist() if changes[i]):
-        most, times_ns = np.abs(table[:, i]).argmax(), (int(before[i]), int(after[i]))
-        preempted = int(first["num_preemptions"][mine[i]]), int(other["num_preemptions"][theirs[i]])
-        id, part_ns = str(first["id"][mine[i]]), int(table[most, i])
-        listed.append(Carrier(id, times_ns, TIME_PARTS[most], part_ns, preempted))
+        moved = parts[:, 1, i] - parts[:, 0, i]
+        most = int(np.abs(moved).argmax())
+        (before, after), (lost, also) = times[:, i].tolist(), preemptions[:, i].tolist()
+        part = TIME_PARTS[most], int(moved[most])
+        listed.append(Carrier(pairs.id(i), (before, after), *part, (lost, also)))
     return Share(half, int((changes != 0).sum()), len(changes)), listed
 
 
-def blocks(pairs: Pairs, first: Columns, other: Columns, block_size: int) -> list[Blocks]:
+def blocks(pairs: Pairs, block_size: int) -> list[Blocks]:
     """Blocks by fate, where their number changed; tokens count as blocks of the first run."""
     found = []
     for column in BLOCKS:
-        if column not in first or column not in other:
+        if not all(column in requests for requests in pairs.runs):
             continue
-        scale = 1 if column.endswith("_blocks") else block_size
-        before = ints(first[column])[pairs.first_rows] / scale
-        after = ints(other[column])[pairs.other_rows] / scale
+        before, after = pairs.values(column) / (1 if column.endswith("_blocks") else block_size)
         changes = after - before
         if changes.any():
             most = int(np.abs(changes).argmax())
-            id = str(first["id"][pairs.first_rows[most]])
             sums = float(before.sum()), float(after.sum())
-            found.append(Blocks(column, sums, id, float(changes[most])))
+            found.append(Blocks(column, sums, pairs.id(most), float(changes[most])))
     return found
 
 
@@ -468,7 +468,7 @@ def compare_replay(runs: Runs, *, level: float, margin: float) -> Comparison:
     for first, other in combinations(range(len(runs)), 2):
         pairs = pair(runs[first][2], runs[other][2])
         if pairs is not None and pairs.number > 1:
-            found = _estimates(pairs, runs[first][2], runs[other][2])
+            found = _estimates(pairs)
             estimates |= {
                 Pair(key, first, other): estimate
                 for key, estimate in found.items()
@@ -494,15 +494,11 @@ def values_of(summaries: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, tup
     return found
 
 
-def _estimates(pairs: Pairs, first: Columns, other: Columns) -> dict[str, Estimate]:
-    everyone = {
-        key: Figure(
-            np.asarray(first[column], dtype=float)[pairs.first_rows],
-            np.asarray(other[column], dtype=float)[pairs.other_rows],
-            partial(np.sum, axis=-1),
-        )
-        for key, column in _SUMS.items()
-    }
+def _estimates(pairs: Pairs) -> dict[str, Estimate]:
+    everyone = {}
+    for key, column in _SUMS.items():
+        before, after = pairs.values(column).astype(float)
+        everyone[key] = Figure(before, after, partial(np.sum, axis=-1))
     for kind in (*_LATENCIES[:-1], *_MEANS_ONLY):
         everyone |= _durations(pairs, kind)
     # A TPOT is defined only for outputs of two tokens or more.
@@ -510,7 +506,7 @@ def _estimates(pairs: Pairs, first: Columns, other: Columns) -> dict[str, Estima
 
 
 def _durations(pairs: Pairs, kind: str) -> dict[str, Figure]:
-    before, after = pairs.first_ns[kind] / _NS_PER_MS, pairs.other_ns[kind] / _NS_PER_MS
+    before, after = pairs.durations_ns[kind] / _NS_PER_MS
     there = ~(np.isnan(before) | np.isnan(after))
     before, after = before[there], after[there]
     if len(before) < 2:

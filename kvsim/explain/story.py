@@ -118,49 +118,46 @@ def tell(
     summary: Mapping[str, Any], requests: Columns, steps: Columns, transitions: Columns, index: int
 ) -> Story:
     """The story of one request."""
-    run = _Run(summary, requests, steps, transitions)
-    found = PROMPT_PARTS if PROMPT_PARTS[1] in requests else ()
-    spells = _spells(run, index)
+    run = _Run(summary, requests, steps, transitions, index)
+    found, spells = PROMPT_PARTS if run.caches else (), _spells(run)
     return Story(
-        run.name(index),
-        _about(run, index),
-        max(int(requests["arrival_ns"][index]), 0),
-        [] if requests["arrival_ns"][index] < 0 else _moments(run, index, spells),
+        run.own["id"],
+        _about(run),
+        max(run.own["arrival_ns"], 0),
+        _moments(run, spells) if run.own["arrival_ns"] >= 0 else [],
         spells,
         {name: ns for name, ns in parts_of(requests, index).items() if ns},
-        {name: int(requests[name][index]) for name in found if requests[name][index]},
+        {name: run.own[name] for name in found if run.own[name]},
     )
 
 
-_READ = (
-    "start_ns",
-    "blocked",
-    "waiting",
-    "running",
-    "prefill_seqs",
-    "prefill_tokens",
-    "decode_seqs",
-    "free_blocks",
-    "cached_blocks",
-)
-"""Columns of steps that a story reads."""
-
-
 class _Run:
-    """A run, with the columns that a story looks up repeatedly."""
+    """A run, with the columns that a story looks up repeatedly, and the request that it is of."""
 
     def __init__(
-        self, summary: Mapping[str, Any], requests: Columns, steps: Columns, transitions: Columns
+        self,
+        summary: Mapping[str, Any],
+        requests: Columns,
+        steps: Columns,
+        transitions: Columns,
+        index: int,
     ) -> None:
-        self.summary, self.requests, self.transitions = summary, requests, transitions
-        self.starts, self.step_ends = steps["start_ns"], steps["end_ns"]
-        self.steps = {name: np.asarray(steps[name]) for name in _READ}
+        self.meta, self.requests, self.transitions = summary["meta"], requests, transitions
+        self.steps, self.starts = steps, steps["start_ns"]
         self.end_ns = run_end_ns(steps, requests)
         self.ends = standings.ends_ns(requests, self.end_ns)
         self.first_steps = standings.first_steps_ns(requests, transitions)
-
-    def name(self, index: int) -> str:
-        return str(self.requests["id"][index])
+        self.caches = PROMPT_PARTS[1] in requests
+        """Whether the run has a prefix cache."""
+        self.index = index
+        self.own: dict[str, Any] = {
+            name: np.asarray(column)[index : index + 1].tolist()[0]
+            for name, column in requests.items()
+        }
+        """The columns of the request."""
+        self.own_end_ns = int(self.ends[index])
+        self.begun_ns = int(self.first_steps[index])
+        """When its first step began; -1 if none did."""
 
     def state(self, time_ns: int) -> dict[str, int]:
         """The row of the last step that had begun by then, or of the first; empty without steps."""
@@ -169,70 +166,69 @@ class _Run:
         row = max(int(np.searchsorted(self.starts, time_ns, side="right")) - 1, 0)
         return {name: int(column[row]) for name, column in self.steps.items()}
 
-    def running(self, begin_ns: int, end_ns: int, but: int) -> list[int]:
+    def others(self, begin_ns: int, end_ns: int) -> str:
         """Other requests that had begun and not ended in this time, the first to end first."""
         first = self.first_steps
-        here = (first >= 0) & (first < end_ns) & (self.ends > begin_ns)
-        here[but] = False
-        others = np.flatnonzero(here)
-        return [int(i) for i in others[np.argsort(self.ends[others], kind="stable")]]
+        found = np.flatnonzero((first >= 0) & (first < end_ns) & (self.ends > begin_ns))
+        return self.names(found[np.argsort(self.ends[found], kind="stable")])
 
-    def names(self, requests: list[int]) -> str:
-        """The names of up to `NAMED` requests, and the number of the others."""
-        listed, others = ", ".join(map(self.name, requests[:NAMED])), len(requests) - NAMED
-        return f"{listed} and {count(others)} more" if others > 0 else listed
+    def names(self, requests: Any) -> str:
+        """The names of up to `NAMED` of these requests but its own, and the number of the others;
+        empty without any."""
+        others = [int(i) for i in requests if i != self.index]
+        listed = ", ".join(str(self.requests["id"][i]) for i in others[:NAMED])
+        return f"{listed} and {count(len(others) - NAMED)} more" if others[NAMED:] else listed
 
 
-def _about(run: _Run, index: int) -> str:
-    requests = run.requests
-    prompt, output = (int(requests[name][index]) for name in ("input_length", "output_tokens"))
-    text = f"{plural(prompt, 'prompt token')}, {plural(output, 'output token')}"
-    arrival, finish = int(requests["arrival_ns"][index]), int(requests["finish_ns"][index])
+def _about(run: _Run) -> str:
+    own = run.own
+    text = f"{plural(own['input_length'], 'prompt token')}"
+    text += f", {plural(own['output_tokens'], 'output token')}"
+    arrival = own["arrival_ns"]
     if arrival < 0:
-        return f"{text}; never sent: {requests['reason'][index]}"
-    if requests["status"][index] == "completed":
-        text += f"; E2EL {seconds((finish - arrival) / 1e9)}"
-    elif requests["status"][index] == ABORTED:
-        text += f"; given up by its client after {seconds((finish - arrival) / 1e9)}"
+        return f"{text}; never sent: {own['reason']}"
+    took = seconds((own["finish_ns"] - arrival) / 1e9)
+    if own["status"] == "completed":
+        text += f"; E2EL {took}"
+    elif own["status"] == ABORTED:
+        text += f"; given up by its client after {took}"
     else:
-        text += f"; rejected: {requests['reason'][index]}"
-    first = int(requests["first_token_ns"][index])
-    if first >= 0:
-        text += f", TTFT {seconds((first - arrival) / 1e9)}"
-    preempted = int(requests["num_preemptions"][index])
+        text += f"; rejected: {own['reason']}"
+    if own["first_token_ns"] >= 0:
+        text += f", TTFT {seconds((own['first_token_ns'] - arrival) / 1e9)}"
+    preempted = own["num_preemptions"]
     return f"{text}, {plural(preempted, 'preemption')}" if preempted else text
 
 
-def _moments(run: _Run, index: int, spells: list[Spell]) -> list[Moment]:
+def _moments(run: _Run, spells: list[Spell]) -> list[Moment]:
     """Everything that happened to a request that was sent, in order."""
-    moments = _arrival(run, index)
+    moments = _arrival(run)
     for spell in spells:
         if spell.standing == standings.NAMES[standings.WAITING]:
-            moments += _waits(run, index, spell.begin_ns, spell.end_ns)
-    turns, begun = _turns(run, index, spells), int(run.first_steps[index])
+            moments += _waits(run, spell.begin_ns, spell.end_ns)
+    turns = _turns(run, spells)
     # At one instant, loads come before the first step, and losses after the first token.
-    moments += [turn for turn in turns if turn.time_ns <= begun]
-    moments += _first_step(run, index)
-    first = int(run.requests["first_token_ns"][index])
-    if first >= 0:
-        moments.append(Moment(first, "first token"))
-    moments += [turn for turn in turns if turn.time_ns > begun]
-    moments.append(_end(run, index))
+    moments += [turn for turn in turns if turn.time_ns <= run.begun_ns]
+    moments += _first_step(run)
+    if run.own["first_token_ns"] >= 0:
+        moments.append(Moment(run.own["first_token_ns"], "first token"))
+    moments += [turn for turn in turns if turn.time_ns > run.begun_ns]
+    moments.append(Moment(run.own_end_ns, _end(run)))
     return sorted(moments, key=lambda moment: moment.time_ns)
 
 
-def _turns(run: _Run, index: int, spells: list[Spell]) -> list[Moment]:
+def _turns(run: _Run, spells: list[Spell]) -> list[Moment]:
     """Losses of its blocks and what followed; of very many, the first and the last."""
     turns: list[tuple[int, Callable[[], str]]] = []
     for spell in spells:
-        if spell.standing in _PASSED and spell.end_ns < run.ends[index]:
+        if spell.standing in _PASSED and spell.end_ns < run.own_end_ns:
             took = seconds((spell.end_ns - spell.begin_ns) / 1e9)
             turns.append((spell.end_ns, partial(_PASSED[spell.standing].format, took)))
-    own = run.transitions["request"] == index
+    own = run.transitions["request"] == run.index
     columns = (run.transitions[name][own].tolist() for name in ("kind", "time_ns", "value"))
     for kind, time_ns, value in zip(*columns, strict=True):
         if kind in _HAPPENED:
-            turns.append((time_ns, partial(_happened, run, index, kind, time_ns, value)))
+            turns.append((time_ns, partial(_happened, run, kind, time_ns, value)))
     turns.sort(key=lambda turn: turn[0])
     left_out = len(turns) - BEGINNING - END
     if left_out <= 1:
@@ -242,26 +238,24 @@ def _turns(run: _Run, index: int, spells: list[Spell]) -> list[Moment]:
     return [*shown[:BEGINNING], gap, *shown[BEGINNING:]]
 
 
-def _arrival(run: _Run, index: int) -> list[Moment]:
-    requests = run.requests
-    arrival, held = int(requests["arrival_ns"][index]), int(requests["client_queue_ns"][index])
+def _arrival(run: _Run) -> list[Moment]:
+    arrival, held = run.own["arrival_ns"], run.own["client_queue_ns"]
     moments = []
     if held:
-        released = int(requests["released_ns"][index])
         text = f"was due; its client held it back for {seconds(held / 1e9)}"
-        moments.append(Moment(released, text))
+        moments.append(Moment(run.own["released_ns"], text))
     state = run.state(arrival)
     text = "arrived"
     if state and run.starts[0] <= arrival:
         free = state["free_blocks"] + state["cached_blocks"]
         text += (
             f"; {count(state['waiting'])} waiting, {count(state['running'])} running,"
-            f" {count(free)} of {count(run.summary['meta']['num_gpu_blocks'])} blocks free"
+            f" {count(free)} of {count(run.meta['num_gpu_blocks'])} blocks free"
         )
     return [*moments, Moment(arrival, text)]
 
 
-def _waits(run: _Run, index: int, arrival: int, end: int) -> list[Moment]:
+def _waits(run: _Run, arrival: int, end: int) -> list[Moment]:
     """What it waited for from `arrival` to `end`, before its first step."""
     first, last = np.searchsorted(run.starts, (arrival, end), side="left")
     moments = []
@@ -270,51 +264,45 @@ def _waits(run: _Run, index: int, arrival: int, end: int) -> list[Moment]:
     if lead:
         moments.append(Moment(arrival, _waited(lead, "waiting_step_ns")))
     blocked, prompts = (run.steps[name][first:last] for name in ("blocked", "prefill_seqs"))
-    why = reasons(blocked, prompts, int(run.summary["meta"].get("steps_in_flight", 1)))
+    why = reasons(blocked, prompts, int(run.meta.get("steps_in_flight", 1)))
     changes = np.flatnonzero(np.diff(why, prepend=-1))
     if len(changes) > SEPARATE:
-        return [*moments, _long_wait(run, index, int(run.starts[first]), end)]
-    for place, change in enumerate(changes):
-        begin = int(run.starts[first + change])
-        following = changes[place + 1] if place + 1 < len(changes) else last - first
-        stop = int(run.starts[first + following]) if first + following < last else end
-        others = run.running(begin, stop, index)
+        return [*moments, _long_wait(run, int(run.starts[first]), end)]
+    begins = [int(run.starts[first + change]) for change in changes]
+    for change, begin, stop in zip(changes, begins, [*begins, end][1:], strict=True):
         text = _waited(stop - begin, WAITING_FOR[BLOCKED[int(why[change])]])
-        moments.append(Moment(begin, f"{text}, while {run.names(others)} ran" if others else text))
+        others = run.others(begin, stop)
+        moments.append(Moment(begin, f"{text}, while {others} ran" if others else text))
     return moments
 
 
-def _long_wait(run: _Run, index: int, begin: int, end: int) -> Moment:
+def _long_wait(run: _Run, begin: int, end: int) -> Moment:
     """A wait whose reason changed often, in one sentence."""
     refused = list(WAITING_FOR.values())[1:]
-    times = {part: int(run.requests[part][index]) for part in refused}
-    order = sorted((part for part in times if times[part]), key=lambda part: -times[part])
-    text = "; ".join(_waited(times[part], part) for part in order)
-    others = run.running(begin, end, index)
-    return Moment(begin, f"{text}, in turns, while {run.names(others)} ran")
+    order = sorted((part for part in refused if run.own[part]), key=lambda part: -run.own[part])
+    text = "; ".join(_waited(run.own[part], part) for part in order)
+    return Moment(begin, f"{text}, in turns, while {run.others(begin, end)} ran")
 
 
 def _waited(ns: int, part: str) -> str:
     return f"waited {seconds(ns / 1e9)}{TIME_LABELS[part].removeprefix('waiting')}"
 
 
-def _first_step(run: _Run, index: int) -> list[Moment]:
+def _first_step(run: _Run) -> list[Moment]:
     """What led to its first step."""
-    requests, begun = run.requests, int(run.first_steps[index])
-    if begun < 0 or begun > run.ends[index]:
+    requests, own, begun = run.requests, run.own, run.begun_ns
+    if begun < 0 or begun > run.own_end_ns:
         return []
-    ended = np.flatnonzero(requests["finish_ns"] == requests["first_scheduled_ns"][index])
-    before = [int(i) for i in ended if i != index and requests["first_scheduled_ns"][i] >= 0]
+    ended = requests["finish_ns"] == own["first_scheduled_ns"]
+    before = run.names(np.flatnonzero(ended & (requests["first_scheduled_ns"] >= 0)))
     text = "first step"
-    waited = int(requests["first_scheduled_ns"][index] - requests["arrival_ns"][index])
-    if before and waited:
-        text = f"{run.names(before)} ended; first step"
-    cached = int(requests["num_cached_tokens"][index])
-    if PROMPT_PARTS[1] in requests:
-        prompt = int(requests["input_length"][index])
-        text += f": {count(cached)} of {plural(prompt, 'prompt token')} hit"
+    if before and own["first_scheduled_ns"] > own["arrival_ns"]:
+        text = f"{before} ended; first step"
+    if run.caches:
+        prompt = plural(own["input_length"], "prompt token")
+        text += f": {count(own['num_cached_tokens'])} of {prompt} hit"
         for tier in (1, 2):
-            loaded = int(requests[f"tier{tier}_hit_tokens"][index])
+            loaded = own[f"tier{tier}_hit_tokens"]
             text += f", {count(loaded)} of them in tier {tier}" if loaded else ""
     state = run.state(begun)
     if state.get("start_ns") == begun:
@@ -324,18 +312,18 @@ def _first_step(run: _Run, index: int) -> list[Moment]:
     return [Moment(begun, text)]
 
 
-def _happened(run: _Run, index: int, kind: int, time_ns: int, value: int) -> str:
+def _happened(run: _Run, kind: int, time_ns: int, value: int) -> str:
     text, unit = _HAPPENED[kind]
-    why = _why(run, index, time_ns) if "{why}" in text else ""
+    why = _why(run, time_ns) if "{why}" in text else ""
     return text.format(why=why, what=plural(value, unit))
 
 
-def _why(run: _Run, index: int, time_ns: int) -> str:
+def _why(run: _Run, time_ns: int) -> str:
     """Which other requests lost blocks in the step, and how many requests continued."""
     log, state = run.transitions, run.state(time_ns)
     lost = np.isin(log["kind"], (PREEMPTED, SWAPPED_OUT)) & (log["time_ns"] == time_ns)
-    others = [int(i) for i in log["request"][lost] if i != index]
-    text = f" together with {run.names(others)}" if others else ""
+    others = run.names(log["request"][lost])
+    text = f" together with {others}" if others else ""
     if state:
         left = state["free_blocks"] + state["cached_blocks"]
         text += (
@@ -345,33 +333,31 @@ def _why(run: _Run, index: int, time_ns: int) -> str:
     return text
 
 
-def _end(run: _Run, index: int) -> Moment:
-    requests, end = run.requests, int(run.ends[index])
-    if requests["status"][index] == "completed":
-        text = f"finished with {plural(int(requests['output_tokens'][index]), 'token')}"
-        return Moment(end, text + _beside_prompts(run, index, end))
-    reason = str(requests["reason"][index])
-    if requests["finish_ns"][index] < 0:
-        return Moment(end, f"the run ended without it: {reason}")
-    if reason == ABORTED:
-        return Moment(end, "given up by its client")
-    return Moment(end, f"given up by the engine: {reason}")
+def _end(run: _Run) -> str:
+    own = run.own
+    if own["status"] == "completed":
+        return f"finished with {plural(own['output_tokens'], 'token')}{_beside_prompts(run)}"
+    if own["finish_ns"] < 0:
+        return f"the run ended without it: {own['reason']}"
+    if own["reason"] == ABORTED:
+        return "given up by its client"
+    return f"given up by the engine: {own['reason']}"
 
 
-def _beside_prompts(run: _Run, index: int, end: int) -> str:
+def _beside_prompts(run: _Run) -> str:
     """Whose prompts were computed while it decoded, the longest first; empty if nobody's were."""
-    first = int(run.requests["first_token_ns"][index])
-    began = run.first_steps
-    others = np.flatnonzero((began >= first) & (began < end) & (began >= 0))
+    first, began = run.own["first_token_ns"], run.first_steps
+    others = np.flatnonzero((began >= first) & (began < run.own_end_ns) & (began >= 0))
     if first < 0 or not len(others):
         return ""
     longest = others[np.argsort(-np.asarray(run.requests["input_length"])[others], kind="stable")]
-    return f"; meanwhile, prompts of {run.names([int(i) for i in longest])} were computed"
+    return f"; meanwhile, prompts of {run.names(longest)} were computed"
 
 
-def _spells(run: _Run, index: int) -> list[Spell]:
-    spells = standings.lay_out(run.requests, run.transitions, run.starts, run.step_ends, run.end_ns)
-    own = spells.request == index
+def _spells(run: _Run) -> list[Spell]:
+    ends = run.steps["end_ns"]
+    spells = standings.lay_out(run.requests, run.transitions, run.starts, ends, run.end_ns)
+    own = spells.request == run.index
     columns = (getattr(spells, name)[own].tolist() for name in ("standing", "begin_ns", "end_ns"))
     return [
         Spell(standings.NAMES[standing], begin, end)

@@ -27,6 +27,7 @@ from kvsim.fleet.result import FleetResult, Replica, sides_of, together
 from kvsim.report import PAGE, read_results, read_transitions
 from kvsim.report.files import (
     FLEET,
+    FleetMeta,
     problem_of_summary,
     read_summary,
     read_table,
@@ -85,11 +86,12 @@ def write_fleet(
 def read_fleet(directory: str | Path) -> FleetRun:
     """Reads what `write_fleet` wrote. Raises `OutputError` naming the file and the remedy."""
     folder = Path(directory)
-    summary = read_summary(folder / FLEET, "num_requests", "replicas", "routing")
+    keys = "num_requests", "replicas", "routing"
+    summary = read_summary(folder / FLEET, *keys, types=FleetMeta)
     meta = summary["meta"]
     decisions = read_table(folder, ROUTING, meta)
     replicas = []
-    for number in range(meta.get("replicas") or 0):
+    for number in range(meta["replicas"]):
         own, requests, steps = read_results(_replica(folder, number))
         transitions = read_transitions(_replica(folder, number), own)
         replicas.append(Replica(own, requests, steps, transitions))

@@ -285,25 +285,23 @@ def _lanes(run: FleetRun, views: Sequence[View], axis: TimeAxis) -> Iterator[Fig
         yield time_chart(axis, id, title, note, data, y, yaxis2=below, keyed=False, height=_LANE_PX)
 
 
-def build_fleet_diff(first: NamedFleet, other: NamedFleet) -> str:
+def build_diff(first: NamedFleet, other: NamedFleet) -> str:
     """The page that says why the second run differs from the first."""
     rows = replica_differences(first[1], other[1])
     routing = join(_routing_panels((first, other), (REGRETS, HITS)))
     return diff_page(
         explain_fleets(first, other),
-        [(name, run.summary) for name, run in (first, other)],
+        (first, other),
         {"Replicas": panel(None, table(REPLICA_DIFF_HEAD, rows)), "Decisions": routing},
     )
 
 
-def build_fleet_comparison(
-    fleets: Sequence[NamedFleet], comparison: Comparison | None = None
-) -> str:
-    """The page of two fleets or more, all compared with the first; see `build_comparison`."""
+def build_comparison(fleets: Sequence[NamedFleet], comparison: Comparison | None = None) -> str:
+    """The page of two fleets or more, all compared with the first; see that of engines."""
     first, *others = fleets
     parts = [_shares_of_hits(fleets), *_routing_panels(fleets, (REGRETS, REPLICAS, TRIP))]
     return comparison_page(
-        [(name, run.summary, run.requests) for name, run in fleets],
+        fleets,
         [explain_fleets(first, other) for other in others],
         comparison,
         {"Decisions and replicas": join(parts)},
@@ -335,10 +333,7 @@ NamedFleet = tuple[str, FleetRun]
 def explain_fleets(first: NamedFleet, other: NamedFleet) -> Explanation:
     """Compare the second run with the first, request by request; the first divergent decision is
     that of a router."""
-    explanation = explain_requests(
-        (first[0], first[1].summary, first[1].requests),
-        (other[0], other[1].summary, other[1].requests),
-    )
+    explanation = explain_requests(first, other)
     if not explanation.waterfalls:
         return explanation
     return explanation._replace(divergence_words=_divergence_words(first, other))

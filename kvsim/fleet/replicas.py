@@ -183,6 +183,10 @@ class Load:
         """What each row of the trace says."""
         return streams(self.trace)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process makes its streams itself: they are as quickly made as sent.
+        return {key: value for key, value in vars(self).items() if key != "streams"}
+
     def requests(self, keyed: bool, kv_transfer: str = "") -> Requests:
         """New requests; `keyed`: with block identities. `kv_transfer`: as in `Requests`."""
         known, samples = self.streams if keyed else None, self.samples

@@ -13,8 +13,8 @@ from kvsim.face import face_of
 if TYPE_CHECKING:
     from kvsim.report.compare import (
         Explanation,
+        Named,
         Row,
-        Run,
         change_words,
         compare_table,
         explain,
@@ -46,5 +46,5 @@ __getattr__ = face_of(
     wording="Remark diagnosis_of finished measured outcome_title time_source verdict",
     files="PAGE is_fleet read_block_map read_results read_transitions write_results",
     terminal="render render_comparison render_fleet",
-    compare="Explanation Row Run change_words compare_table explain value_words",
+    compare="Explanation Named Row change_words compare_table explain value_words",
 )

@@ -59,10 +59,8 @@ from kvsim.results.statistics import ratio
 Summed = tuple[str, Mapping[str, Any]]
 """Name and summary of a run."""
 Summaries = Sequence[Summed]
-Replayed = tuple[str, Mapping[str, Any], Mapping[str, Any]]
-"""Name, summary, requests."""
-Run = tuple[str, Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]
-"""Name, summary, requests, steps."""
+Named = tuple[str, Any]
+"""A run and its name; it has a `summary`, `requests` and, if it is of one engine, `steps`."""
 
 Judgement = Literal["same", "better", "worse", "different", "insignificant"]
 NO_DIFFERENCE = "no difference"
@@ -362,6 +360,7 @@ def ranking_words(comparison: Comparison, key: str) -> str:
     order = sorted(range(len(means)), key=lambda i: means[i] or 0.0, reverse=downwards)
     text = comparison.names[order[0]]
     for before, after in pairwise(order):
+        # Pairs are in the order of the runs, whichever is better.
         verdict = comparison.verdicts.get(Pair(key, min(before, after), max(before, after)))
         significant = verdict is not None and verdict.finding == "significant"
         text += f"{', ' if significant else ' ≈ '}{comparison.names[after]}"
@@ -547,45 +546,45 @@ class Explanation(NamedTuple):
         return self.pairs is not None and self.divergence is None and not changed
 
 
-def explain(first: Run, other: Run) -> Explanation:
-    """Compare the second run with the first."""
-    names = first[0], other[0]
-    pools = (first[1]["meta"].get("num_gpu_blocks"), other[1]["meta"].get("num_gpu_blocks"))
-    explanation = explain_requests(first[:3], other[:3])
+def explain(first: Named, other: Named) -> Explanation:
+    """Compare the second run, of one engine as the first, with the first."""
+    explanation = explain_requests(first, other)
     if not explanation.waterfalls:
         return explanation
-    pairs, found = explanation.pairs, first_divergence(first[3], other[3])
+    names, pairs, one, two = explanation.names, explanation.pairs, first[1], other[1]
     assert pairs is not None, "waterfalls are of pairs"
+    found = first_divergence(one.steps, two.steps)
+    pools = tuple(run.summary["meta"].get("num_gpu_blocks") for run in (one, two))
     words = [
         *divergence_words(found, names, pools),
-        *concerned_words(pairs, first[2], other[2], names),
+        *concerned_words(pairs, names),
     ]
     return explanation._replace(divergence=found, divergence_words=words)
 
 
-def explain_requests(first: Replayed, other: Replayed) -> Explanation:
+def explain_requests(first: Named, other: Named) -> Explanation:
     """What names, figures and requests alone explain: all but the first divergent decision."""
-    names = first[0], other[0]
-    pairs = pair(first[2], other[2])
-    settings = config_differences([first[:2], other[:2]])
+    (name, one), (other_name, two) = first, other
+    names, pairs = (name, other_name), pair(one.requests, two.requests)
+    settings = config_differences([(name, one.summary), (other_name, two.summary)])
     if pairs is None or not pairs.number:
         what = "had different requests" if pairs is None else "completed no request both"
         text = f"{names[1]} and {names[0]} {what}, so there is nothing to compare."
         return Explanation(names, pairs, [text], settings, None, [], [])
-    falls = waterfalls(pairs, first[2], other[2])
-    share, listed = carriers(pairs, first[2], other[2])
-    block_size = int(first[1]["meta"].get("block_size") or 1)
+    falls = waterfalls(pairs)
+    share, listed = carriers(pairs)
+    block_size = int(one.summary["meta"].get("block_size") or 1)
     return Explanation(
         names,
         pairs,
-        headline_words(names, first[1], other[1], falls),
+        headline_words(names, one.summary, two.summary, falls),
         settings,
         None,
         [],
         falls,
         share,
         tuple(listed),
-        tuple(blocks(pairs, first[2], other[2], block_size)),
+        tuple(blocks(pairs, block_size)),
     )
 
 

@@ -23,10 +23,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,9 +34,12 @@ from msgspec import Struct
 
 from kvsim.core.schema import BLOCK_MAP, INTEGER, REQUESTS, STEPS, TEXT, TRANSITIONS, Column, Table
 from kvsim.errors import OutputError
+from kvsim.machine.memory import Budget
 from kvsim.results import tables
 from kvsim.results.blockmap import BlockMap
+from kvsim.results.plain import numeric
 from kvsim.results.summary import summarise
+from kvsim.settings.config import RunConfig
 from kvsim.settings.parsing import DEEP, is_flat, parse_json, typed
 from kvsim.version import __version__
 from kvsim.writing import encoded, json_text, move_all, temporary_folder
@@ -177,14 +180,15 @@ def _encodings(schema: pa.Schema) -> dict[str, Any]:
     return {"compression": "zstd", "use_dictionary": others, "column_encoding": encodings}
 
 
-def read_summary(path: Path, *keys: str) -> dict[str, Any]:
-    """Read figures that have `meta` and these keys. Raises `OutputError` naming the file."""
+def read_summary(path: Path, *keys: str, types: type[Meta] | None = None) -> dict[str, Any]:
+    """Read figures that have these keys, and a `meta` as `Meta` or `types` says. Raises
+    `OutputError` naming the file."""
     with _reading(path):
         summary = parse_json(path.read_bytes())
     known = isinstance(summary, dict) and isinstance(summary.get("meta"), dict)
     if not known or not set(keys) <= summary.keys():
         raise OutputError(f"{path}: not a kvsim summary; {_REMEDY}")
-    refuse(path, problem_of_meta(summary["meta"]), summary["meta"])
+    refuse(path, problem_of_meta(summary["meta"], types or Meta), summary["meta"])
     return dict(summary)
 
 
@@ -248,7 +252,6 @@ _GAPS = "_itl_ms"
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-_Bytes = Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)]
 
 
 class _Facts(Struct):
@@ -274,25 +277,35 @@ class _Outcome(Struct):
     rule: str | None = None
 
 
+class _Stages(Struct):
+    layers: Annotated[
+        list[Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]], msgspec.Meta(min_length=1)
+    ]
+
+
 class _Cost(Struct):
     source: str | None = None
     kind: str | None = None
     priced_steps: Count | None = None
     extrapolated_steps: Count | None = None
+    priced_ns: Count | None = None
+    extrapolated_ns: Count | None = None
+    stages: _Stages | None = None
     notes: list[str] | None = None
 
 
-class _Budget(Struct):
-    memory_bytes: _Bytes | None = None
-    weight_bytes: _Bytes | None = None
-    drafter_bytes: _Bytes | None = None
-    adapter_bytes: _Bytes | None = None
-    activation_bytes: _Bytes | None = None
-    sampler_bytes: _Bytes | None = None
-    overhead_bytes: _Bytes | None = None
-    communication_bytes: _Bytes | None = None
-    cudagraph_bytes: _Bytes | None = None
-    kv_bytes: _Bytes | None = None
+class _Offload(Struct):
+    stored_blocks: Count
+    stored_bytes: Count
+    stored_copy_s: float
+    loaded_blocks: Count
+    loaded_bytes: Count
+    loaded_copy_s: float
+    storage: str = ""
+    waited_for_stores: Count = 0
+    waited_for_loads_of_others: Count = 0
+    flushed_jobs: Count = 0
+    refused_stores: Count = 0
 
 
 class _Map(Struct):
@@ -309,13 +322,13 @@ class _Router(Struct):
     args: dict[str, Any]
 
 
-class Meta(Struct):
-    """The types of what a summary keeps under `meta`; keys may be missing, and others there."""
+class Meta(Struct, kw_only=True):
+    """The types of what a summary keeps under `meta`; most may be missing, and others there."""
 
     kvsim_version: str | None = None
     core: str | None = None
     command: str | None = None
-    config: dict[str, Any] | None = None
+    config: dict[str, Any]
     assumed: dict[str, _Assumption] | None = None
     trace: _Facts | None = None
     seed: Count | None = None
@@ -331,9 +344,10 @@ class Meta(Struct):
     steps_in_flight: Count = 1
     watermark_blocks: Count | None = None
     notes: list[str] | None = None
-    memory: _Budget | None = None
+    memory: dict[str, Any] | None = None
     cost: _Cost | None = None
     link: dict[str, Any] | None = None
+    kv_offload: _Offload | None = None
     cache: _Cache | None = None
     goodput: dict[str, float] | None = None
     oracles: list[str] | None = None
@@ -345,15 +359,38 @@ class Meta(Struct):
     replicas: Count | None = None
 
 
-def problem_of_meta(meta: Any) -> str:
-    """The first key of `meta` that is not as `Meta` says, in words; empty if all are."""
+class FleetMeta(Meta, kw_only=True):
+    """Those of several replicas."""
+
+    router: _Router
+    replicas: Count
+    prefix_caching: bool
+    roles: list[Literal["prefill", "decode"]] | None = None
+
+
+@cache
+def _any_of(kind: type[Struct]) -> type[Struct]:
+    """A struct with the fields of `kind`, each of which may be missing or null."""
+    return msgspec.defstruct(
+        kind.__name__,
+        [(each.name, each.type | None, None) for each in msgspec.structs.fields(kind)],
+    )
+
+
+def problem_of_meta(meta: Any, types: type[Meta]) -> str:
+    """The first key of `meta` that is not as `types` says, in words; empty if all are. Settings and
+    terms of the budget are as their own classes say."""
     if not is_flat(meta):
         return f"meta: {DEEP}"
+    place = "meta"
     try:
-        typed(meta, Meta)
+        typed(meta, types)
+        for key, kind in (("memory", Budget), ("config", RunConfig)):
+            place = f"meta.{key}"
+            typed(numeric(meta.get(key) or {}), _any_of(kind))
     except msgspec.ValidationError as error:
         text, _, at = str(error).partition(" - at `$")
-        return f"meta{at.rstrip('`')}: {text[:1].lower()}{text[1:]}"
+        return f"{place}{at.rstrip('`')}: {text[:1].lower()}{text[1:]}"
     return ""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.errors import ConfigError, check_choice
-from kvsim.report.compare import Run, change_words, compare_table, explain, value_words
+from kvsim.report.compare import Named, Summaries, change_words, compare_table, explain, value_words
 from kvsim.report.pages.figures import Figure, coloured
 from kvsim.report.pages.html import Html, element, join, table
 from kvsim.report.pages.latencies import distribution_figures
@@ -32,14 +32,19 @@ _NO_ARROW = {"showarrow": False}
 class Compared(NamedTuple):
     """Two results side by side."""
 
-    first: Run
-    other: Run
+    first: Named
+    other: Named
+
+    @property
+    def summaries(self) -> Summaries:
+        """Both names and summaries."""
+        return [(name, run.summary) for name, run in self]
 
     def frame(self) -> pd.DataFrame:
         """Every figure that is not 0 in both: its unit, both values, the difference, the share."""
         import pandas as pd
 
-        rows = compare_table([self.first[:2], self.other[:2]])
+        rows = compare_table(self.summaries)
         columns = {
             "unit": [row.metric.unit for row in rows],
             self.first[0]: [row.values[0] for row in rows],
@@ -57,16 +62,15 @@ class Compared(NamedTuple):
     def __repr__(self) -> str:
         written = io.StringIO()
         console = make_console(written, width=100)
-        render_comparison([self.first[:2], self.other[:2]], console)
+        render_comparison(self.summaries, console)
         for sentence in self.why:
             console.print(sentence)
         return written.getvalue()
 
     def _repr_html_(self) -> str:
-        rows = compare_table([self.first[:2], self.other[:2]])
         shown = [
             [row.metric.label, *(value_words(row, i) for i in (0, 1)), change_words(row, 0)]
-            for row in rows
+            for row in compare_table(self.summaries)
             if row.metric.key in HEADLINES
         ]
         sentences = (element("p", sentence) for sentence in self.why)
@@ -124,7 +128,7 @@ def _stacked(figures: Sequence[Figure]) -> tuple[list[dict[str, Any]], dict[str,
     bottom, axes = 1.0, 0
     for figure in figures:
         high = bottom - _GAP_PX / height
-        bottom = max(high - figure.height / height, 0.0)
+        bottom = max(high - figure.height / height, 0.0)  # Sums of floats may end below it.
         own: dict[str, str] = {}
         for key, look in figure.layout.items():
             if key.startswith("yaxis"):

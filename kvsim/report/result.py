@@ -39,8 +39,4 @@ class Result(result.Result):
         """This result beside another one: figures, differences, and why they differ."""
         from kvsim.report.notebook import Compared
 
-        first, second = (
-            (name, each.summary, each.requests, each.steps)
-            for name, each in zip(names, (self, other), strict=True)
-        )
-        return Compared(first, second)
+        return Compared((names[0], self), (names[1], other))

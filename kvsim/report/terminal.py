@@ -170,6 +170,7 @@ def _whole_table(names: Sequence[str], rows: Sequence[Row]) -> Table:
         for row in group:
             cells: list[str | Text] = [value_words(row, 0)]
             for i in range(len(names) - 1):
+                # Both say the same where a share of the first value is undefined.
                 changes = dict.fromkeys((difference_words(row, i), change_words(row, i)))
                 words = interval_words(row, i) if row.verdicts else " ".join(filter(None, changes))
                 cells += [value_words(row, i + 1), Text(words, style=_style(row, i))]
@@ -207,6 +208,7 @@ def _some_runs(names: Sequence[str], rows: Sequence[Row], others: range) -> Tabl
 def _fits(table: Table, console: Console) -> bool:
     """Whether every cell fits in one line, and every label breaks only between words."""
     labels, endless = table.columns[0], console.options.update(width=_ENDLESS_COLUMNS)
+    # A label may take two lines: only its longest word counts.
     labels.max_width = _LABEL_COLUMNS
     needed = console.measure(table, options=endless).maximum
     labels.max_width = None

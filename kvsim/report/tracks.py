@@ -9,8 +9,7 @@
 ```
 A request keeps its lane as long as it stays, so there are no more lanes than requests at once.
 
-"Trace Event Format" (Google): `ph` X is a slice with a duration, C a counter, M a name, s and f the
-ends of an arrow. Times are microseconds; here with three decimals, which are the nanoseconds.
+Source: "Trace Event Format" (Google). Times are microseconds; their three decimals are nanoseconds.
 """
 
 from __future__ import annotations
@@ -24,6 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Raw, Struct
+from msgspec.json import Encoder
 
 from kvsim.core.rows import PIECE_ROWS
 from kvsim.core.schema import BLOCKED, STEPS, Source
@@ -64,65 +65,48 @@ class Window(NamedTuple):
         return (begin, end) if begin < end or instant else None
 
 
-def process(pid: int, name: str, place: int) -> list[str]:
-    """The name of a group of tracks, and its place from the top."""
-    return [
-        _named("process_name", Track(pid, 0), {"name": name}),
-        _named("process_sort_index", Track(pid, 0), {"sort_index": place}),
-    ]
+class Event(Struct, kw_only=True, omit_defaults=True):
+    """One event of the format, with its keys in the order in which they are written."""
+
+    ph: str
+    """`X`: a slice with a duration, `C`: a counter, `M`: a name, `s` and `f`: ends of an arrow."""
+    bp: str | None = None
+    """`e`: an arrow ends in the slice around its time, not in the next one."""
+    id: int | None = None
+    pid: int
+    tid: int | None = None
+    ts: Raw | None = None
+    dur: Raw | None = None
+    cat: str | None = None
+    name: str
+    args: Mapping[str, Any] | None = None
 
 
-def thread(track: Track, name: str) -> list[str]:
-    """The name of a track; tracks of a group are sorted by their numbers."""
-    return [
-        _named("thread_name", track, {"name": name}),
-        _named("thread_sort_index", track, {"sort_index": track.tid}),
-    ]
+def _us(ns: int) -> Raw:
+    """Nanoseconds as exact microseconds."""
+    return Raw(f"{ns // 1000}.{ns % 1000:03d}")
+
+
+def _named(kind: str, track: Track, name: str, place: int) -> Iterator[Event]:
+    """The name of a `thread`, which is a track, or of a `process`, and its place from the top."""
+    for what, args in (("name", {"name": name}), ("sort_index", {"sort_index": place})):
+        yield Event(ph="M", pid=track.pid, tid=track.tid, name=f"{kind}_{what}", args=args)
+
+
+def _group(pid: int, name: str) -> Iterator[Event]:
+    return _named("process", Track(pid, 0), name, pid)
+
+
+def _lane(track: Track, name: str) -> Iterator[Event]:
+    return _named("thread", track, name, track.tid)
 
 
 def span(
     track: Track, name: str, begin_ns: int, end_ns: int, args: Mapping[str, Any] | None = None
-) -> str:
+) -> Event:
     """A slice; one inside another is drawn below it."""
-    shown = f',"args":{_json(args)}' if args else ""
-    return (
-        f'{{"ph":"X","pid":{track.pid},"tid":{track.tid},"ts":{_us(begin_ns)},'
-        f'"dur":{_us(end_ns - begin_ns)},"name":{_json(name)}{shown}}}'
-    )
-
-
-def counter(pid: int, name: str, time_ns: int, values: Mapping[str, int]) -> str:
-    """A counter's values, which hold from this time on."""
-    return (
-        f'{{"ph":"C","pid":{pid},"ts":{_us(time_ns)},"name":{_json(name)},"args":{_json(values)}}}'
-    )
-
-
-def arrow(
-    number: int, name: str, begin: tuple[Track, int], end: tuple[Track, int]
-) -> tuple[str, str]:
-    """An arrow between two (track, time in ns), which lie within slices."""
-    ends = []
-    # "bp": "e" ends the arrow in the slice around that time, not in the next one.
-    for phase, (track, time_ns) in (('"s"', begin), ('"f","bp":"e"', end)):
-        ends.append(
-            f'{{"ph":{phase},"id":{number},"pid":{track.pid},"tid":{track.tid},'
-            f'"ts":{_us(time_ns)},"cat":"preemption","name":{_json(name)}}}'
-        )
-    return ends[0], ends[1]
-
-
-def _named(kind: str, track: Track, args: Mapping[str, Any]) -> str:
-    return f'{{"ph":"M","pid":{track.pid},"tid":{track.tid},"name":"{kind}","args":{_json(args)}}}'
-
-
-def _us(ns: int) -> str:
-    """Nanoseconds as exact microseconds."""
-    return f"{ns // 1000}.{ns % 1000:03d}"
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    ts, dur = _us(begin_ns), _us(end_ns - begin_ns)
+    return Event(ph="X", pid=track.pid, tid=track.tid, ts=ts, dur=dur, name=name, args=args or None)
 
 
 INSIDE, OUTSIDE = 2, 3
@@ -183,7 +167,7 @@ def stays_of(spells: Spells, window: Window, chosen: Collection[int] | None = No
     return sorted(stays, key=lambda stay: (stay.begin_ns, stay.request))
 
 
-def request_events(stays: list[Stay], requests: Mapping[str, Any]) -> Iterator[str]:
+def request_events(stays: list[Stay], requests: Mapping[str, Any]) -> Iterator[Event]:
     """The events of the requests' tracks.
 
     These are names of groups and lanes, a slice for each stay and each spell in it, and an arrow
@@ -193,9 +177,9 @@ def request_events(stays: list[Stay], requests: Mapping[str, Any]) -> Iterator[s
     for pid, name in GROUPS.items():
         lanes = sorted({track for track in tracks if track.pid == pid})
         if lanes:
-            yield from process(pid, name, pid)
+            yield from _group(pid, name)
         for number, track in enumerate(lanes, 1):
-            yield from thread(track, f"lane {number}")
+            yield from _lane(track, f"lane {number}")
     last: dict[int, int] = {}
     arrows = 0
     for number, (stay, track) in enumerate(zip(stays, tracks, strict=True)):
@@ -206,9 +190,13 @@ def request_events(stays: list[Stay], requests: Mapping[str, Any]) -> Iterator[s
         former = last.get(stay.request)
         if former is not None:
             arrows += 1
+            name = _passage(stays[former], stay)
+            arrow: dict[str, Any] = {"id": arrows, "cat": "preemption", "name": name}
             # A nanosecond before its end: at the end, no slice is around the arrow.
-            left, back = (tracks[former], stays[former].end_ns - 1), (track, stay.begin_ns)
-            yield from arrow(arrows, _passage(stays[former], stay), left, back)
+            left, left_us = tracks[former], _us(stays[former].end_ns - 1)
+            yield Event(ph="s", pid=left.pid, tid=left.tid, ts=left_us, **arrow)
+            back_us = _us(stay.begin_ns)
+            yield Event(ph="f", bp="e", pid=track.pid, tid=track.tid, ts=back_us, **arrow)
         last[stay.request] = number
 
 
@@ -275,7 +263,7 @@ _OF_STEP = STEPS.names(Source.STEP, Source.KERNEL)[2:]
 """Columns of a step that its slice lists where they are not 0: all but its start and end."""
 
 
-def step_events(steps: Mapping[str, Ints], window: Window) -> Iterator[str]:
+def step_events(steps: Mapping[str, Ints], window: Window) -> Iterator[Event]:
     """A slice for each step, and slices for its copies on the link.
 
     Copies come first in a step, out before in. A step with both divides the copying time by blocks.
@@ -291,7 +279,7 @@ def step_events(steps: Mapping[str, Ints], window: Window) -> Iterator[str]:
 
 def counter_events(
     steps: Mapping[str, Ints], meta: Mapping[str, Any], window: Window
-) -> Iterator[str]:
+) -> Iterator[Event]:
     """The counters: values at the start of the window, and again at every change."""
     states = States(steps, window.end_ns, meta)
     starts = states["start_ns"]
@@ -309,10 +297,10 @@ def counter_events(
         changed = (np.diff(values[lasting], axis=0, prepend=-1) != 0).any(axis=1)
         for row in lasting[changed]:
             held = dict(zip(series, values[row].tolist(), strict=True))
-            yield counter(ENGINE, name, int(times[row]), held)
+            yield Event(ph="C", pid=ENGINE, ts=_us(int(times[row])), name=name, args=held)
 
 
-def _step(number: int, row: Mapping[str, int], window: Window) -> Iterator[str]:
+def _step(number: int, row: Mapping[str, int], window: Window) -> Iterator[Event]:
     start, end = row["start_ns"], row["end_ns"]
     shown = window.clip(start, end)
     if shown is None:
@@ -345,6 +333,9 @@ def _copies(row: Mapping[str, int]) -> tuple[tuple[str, int, int], ...]:
         ("swap in", row["transfer_ns"] - outward, back),
     )
 
+
+encode = Encoder().encode
+"""The JSON object of an event."""
 
 _NS_PER_S = 1_000_000_000
 _AT_ONCE = 4096
@@ -385,21 +376,22 @@ def events(
     transitions: Mapping[str, Ints],
     window: Window,
     chosen: Collection[int] | None = None,
-) -> Iterator[str]:
-    """Every event of a run in the window, a JSON object each; `chosen`: indexes of requests."""
+) -> Iterator[Event]:
+    """Every event of a run in the window; `chosen`: indexes of requests."""
     spells = standings.lay_out(
         requests, transitions, steps["start_ns"], steps["end_ns"], run_end_ns(steps, requests)
     )
-    engine = process(ENGINE, "engine", 1), thread(STEP_TRACK, "steps")
     return chain(
-        *(*engine, thread(LINK, "host link (swaps)")),
+        _group(ENGINE, "engine"),
+        _lane(STEP_TRACK, "steps"),
+        _lane(LINK, "host link (swaps)"),
         step_events(steps, window),
         counter_events(steps, summary["meta"], window),
         request_events(stays_of(spells, window, chosen), requests),
     )
 
 
-def write_tracks(path: str | Path, meta: Mapping[str, Any], listed: Iterator[str]) -> Path:
+def write_tracks(path: str | Path, meta: Mapping[str, Any], listed: Iterator[Event]) -> Path:
     """Write events as a Chrome trace, gzipped if the name ends in `.gz`, whole or not at all.
 
     Equal events give equal bytes. Raises `OutputError` naming the file.
@@ -409,10 +401,9 @@ def write_tracks(path: str | Path, meta: Mapping[str, Any], listed: Iterator[str
     head = json.dumps({**known, "trace_sha256": trace}, ensure_ascii=False)
     with replacing_stream(path) as file:
         file.write(f'{{"displayTimeUnit":"ms","otherData":{head},"traceEvents":['.encode())
-        separator = "\n"
-        # A group of events is encoded at once.
+        separator = b"\n"
         while group := list(islice(listed, _AT_ONCE)):
-            file.write((separator + ",\n".join(group)).encode())
-            separator = ",\n"
+            file.write(separator + b",\n".join(map(encode, group)))
+            separator = b",\n"
         file.write(b"\n]}\n")
     return Path(path)

@@ -133,6 +133,7 @@ def outcome_title(summary: Mapping[str, Any]) -> str:
         return _capital(kind if kind == "deadlock" else f"engine stopped: {kind}")
     state, bounds = state_of(summary), [name for name, _ in _bounds(summary)]
     load = [] if state == "unknown" or (state == "steady" and bounds) else [state]
+    # An alarming load comes first; otherwise what bounds it says more.
     names = [*load, *bounds] if TONES.get(state) == "bad" else [*bounds, *load]
     return _capital(", ".join(names) or kind)
 
@@ -346,10 +347,10 @@ def _preemption(summary: Mapping[str, Any]) -> Remark:
 
 def _extrapolation(cost: Mapping[str, Any]) -> list[Remark]:
     """How much the cost model priced that its profile does not cover; a warning if it matters."""
-    outside = cost.get("extrapolated_ns")
-    if not outside:
+    outside, whole = (cost.get(f"{name}_ns") for name in ("extrapolated", "priced"))
+    if not (outside and whole):
         return []
-    share = outside / cost["priced_ns"]
+    share = outside / whole
     text = f"{percent(share)} of the step time is extrapolated beyond measured kernel times."
     return [Remark(text, "warning" if share > _LITTLE else "plain")]
 

@@ -38,6 +38,7 @@ from kvsim.settings.versions import (
     gpu_memory_utilization,
     has_cache_groups,
     reads_cache_scheme,
+    release,
     retention_interval,
     server_defaults,
 )
@@ -97,9 +98,11 @@ def complete(config: RunConfig, engine: Engine) -> Settings:
     defaults = {key: each for key, each in defaults.items() if getattr(config, key) is None}
     defaults |= _stored_cache(config, engine, model)
     config = msgspec.structs.replace(config, **{key: d.value for key, d in defaults.items()})
+    config, stored = _sparse_cache(config, engine, model, hardware)
+    model = model_of(config)
     # Needs the block size and the type of the cache.
     config, raised = _whole_states(config, model, hardware)
-    defaults |= raised
+    defaults |= stored | raised
     if config.dtype == "auto":
         defaults["dtype"] = Default(model.dtype("auto"), model.name)
     defaults |= _own_defaults(config, engine)
@@ -177,6 +180,33 @@ def _stored_cache(config: RunConfig, engine: Engine, model: Model) -> dict[str, 
     if stored is None or not reads or config.kv_cache_dtype != "auto":
         return {}
     return {"kv_cache_dtype": Default(stored, f"the checkpoint of {model.name}")}
+
+
+def _sparse_cache(
+    config: RunConfig, engine: Engine, model: Model, hardware: Hardware
+) -> tuple[RunConfig, dict[str, Default]]:
+    """The settings with the type in which vLLM's kernels keep latent vectors of which an indexer
+    chooses some (DeepSeek-V3.2, GLM-5)."""
+    chosen = engine.groups and model.latent and model.indexer
+    if not chosen or config.kv_cache_dtype == "fp8_ds_mla" or not _scales_vectors(config, hardware):
+        return config, {}
+    found = Default("fp8_ds_mla", f"vLLM {config.vllm_version}: sparse attention of {model.name}")
+    replaced = msgspec.structs.replace(config, kv_cache_dtype=found.value)
+    return replaced, {"kv_cache_dtype": found}
+
+
+def _scales_vectors(config: RunConfig, hardware: Hardware) -> bool:
+    """Whether they are in 8 bits with scales: FP8 is, but since 0.18 on Blackwell's data-centre
+    GPUs; its others know nothing else.
+
+    Source: vLLM 0.33.0, model_executor/layers/attention/mla_attention.py and platforms/cuda.py;
+    0.11.2 to 0.17.1, model_executor/models/config.py, `DeepseekV32ForCausalLM`.
+    """
+    fp8 = config.kv_cache_dtype.startswith("fp8")
+    if hardware.name.startswith(("b200", "b300", "gb200", "gb300")):
+        return fp8 and release(config.vllm_version) < (0, 18)
+    alone = hardware.name.startswith(("gb10", "rtx-50", "rtx-pro"))
+    return fp8 or (alone and config.kv_cache_dtype == "auto")
 
 
 def _whole_states(

@@ -96,6 +96,7 @@ TABLE_SETTINGS = (
     "disable_hybrid_kv_cache_manager",
     "prefix_cache_retention_interval",
     "mamba_cache_mode",
+    "mamba_ssm_cache_dtype",
 )
 """Settings of engines in which groups of layers have block tables of their own."""
 
@@ -111,6 +112,11 @@ def check_tables(config: RunConfig, engine: Engine) -> None:
 
 def check_states(config: RunConfig, model: Model) -> None:
     """Refuse what vLLM would not obey with a model that has layers with states, or compresses."""
+    if config.kv_cache_dtype == "fp8_ds_mla" and not model.indexer:
+        raise ConfigError(
+            f"kv_cache_dtype: fp8_ds_mla is for latent vectors of which an indexer chooses some,"
+            f" and {model.name} has none; use --kv-cache-dtype fp8"
+        )
     packed = model.compressed is not None and config.disable_hybrid_kv_cache_manager is False
     if packed and config.block_size != PACKED_TOKENS:
         raise ConfigError(

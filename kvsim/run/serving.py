@@ -19,7 +19,8 @@ from kvsim.core.schema import REQUESTS, TEXT, Source
 from kvsim.cost import checked_prices
 from kvsim.cost.estimates import StagedCost
 from kvsim.errors import EngineStopped
-from kvsim.results.ledger.account import account_prompts, account_times
+from kvsim.results.ledger.account import account_times
+from kvsim.results.ledger.prompts import Rules, account_prompts
 from kvsim.run.assembly import Parts
 from kvsim.run.blame import blaming
 from kvsim.run.replica.time import PipelineTime, Process, Ranks, RankTime
@@ -178,7 +179,7 @@ class Serving:
         config = parts.config
         drafts = parts.speculation and parts.speculation.log
         prompts = requests.streams if blocks.needs_keys else None
-        size, withheld = blocks.block_size, blocks.full_hit.withheld
+        rules = Rules(blocks.block_size, blocks.full_hit.withheld)
         if len(own) < len(requests):
             # A replica of a fleet serves some of the requests; its own are sorted.
             log["request"] = np.searchsorted(own, log["request"])
@@ -198,7 +199,7 @@ class Serving:
                 steps, times = account_times(cost, made, columns, log, in_flight)
             if prompts is None:
                 return steps, columns | times
-            split = account_prompts(prompts, columns, log, size, withheld)
+            split = account_prompts(prompts, columns, log, rules)
             return steps, columns | times | split
 
         return Books(noted, accounted)

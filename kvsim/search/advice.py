@@ -54,7 +54,7 @@ def present(advice: Advice) -> list[Remark]:
     cost = assemble(advice.base.config).cost
     meta = {"cost": {"kind": cost.kind, "source": cost.source}}
     source = Remark(f"{time_source(meta)}.", "plain" if measured(meta) else "warning")
-    return [*diagnosis_of(advice.base.runs[0].record), source]
+    return [*diagnosis_of(advice.base.runs[0]), source]
 
 
 def sentences(advice: Advice) -> list[str]:
@@ -128,7 +128,7 @@ def record(advice: Advice, line: str) -> dict[str, Any]:
 
 def _now(advice: Advice) -> str:
     base, decides = advice.base, advice.decides
-    met, seeds = base.met(advice.objectives), len(base.runs)
+    met, seeds = base.met, len(base.runs)
     where = f" on {met} of {plural(seeds, 'seed')}" if seeds > 1 else ""
     value = show(base.mean(decides), decides.metric.unit)
     mean = " on average" if seeds > 1 else ""
@@ -145,10 +145,10 @@ def _change(advice: Advice) -> str:
         kept = (
             f"No tested change helps: of {number}, none is sure to improve {decides.metric.label}."
         )
-        if best.met(advice.objectives) == len(best.runs):
+        if best.met == len(best.runs):
             return kept
         return f"{kept} `kvsim size` finds the memory, the replicas or the rate that would do."
-    met, seeds = best.met(advice.objectives), len(best.runs)
+    met, seeds = best.met, len(best.runs)
     outcome = (
         "which meets all objectives"
         if met == seeds
@@ -194,7 +194,7 @@ def _finding(advice: Advice, tried: Tried) -> str:
     """`better`, `worse`, `no difference`, `not certain`, or how the run ended."""
     verdict = tried.verdict
     if verdict is None:
-        kinds = (str(run.record["outcome"]["kind"]) for run in tried.runs)
+        kinds = (str(run["outcome"]["kind"]) for run in tried.runs)
         ended = next((kind for kind in kinds if kind != "finished"), "undefined")
         return ended.replace("-", " ")
     if verdict.finding in ("same", "equal"):
@@ -228,7 +228,7 @@ def _tried(advice: Advice, tried: Tried) -> Mapping[str, Any]:
         "settings": tried.settings,
         "values": tried.values(advice.decides),
         "mean": tried.mean(advice.decides),
-        "seeds_met": tried.met(advice.objectives),
+        "seeds_met": tried.met,
         "why": [change.trial.why for change in tried.changes],
         "caveats": [change.trial.caveat for change in tried.changes if change.trial.caveat],
         "verdict": verdict,
@@ -310,9 +310,9 @@ def _cards(advice: Advice) -> Html:
             show(before, unit) if after is None else f"{show(before, unit)} → {show(after, unit)}"
         )
         last = before if after is None else after
-        kept = last is not None and (last <= each.limit) == each.below
+        kept = last is not None and each.met({each.metric.key: last})
         shown.append(card(each.metric.label, words, str(each), tone="better" if kept else "worse"))
-    met = f"{count((best or advice.base).met(advice.objectives))} of {len(advice.base.runs)}"
+    met = f"{count((best or advice.base).met)} of {len(advice.base.runs)}"
     return cards([*shown, card("Seeds that meet all objectives", met)])
 
 

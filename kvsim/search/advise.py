@@ -11,8 +11,9 @@ tightest limit falls. All verdicts hold together, as those of `kvsim compare` do
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from pathlib import Path
 from statistics import fmean
@@ -139,15 +140,6 @@ _SINGLES = 0.8
 """Part of the chance of error for single changes; those put together share the rest."""
 
 
-class Run(NamedTuple):
-    """What a run came to."""
-
-    record: Record
-    """`outcome` and `figures`, as objectives read them."""
-    replay: tuple[Mapping[str, Any], Mapping[str, Any]] | None
-    """Summary and requests, if the run is an exact replay."""
-
-
 @dataclass
 class Tried:
     """The base with some changes, and its runs."""
@@ -155,8 +147,10 @@ class Tried:
     changes: tuple[Change, ...]
     """None for the base itself."""
     config: RunConfig
-    runs: list[Run] = field(default_factory=list)
-    """One per seed, in the order of the seeds."""
+    objectives: Objectives
+    runs: list[Record] = field(default_factory=list)
+    """One per seed, in the order of the seeds: `outcome` and `figures`, as objectives read them; of
+    an exact replay `summary` and `requests`, too."""
     verdict: Verdict | None = None
     """The difference to the base in the figure that decides; None if a run lacks the figure."""
 
@@ -164,6 +158,25 @@ class Tried:
     def settings(self) -> dict[str, Any]:
         """The changed settings."""
         return {change.key: change.value for change in self.changes}
+
+    @property
+    def load(self) -> float:
+        """The mean use of the tightest limit; inf if a run fails for another reason."""
+        return self.objectives.mean_load(self.runs)
+
+    @property
+    def met(self) -> int:
+        """On how many seeds all objectives are met."""
+        return self.objectives.met_by(self.runs)
+
+    @property
+    def tightest(self) -> Objective:
+        """The objective that uses most of its limit."""
+
+        def use(objective: Objective) -> float:
+            return fmean(objective.load(run["figures"]) for run in self.runs)
+
+        return max(self.objectives.each, key=use)
 
     def mean(self, objective: Objective) -> float | None:
         """The mean of a bounded figure; None if a run lacks it."""
@@ -173,25 +186,21 @@ class Tried:
     def values(self, objective: Objective) -> list[float | None]:
         """A bounded figure, one per seed; None where the run did not finish."""
         return [
-            objective.value(run.record["figures"])
-            if run.record["outcome"]["kind"] == "finished"
-            else None
+            objective.value(run["figures"]) if run["outcome"]["kind"] == "finished" else None
             for run in self.runs
         ]
 
-    def load(self, objectives: Objectives) -> float:
-        """The mean use of the tightest limit; inf if a run fails for another reason."""
-        return objectives.mean_load(run.record for run in self.runs)
-
-    def met(self, objectives: Objectives) -> int:
-        """On how many seeds all objectives are met."""
-        return objectives.met_by(run.record for run in self.runs)
+    def helps(self, first: Tried, decides: Objective) -> bool:
+        """Whether it is better than the first one."""
+        verdict = self.verdict
+        if verdict is None or verdict.finding != "significant":
+            return False
+        return (verdict.difference < 0) == decides.below and self.load < first.load
 
 
 class Advice(NamedTuple):
     """What was tried, and what helps."""
 
-    objectives: Objectives
     decides: Objective
     """The objective that is tightest with the base."""
     base: Tried
@@ -205,9 +214,14 @@ class Advice(NamedTuple):
     planned: int
     """The most seeds; fewer were run if every verdict was settled before."""
 
+    @property
+    def objectives(self) -> Objectives:
+        """What the settings are for."""
+        return self.base.objectives
+
     def helps(self, tried: Tried) -> bool:
         """Whether a change by itself is better than the base."""
-        return _helps(tried, self.base, self.decides, self.objectives)
+        return tried.helps(self.base, self.decides)
 
 
 class _Bench(NamedTuple):
@@ -223,7 +237,7 @@ class _Bench(NamedTuple):
         """Run these on all the first `seeds` seeds on which they have not been run."""
         for done in sorted({len(each.runs) for each in tried}):
             group = [each for each in tried if len(each.runs) == done]
-            configs, keep = [each.config for each in group], _replayed if self.exact else _condensed
+            configs, keep = [each.config for each in group], partial(_record, self.exact)
             numbers = range(self.seed + done, self.seed + seeds)
             for row in replicate(self.load, configs, numbers, keep, self.how):
                 for each, run in zip(group, row, strict=True):
@@ -267,31 +281,31 @@ def advise(
     """
     varied = redrawn(load, [("", config)])
     bench, (tried, untried) = _Bench(load, config.seed, not varied, how), changes
-    base = Tried((), config)
-    singles = [Tried((change,), change.config) for change in tried]
+    base = Tried((), config, objectives)
+    singles = [Tried((change,), change.config, objectives) for change in tried]
     level = _SINGLES * LEVEL
     looks = plan_looks(seeds, level) if varied else [Look(1, level)]
     bench.run([base], looks[0].seeds)
-    _check(base, objectives)
-    decides = _tightest(base, objectives)
+    _check(base)
+    decides = base.tightest
     unsettled = singles
     for look in looks:
         bench.run([base, *unsettled], look.seeds)
-        _check(base, objectives)
+        _check(base)
         bench.judge(base, unsettled, decides, look.level)
         unsettled = [each for each in unsettled if each.verdict and not each.verdict.settled]
         if not unsettled:
             break
     planned = looks[-1].seeds
-    advice = Advice(objectives, decides, base, singles, untried, base, varied, planned)
+    advice = Advice(decides, base, singles, untried, base, varied, planned)
     return advice._replace(best=_combined(bench, advice))
 
 
 def _combined(bench: _Bench, advice: Advice) -> Tried:
     """The best value of each setting that helps, added one by one while the next one helps, too."""
-    objectives, base = advice.objectives, advice.base
+    base = advice.base
     helpful = [each for each in advice.singles if advice.helps(each)]
-    helpful.sort(key=lambda each: each.load(objectives))
+    helpful.sort(key=lambda each: each.load)
     by_key: dict[str, Tried] = {}
     for each in helpful:
         if not each.changes[0].trial.caveat:
@@ -309,10 +323,10 @@ def _combined(bench: _Bench, advice: Advice) -> Tried:
         except ConfigError:
             continue  # The engine does not start with all of them.
         # What was tightest may no longer be, with the best changes so far.
-        candidate, decides = Tried(changes, config), _tightest(best, objectives)
+        candidate, decides = Tried(changes, config, advice.objectives), best.tightest
         bench.run([best, candidate], len(base.runs))
         bench.judge(best, [candidate], decides, level)
-        if _helps(candidate, best, decides, objectives):
+        if candidate.helps(best, decides):
             best = candidate
     if best is not firm[0]:
         bench.judge(base, [best], advice.decides, level)
@@ -322,27 +336,11 @@ def _combined(bench: _Bench, advice: Advice) -> Tried:
     return best
 
 
-def _helps(tried: Tried, first: Tried, decides: Objective, objectives: Objectives) -> bool:
-    verdict = tried.verdict
-    if verdict is None or verdict.finding != "significant":
-        return False
-    improves = (verdict.difference < 0) == decides.below
-    return improves and tried.load(objectives) < first.load(objectives)
-
-
-def _tightest(tried: Tried, objectives: Objectives) -> Objective:
-    """The objective that uses most of its limit."""
-
-    def use(objective: Objective) -> float:
-        return fmean(objective.load(run.record["figures"]) for run in tried.runs)
-
-    return max(objectives.each, key=use)
-
-
-def _check(base: Tried, objectives: Objectives) -> None:
+def _check(base: Tried) -> None:
     """Refuse a base whose runs do not finish, lack a figure, or leave requests unserved."""
+    objectives = base.objectives
     for run in base.runs:
-        figures, outcome = run.record["figures"], run.record["outcome"]
+        figures, outcome = run["figures"], run["outcome"]
         if outcome["kind"] != "finished":
             raise ConfigError(
                 f"advise: the run ends early with these settings: {outcome['explanation']};"
@@ -355,7 +353,7 @@ def _check(base: Tried, objectives: Objectives) -> None:
                     " needs limits, as in --goodput ttft:500"
                 )
         each_use = [each.load(figures) for each in objectives.each]
-        if objectives.load(run.record) == inf and inf not in each_use:
+        if objectives.load(run) == inf and inf not in each_use:
             raise ConfigError(
                 f"advise: {figures['failed']} requests are not served with these settings, and"
                 " --slo allows none; raise --max-model-len, or allow them, as in"
@@ -372,8 +370,8 @@ def _judge_replay(first: Tried, other: Tried, decides: Objective, level: float) 
     if before is None or after is None:
         return None
     [mine], [theirs] = first.runs, other.runs
-    assert mine.replay is not None and theirs.replay is not None
-    runs = [("first", *mine.replay), ("other", *theirs.replay)]
+    runs = [("first", mine["summary"], mine["requests"])]
+    runs.append(("other", theirs["summary"], theirs["requests"]))
     found = compare_replay(runs, level=level, margin=MARGIN)
     verdict = found.verdicts.get(Pair(decides.metric.key, 0, 1))
     if verdict is not None:
@@ -383,9 +381,7 @@ def _judge_replay(first: Tried, other: Tried, decides: Objective, level: float) 
     return Verdict(finding if change else "same", change, change, change, 0.0, level)
 
 
-def _condensed(result: Result) -> Run:
-    return Run({"outcome": result.meta["outcome"], "figures": figures_of(result.figures)}, None)
-
-
-def _replayed(result: Result) -> Run:
-    return _condensed(result)._replace(replay=(result.summary, result.requests))
+def _record(exact: bool, result: Result) -> Record:
+    record = {"outcome": result.meta["outcome"], "figures": figures_of(result.figures)}
+    # Exact replays are compared request by request.
+    return record | {"summary": result.summary, "requests": result.requests} if exact else record

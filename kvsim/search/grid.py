@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import product
+from io import StringIO
+from itertools import chain, product
 from math import prod
 from pathlib import Path
 from random import Random
@@ -47,19 +47,20 @@ class Law(NamedTuple):
     draw: Draw
 
 
-def parse_axis(option: str, text: str) -> Axis:
+def parse_axis(option: str, text: str, *, twice: bool = False) -> Axis:
     """`KEY=1,2,3`, `KEY=lin(0,0.1,5)` or `KEY=log(1,64,7)`; ranges include both ends.
 
     Values are TOML, or bare words taken as text. Ranges of an integer setting are rounded, and
-    equal values are tried once. Raises `ConfigError` naming `option`.
+    equal values of a range are tried once. `twice`: whether a listed value may come more than once.
+    Raises `ConfigError` naming `option`.
     """
     where = f"{option} {text}"
     key, written = _assignment(where, text)
     call = _CALL.fullmatch(written)
     if call is None:
-        values = _listed(where, written)
+        values = _listed(where, key, written)
         for place, value in enumerate(values):
-            if value in values[:place]:
+            if value in values[:place] and not twice:
                 raise ConfigError(f"{where}: {_shown(value)} is given twice; leave one out")
         return Axis(key, tuple(values))
     name, arguments = call[1], _numbers(where, call[2])
@@ -86,7 +87,7 @@ def parse_law(option: str, text: str) -> Law:
             f" {key}=uniform(0,1)"
         )
     if name == "choice":
-        choices = _listed(where, call[2])
+        choices = _listed(where, key, call[2])
         return Law(key, lambda random: random.choice(choices))
     ends = _numbers(where, call[2])
     if len(ends) != 2 or not ends[0] < ends[1]:
@@ -100,12 +101,14 @@ def parse_law(option: str, text: str) -> Law:
     return Law(key, lambda random: _fitting(key, math.exp(random.uniform(a, b))))
 
 
-def value_of(text: str) -> Any:
+def value_of(key: str, text: str) -> Any:
     """One value: TOML, or a bare word taken as text."""
     try:
-        return parse_toml(f"value = {text}")["value"]
+        value = parse_toml(f"value = {text}")["value"]
     except ValueError:
         return text.strip()
+    # A release such as 0.10 is no number.
+    return text.strip() if _textual(key) and not isinstance(value, str) else value
 
 
 def check_key(where: str, key: str) -> None:
@@ -125,8 +128,13 @@ def check_key(where: str, key: str) -> None:
 @cache
 def whole(key: str) -> bool:
     """Whether a setting takes whole numbers only."""
-    hint = get_type_hints(FleetConfig, include_extras=True).get(key, float)
-    return _takes(hint, 2) and not _takes(hint, 1.5)
+    return _takes(key, 2) and not _takes(key, 1.5)
+
+
+@cache
+def _textual(key: str) -> bool:
+    """Whether a setting takes words only."""
+    return _takes(key, "word") and not _takes(key, 2)
 
 
 def _tables() -> frozenset[str]:
@@ -137,9 +145,9 @@ def _tables() -> frozenset[str]:
     )
 
 
-def _takes(hint: Any, value: float) -> bool:
+def _takes(key: str, value: object) -> bool:
     try:
-        typed(value, hint)
+        typed(value, get_type_hints(FleetConfig, include_extras=True).get(key, float))
     except msgspec.ValidationError:
         return False
     return True
@@ -155,15 +163,18 @@ def _assignment(where: str, text: str) -> tuple[str, str]:
     return key, written
 
 
-def _listed(where: str, written: str) -> list[Any]:
+def _listed(where: str, key: str, written: str) -> list[Any]:
     """Values between commas; commas inside brackets and quotes do not separate."""
     try:
-        return list(parse_toml(f"values = [{written}]")["values"])
+        values = list(parse_toml(f"values = [{written}]")["values"])
+        if not _textual(key) or all(isinstance(value, str) for value in values):
+            return values
     except ValueError:
-        parts = written.split(",")
+        pass
+    parts = written.split(",")
     if not all(part.strip() for part in parts):
         raise ConfigError(f"{where}: an empty value between commas")
-    return [value_of(part) for part in parts]
+    return [value_of(key, part) for part in parts]
 
 
 def _numbers(where: str, written: str) -> list[float]:
@@ -217,25 +228,17 @@ class Point(NamedTuple):
     config: RunConfig
 
 
-@dataclass(frozen=True, slots=True)
-class Space:
+class Space(NamedTuple):
     """Everything that a sweep tries: the product of its parts."""
 
-    axes: tuple[Axis, ...] = ()
+    axes: tuple[Axis, ...]
     """Axes of a grid: every value of each is combined with every value of the others."""
-    rows: tuple[Settings, ...] = ()
+    rows: tuple[Settings, ...]
     """Rows of settings that are tried together."""
-    laws: tuple[Law, ...] = ()
-    samples: int = SAMPLES
-    sample_seed: int = 0
-    seeds: int | None = None
+    draws: tuple[Settings, ...]
+    """Rows of settings that are drawn at random."""
+    seeds: int | None
     """Number of seeds, from that of the base upwards; None: that seed alone."""
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Every setting that is varied, without the seed, in order."""
-        rows = tuple(self.rows[0]) if self.rows else ()
-        return (*(axis.key for axis in self.axes), *rows, *(law.key for law in self.laws))
 
 
 def parse_space(
@@ -254,52 +257,62 @@ def parse_space(
     `parse_law`. Raises `ConfigError`.
     """
     axes = tuple(parse_axis("--grid", text) for text in grids)
-    laws = tuple(parse_law("--random", text) for text in randoms)
+    laws = [parse_law("--random", text) for text in randoms]
     rows = _rows(lists)
     if samples is not None and not laws:
         raise ConfigError("--samples: nothing is drawn; add --random KEY=uniform(A,B)")
-    space = Space(axes, rows, laws, samples or SAMPLES, sample_seed, seeds)
-    _check_keys(space)
-    return space
+    in_rows = rows[0] if rows else ()
+    _check_keys([*(axis.key for axis in axes), *in_rows, *(law.key for law in laws)], seeds)
+    drawn = (samples or SAMPLES) if laws else 0
+    _check_number(*(len(axis.values) for axis in axes), len(rows), drawn, seeds or 1)
+    return Space(axes, rows, _draws(laws, drawn, sample_seed), seeds)
 
 
-def _check_keys(space: Space) -> None:
+def _draws(laws: Sequence[Law], number: int, seed: int) -> tuple[Settings, ...]:
+    random = Random(f"kvsim sweep {seed}")
+    return tuple({law.key: law.draw(random) for law in laws} for _ in range(number))
+
+
+def _check_keys(keys: Sequence[str], seeds: int | None) -> None:
     """Raises `ConfigError` for a space that varies nothing, a setting twice, or the workload."""
     seen: set[str] = set()
-    for key in space.keys:
+    for key in keys:
         if key in seen:
             raise ConfigError(f"{key}: varied twice; give all its values in one place")
         seen.add(key)
     if "workload" in seen:
         raise ConfigError("workload: all points of a sweep share one; make a sweep for each")
-    if space.seeds is not None and "seed" in seen:
+    if seeds is not None and "seed" in seen:
         raise ConfigError("--seeds: the seed is varied already; leave one of the two out")
-    if not seen and space.seeds is None:
+    if not seen and seeds is None:
         raise ConfigError("nothing to sweep; give --grid KEY=VALUES, --list, --random or --seeds N")
+
+
+def _check_number(*sizes: int) -> None:
+    """Raises `ConfigError` if parts of these sizes, 0 where there is none, make too many points."""
+    number = prod(max(1, size) for size in sizes)
+    if number > MOST_POINTS:
+        raise ConfigError(f"a sweep of {number:,} points; {MOST_POINTS:,} are the most")
 
 
 def expand(space: Space, base: Mapping[str, Any]) -> list[Point]:
     """The points of a space over the settings `base`; seeds vary fastest, then the last part.
 
-    Every value is checked by itself first. A combination that only the engine would refuse becomes
-    a point, and its run reports the refusal. Raises `ConfigError`.
+    Every value of a grid is checked by itself first. A combination that only the engine would
+    refuse becomes a point, and its run reports the refusal. Raises `ConfigError`.
     """
     config = make_settings(base, "configuration")
-    number = prod(len(axis.values) for axis in space.axes)
-    number *= max(1, len(space.rows)) * (space.samples if space.laws else 1) * (space.seeds or 1)
-    if number > MOST_POINTS:
-        raise ConfigError(f"a sweep of {number:,} points; {MOST_POINTS:,} are the most")
-    for axis in space.axes:
-        for value in axis.values:
-            make_settings(overlaid(base, {axis.key: value}), f"--grid {axis.key}")
-    points: list[Point] = []
-    for settings in _settings(space):
-        table = overlaid(base, settings)
-        if space.seeds is None:
-            points.append(_point(settings, table))
-        else:
-            seeds = range(config.seed, config.seed + space.seeds)
-            points += [_point(settings, {**table, "seed": seed}) for seed in seeds]
+    grid = [[{axis.key: value} for value in axis.values] for axis in space.axes]
+    for settings in chain(*grid):
+        make_settings(overlaid(base, settings), f"--grid {next(iter(settings))}")
+    seeds = [{"seed": config.seed + number} for number in range(space.seeds or 0)]
+    parts = (*grid, space.rows, space.draws, seeds)
+    points = []
+    for chosen in product(*(part or ({},) for part in parts)):
+        settings = dict(chain(*(row.items() for row in chosen)))
+        config = make_settings(overlaid(base, settings), "sweep")
+        settings.pop("seed", None)
+        points.append(Point(settings, config))
     return points
 
 
@@ -312,26 +325,11 @@ def overlaid(base: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, 
     return table
 
 
-def _point(settings: Settings, table: Mapping[str, Any]) -> Point:
-    rest = {key: value for key, value in settings.items() if key != "seed"}
-    return Point(rest, make_settings(table, "sweep"))
-
-
-def _settings(space: Space) -> Iterator[Settings]:
-    random = Random(f"kvsim sweep {space.sample_seed}")
-    draws = [{law.key: law.draw(random) for law in space.laws} for _ in range(space.samples)]
-    values = product(*(axis.values for axis in space.axes))
-    names = [axis.key for axis in space.axes]
-    parts = product(values, space.rows or ({},), draws if space.laws else ({},))
-    for chosen, row, drawn in parts:
-        yield {**dict(zip(names, chosen, strict=True)), **row, **drawn}
-
-
 def _rows(lists: Sequence[str]) -> tuple[Settings, ...]:
     """The rows of a file, or those that the columns `KEY=VALUES` make together."""
     files = [text for text in lists if "=" not in text]
     if not files:
-        return _side_by_side([parse_column(text) for text in lists])
+        return _side_by_side([parse_axis("--list", text, twice=True) for text in lists])
     if len(lists) > 1:
         raise ConfigError(f"--list {files[0]}: a file of rows stands alone; leave the others out")
     return _read_rows(files[0])
@@ -346,16 +344,6 @@ def _side_by_side(columns: Sequence[Axis]) -> tuple[Settings, ...]:
         raise ConfigError("--list: a key is given twice; give all its values in one place")
     values = zip(*(axis.values for axis in columns), strict=True)
     return tuple(dict(zip(keys, row, strict=True)) for row in values)
-
-
-def parse_column(text: str) -> Axis:
-    """`KEY=VALUES` in which a value may come twice. Raises `ConfigError`."""
-    key, _, written = text.partition("=")
-    parts = written.split(",")
-    if len(set(parts)) == len(parts):
-        return parse_axis("--list", text)
-    check_key(f"--list {text}", key.strip())
-    return Axis(key.strip(), tuple(value_of(part) for part in parts))
 
 
 def _read_rows(path: str) -> tuple[Settings, ...]:
@@ -375,39 +363,48 @@ def _read_rows(path: str) -> tuple[Settings, ...]:
 def _parsed_rows(path: str) -> list[tuple[int, Settings]]:
     """Rows of a file with the numbers of their lines: one JSON object a line, or CSV."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"--list {path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"--list {path}: not a text file") from None
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if not numbered:
+    if not text.strip():
         raise ConfigError(f"--list {path}: no rows; give JSON objects, or CSV with a header")
-    if numbered[0][1].lstrip().startswith("{"):
-        rows = [(number, _json_row(f"{path}:{number}", line)) for number, line in numbered]
-    else:
-        rows = list(_csv_rows(path, numbered))
+    read = _json_rows if text.lstrip().startswith("{") else _csv_rows
+    rows = list(read(path, StringIO(text)))
     if not rows:
         raise ConfigError(f"--list {path}: a header and no rows")
     return rows
 
 
-def _json_row(where: str, line: str) -> Settings:
+def _json_rows(path: str, lines: Iterable[str]) -> Iterator[tuple[int, Settings]]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = parse_json(line)
+        except ValueError as error:
+            raise ConfigError(f"{path}:{number}: not JSON: {error}") from None
+        if not isinstance(row, dict) or not row:
+            raise ConfigError(f"{path}:{number}: expected an object of settings")
+        yield number, row
+
+
+def _csv_rows(path: str, lines: Iterable[str]) -> Iterator[tuple[int, Settings]]:
+    reader, header = csv.reader(lines, strict=True), list[str]()
     try:
-        row = parse_json(line)
-    except ValueError as error:
-        raise ConfigError(f"{where}: not JSON: {error}") from None
-    if not isinstance(row, dict) or not row:
-        raise ConfigError(f"{where}: expected an object of settings")
-    return row
-
-
-def _csv_rows(path: str, numbered: list[tuple[int, str]]) -> Iterator[tuple[int, Settings]]:
-    table = list(csv.reader(line for _, line in numbered))
-    header = [key.strip() for key in table[0]]
-    if len(set(header)) < len(header):
-        raise ConfigError(f"{path}:{numbered[0][0]}: a key is given twice; leave one out")
-    for (number, _), cells in zip(numbered[1:], table[1:], strict=True):
-        if len(cells) != len(header):
-            raise ConfigError(f"{path}:{number}: {len(cells)} values for {len(header)} keys")
-        yield number, {key: value_of(cell) for key, cell in zip(header, cells, strict=True)}
+        for cells in reader:
+            number = reader.line_num
+            if not cells[1:] and not "".join(cells).strip():
+                continue
+            if not header:
+                header = [key.strip() for key in cells]
+                if len(set(header)) < len(header):
+                    raise ConfigError(f"{path}:{number}: a key is given twice; leave one out")
+                continue
+            if len(cells) != len(header):
+                raise ConfigError(f"{path}:{number}: {len(cells)} values for {len(header)} keys")
+            row = zip(header, cells, strict=True)
+            yield number, {key: value_of(key, cell) for key, cell in row}
+    except csv.Error as error:
+        raise ConfigError(f"{path}:{reader.line_num}: not CSV: {error}") from None

@@ -19,7 +19,7 @@ import numpy as np
 
 from kvsim.errors import ConfigError, check_choice
 from kvsim.explain.certainty import LEVEL, paired
-from kvsim.fleet.settings import FleetConfig, parted
+from kvsim.fleet.settings import FleetConfig, make_settings, parted
 from kvsim.machine.memory import pool_setting
 from kvsim.results.metrics import Metric
 from kvsim.run.assembly import assemble
@@ -27,7 +27,7 @@ from kvsim.search.compare import Load, redrawn
 from kvsim.search.runner import REFUSED, Backend, run_local, run_missing
 from kvsim.search.slo import Objectives
 from kvsim.search.store import Store, address
-from kvsim.search.sweep import Configuration, Outcome, joined
+from kvsim.search.sweep import Configuration, joined
 from kvsim.settings.config import RunConfig, make_config
 from kvsim.workload.spec import assume_hit_rate
 from kvsim.workload.trace import Trace, beginning, repeated
@@ -141,7 +141,7 @@ def make_knob(name: str, trace: Trace, base: Mapping[str, Any], bounds: Bounds) 
     """The knob with a name of `KNOBS`, for a trace and the settings that stay fixed.
 
     Raises `ConfigError` for an unknown name, for a setting that would make the knob ineffective,
-    and for bounds with no value between them.
+    for bounds that the setting does not take, and for those with no value between them.
     """
     check_choice("--find", name, KNOBS)
     for given in bounds:
@@ -149,6 +149,9 @@ def make_knob(name: str, trace: Trace, base: Mapping[str, Any], bounds: Bounds) 
             raise ConfigError(f"--from and --to: {given:g} is not a number above 0")
     knob = KNOBS[name](trace, base, bounds)
     knob = knob._replace(low=knob.snap(knob.low), high=knob.snap(knob.high))
+    for option, given in (("--from", bounds.low), ("--to", bounds.high)):
+        if given is not None:
+            make_settings({**base, knob.key: knob.snap(given)}, option)
     if not knob.low < knob.high:
         raise ConfigError(
             f"--find {name}: nothing between {knob.low:g} and {knob.high:g}; set --from and --to"
@@ -258,7 +261,7 @@ def _grains(value: float) -> float:
 def _geometric(low: float, high: float, snap: Callable[[float], float]) -> tuple[float, ...]:
     """Values of about the same ratio, both ends included."""
     if not 0 < low < high:
-        return (low, high)
+        return snap(low), snap(high)
     steps = max(1, math.ceil(math.log(high / low) / math.log(_LADDER)))
     values = (snap(low * (high / low) ** (k / steps)) for k in range(steps + 1))
     return tuple(takewhile(lambda value: value <= high, dict.fromkeys(values)))
@@ -349,11 +352,8 @@ class Laboratory:
             jobs=self.jobs,
             done=self.done,
         )
-        outcomes = [
-            Outcome({self.knob.key: value}, seed, self.store.load(keys[value, seed]) or {})
-            for value, seed in configs
-        ]
-        found = joined(outcomes, self.objectives)
+        runs = [({self.knob.key: at[0]}, self.store.load(keys[at]) or {}) for at in configs]
+        found = joined(runs, self.objectives)
         if not self.tried and all(each.outcome == REFUSED for each in found):
             raise ConfigError(found[-1].reason)  # The knob is not the reason.
         self.tried |= {each.settings[self.knob.key]: each for each in found}

@@ -114,6 +114,8 @@ def written(knob: Knob, value: float) -> str:
     """A value of the knob in words."""
     if knob.unit == "requests/s":
         return f"{value:g} requests/s"
+    if knob.unit == "GiB":
+        return f"{value:,g} GiB"
     if knob.unit == "share":
         return f"{value:g}"
     if knob.unit == "replicas":

@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from math import inf, prod
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -66,14 +67,6 @@ class Planned(Struct, frozen=True, forbid_unknown_fields=True):
     key: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 
 
-class Outcome(NamedTuple):
-    """A point of a sweep and its result."""
-
-    settings: Settings
-    seed: int
-    record: Record
-
-
 class Plan(Versioned, frozen=True, kw_only=True):
     """What a sweep runs, without anything specific to this machine: the content of `sweep.json`."""
 
@@ -116,16 +109,16 @@ def make_plan(
     )
 
 
-def gather(store: Store, plan: Plan, folder: str | Path) -> list[Outcome]:
+def gather(store: Store, plan: Plan, folder: str | Path) -> list[Record]:
     """The results of all points, in order. Raises `OutputError` if some are missing."""
     records = {point.key: store.load(point.key) for point in plan.points}
-    missing = sum(record is None for record in records.values())
-    if missing:
+    there = {key: record for key, record in records.items() if record is not None}
+    if missing := len(records) - len(there):
         raise OutputError(
             f"{folder}: {missing} of {len(records)} runs are missing; run the sweep, or the"
             " shards that are not done, again with this --out"
         )
-    return [Outcome(p.settings, p.seed, dict(records[p.key] or {})) for p in plan.points]
+    return [there[point.key] for point in plan.points]
 
 
 def manifest(plan: Plan) -> str:
@@ -185,7 +178,8 @@ def shard_of(number_of_points: int, text: str | None) -> range:
 def merge(folders: Sequence[str], into: str | Path) -> Plan:
     """Copy the runs of one sweep from several folders into one; returns their plan.
 
-    Raises `OutputError` if the folders hold different sweeps, or a run is in none of them.
+    Raises `OutputError` if the folders hold different sweeps or were made for different objectives,
+    or if a run is in none of them.
     """
     plans = [read_plan(folder) for folder in folders]
     plan = plans[0]
@@ -193,6 +187,11 @@ def merge(folders: Sequence[str], into: str | Path) -> Plan:
         if [point.key for point in other.points] != [point.key for point in plan.points]:
             raise OutputError(
                 f"{folder}: part of another sweep than {folders[0]}; merge its own shards"
+            )
+        if other.slo != plan.slo:
+            raise OutputError(
+                f"{folder}: its --slo is {other.slo}, that of {folders[0]} {plan.slo}; repeat the"
+                " command of one with that of the other, which repeats no run"
             )
     stores = [Store(folder) for folder in folders]
     target = Store(into)
@@ -209,26 +208,25 @@ def merge(folders: Sequence[str], into: str | Path) -> Plan:
 TABLE = "sweep.parquet"
 
 
-def table_bytes(plan: Plan, outcomes: Sequence[Outcome]) -> bytes:
+def table_bytes(plan: Plan, records: Sequence[Record]) -> bytes:
     """The content of `sweep.parquet`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     buffer = pa.BufferOutputStream()
-    pq.write_table(sweep_table(plan, outcomes), buffer, compression="zstd")
+    pq.write_table(sweep_table(plan, records), buffer, compression="zstd")
     content: bytes = buffer.getvalue().to_pybytes()
     return content
 
 
-def sweep_table(plan: Plan, outcomes: Sequence[Outcome]) -> pa.Table:
+def sweep_table(plan: Plan, records: Sequence[Record]) -> pa.Table:
     """One row per point, in the order of the plan."""
     import pyarrow as pa
 
-    records = [outcome.record for outcome in outcomes]
     columns: dict[str, pa.Array] = {
-        key: _settings_column([outcome.settings[key] for outcome in outcomes]) for key in plan.axes
+        key: _settings_column([point.settings[key] for point in plan.points]) for key in plan.axes
     }
-    columns["seed"] = optional([outcome.seed for outcome in outcomes], whole=True)
+    columns["seed"] = optional([point.seed for point in plan.points], whole=True)
     columns["key"] = texts(record["key"] for record in records)
     columns["outcome"] = _text_column([record["outcome"]["kind"] for record in records])
     columns["reason"] = _text_column([reason(record) for record in records])
@@ -284,13 +282,11 @@ def _settings_column(values: Sequence[Any]) -> pa.Array:
         return truths(values)
     if all(type(value) is int and abs(value) < 1 << 63 for value in values):
         return optional(values, whole=True)
-    try:
-        if any(isinstance(value, bool) for value in values):
-            raise TypeError
+    if all(type(value) in (int, float) for value in values):
         return optional([float(value) for value in values], whole=False)
-    except (TypeError, ValueError):
-        written = (v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values)
-        return _text_column(written)
+    return _text_column(
+        v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values
+    )
 
 
 def _text_column(written: Iterable[str]) -> pa.Array:
@@ -419,8 +415,8 @@ def chosen_record(chosen: Chosen) -> dict[str, Any]:
     }
 
 
-def choose(plan: Plan, outcomes: Sequence[Outcome]) -> Chosen:
-    """Rank the configurations of a sweep.
+def choose(plan: Plan, records: Sequence[Record]) -> Chosen:
+    """Rank the configurations of a sweep; `records`: one per point.
 
     With objectives, only configurations that meet all of them on every seed are ranked: by goodput,
     then by KV memory, then by their distance from the limits. Goodput is the rate of requests that
@@ -428,7 +424,8 @@ def choose(plan: Plan, outcomes: Sequence[Outcome]) -> Chosen:
     Without objectives, the ranking is the Pareto front of TTFT and throughput.
     """
     objectives = None if plan.slo is None else parse_slo(plan.slo)
-    configurations = joined(outcomes, objectives)
+    settings = map(attrgetter("settings"), plan.points)
+    configurations = joined(zip(settings, records, strict=True), objectives)
     finished = [c for c in configurations if c.figures]
     memory = [c.figures[MEMORY.key] for c in finished]
     least = min(memory, default=0.0)
@@ -524,19 +521,20 @@ def value_words(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def joined(outcomes: Sequence[Outcome], objectives: Objectives | None) -> list[Configuration]:
-    """The configurations of these points, each with all its seeds, in order of first appearance."""
-    groups: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        groups.setdefault(json.dumps(outcome.settings), []).append(outcome)
+def joined(
+    runs: Iterable[tuple[Settings, Record]], objectives: Objectives | None
+) -> list[Configuration]:
+    """The configurations of these runs, each with all its seeds, in order of first appearance."""
+    groups: dict[str, tuple[Settings, list[Record]]] = {}
+    for settings, record in runs:
+        groups.setdefault(json.dumps(settings), (settings, []))[1].append(record)
     made = []
-    for number, group in enumerate(groups.values(), 1):
-        records = [outcome.record for outcome in group]
+    for number, (settings, records) in enumerate(groups.values(), 1):
         met, load = len(records), 0.0
         if objectives is not None:
             met = objectives.met_by(records)
             load = max(map(objectives.load, records))
-        made.append(Configuration(number, group[0].settings, records, _means(records), met, load))
+        made.append(Configuration(number, settings, records, _means(records), met, load))
     return made
 
 
@@ -545,7 +543,7 @@ def _means(records: Sequence[Record]) -> dict[str, float]:
         return {}
     tables = [{**record["figures"], MEMORY.key: record["engine"][MEMORY.key]} for record in records]
     return {
-        key: fmean(table[key] for table in tables)
+        key: fmean([table[key] for table in tables])
         for key in tables[0]
         if all(table[key] is not None for table in tables)
     }

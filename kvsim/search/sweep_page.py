@@ -716,9 +716,10 @@ def _shade(
 ) -> tuple[str, float]:
     """Green within a limit and red beyond it, stronger with distance; else blue by size."""
     if objective is not None:
-        load = objective.load({metric.key: value})
+        figures = {metric.key: value}
+        load = objective.load(figures)
         far = min(abs(math.log(load)) / _FULL, 1.0) if 0 < load < math.inf else 1.0
-        return ("good" if load <= 1 else "bad"), 14 + 56 * far
+        return ("good" if objective.met(figures) else "bad"), 14 + 56 * far
     if high == low:
         return "used", 20
     share = (value - low) / (high - low)

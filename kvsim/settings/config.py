@@ -82,6 +82,7 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     disable_hybrid_kv_cache_manager: bool | None = None
     prefix_cache_retention_interval: Natural | Literal["none"] | None = None
     mamba_cache_mode: Literal["none", "align"] | None = None
+    mamba_ssm_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
     enable_lora: bool = False
     max_loras: Positive | None = None
     max_lora_rank: Positive | None = None
@@ -100,7 +101,7 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     quantization: str | None = None
     dtype: Literal["auto", "float16", "bfloat16", "float32"] = "auto"
     kv_cache_dtype: Literal[
-        "auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2"
+        "auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla"
     ] = "auto"
     gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] | None = None
     kv_cache_memory_bytes: Positive | None = None

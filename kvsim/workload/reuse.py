@@ -132,7 +132,12 @@ def chains(
         blocks, tail = divmod(length, size)
         spans: Sequence[Span] = stream.spans(size)
         if partial_blocks and tail:
-            spans = _with_tail(spans, blocks, stream.pieces(length)[-1], stream.salt, size, length)
+            # A partial block is known by its last token.
+            [last] = stream.keys(length - 1, length, 1)
+            cut = [
+                (begin, min(end, blocks), offset) for begin, end, offset in spans if begin < blocks
+            ]
+            spans = [*cut, (blocks, blocks + 1, last - blocks * size)]
             blocks += 1
         elif outputs:
             named = min(length + row.output_length, stream.named_tokens)
@@ -148,15 +153,6 @@ def bounded_chains(
     found = list(chains(rows, streams, counting))
     check_size("block references", sum(chain.blocks for chain in found), REFERENCES)
     return found
-
-
-def _with_tail(
-    spans: Sequence[Span], full: int, piece: tuple[int, int, int], salt: int, size: int, length: int
-) -> list[Span]:
-    """The first `full` blocks, and a partial one, which is known by its last token."""
-    key, first, _ = piece
-    cut = [(begin, min(end, full), offset) for begin, end, offset in spans if begin < full]
-    return [*cut, (full, full + 1, key + length - 1 - first + salt - full * size)]
 
 
 class _Owner:

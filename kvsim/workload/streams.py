@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Sequence as Seq
 from itertools import chain
 from sys import maxsize
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, overload
+from typing import Final, Protocol, TypeAlias, overload
 
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 from xxhash import xxh64_intdigest
 
-from kvsim.core.vectors import EMPTY, numbers
+from kvsim.core.vectors import EMPTY
 
 REGION = (1 << 24) + 0x9E3779
 """Width of the region of one row or segment. It exceeds the longest stream, and regions differ in
@@ -29,21 +29,6 @@ _DIGESTS = 1 << 64
 Span = tuple[int, int, int]
 """Consecutive full blocks `first .. last - 1` of a stream. The key of block d is d * block_size +
 `offset`. Neighbouring blocks have another offset."""
-
-
-class Piece(NamedTuple):
-    """Consecutive tokens of a stream, without the cache salt.
-
-    Pieces of two streams with equal keys begin with the same token after the same tokens. They
-    agree up to the end of the shorter one.
-    """
-
-    key: int
-    """Key of the first token, computed as for a block of one token."""
-    first: int
-    """Position of the first token in the stream."""
-    last: int
-    """Position after the last token."""
 
 
 class Stream(Protocol):
@@ -71,19 +56,6 @@ class Stream(Protocol):
     def sample(self, index: int) -> Stream:
         """A stream (`index` > 0) with the same prompt and another output, for `n > 1`."""
         ...
-
-
-def span_pieces(first: i64, last: i64, stops: vec[i64], offsets: vec[i64]) -> list[Piece]:
-    """Pieces of the tokens `first .. last - 1`, by the spans that hold them (`SpanStream`)."""
-    pieces: list[Piece] = []
-    span: i64 = 0
-    while first < last:
-        while stops[span] <= first:
-            span += 1
-        stop: i64 = min(stops[span], last)
-        pieces.append(Piece(first + offsets[span], first, stop))
-        first = stop
-    return pieces
 
 
 def block_spans(
@@ -137,14 +109,6 @@ class HashSpans:
     ) -> None:
         self.stops, self.offsets, self.ends, self.shared = stops, offsets, ends, shared
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        columns = [list(each) for each in (self.stops, self.offsets, self.ends, self.shared)]
-        return _unpickled_spans, (columns,)
-
-
-def _unpickled_spans(columns: list[list[int]]) -> HashSpans:
-    return HashSpans(*[numbers(each) for each in columns])
-
 
 SpannedStream: TypeAlias = "SpanStream | TokenStream"
 """A stream in which most keys follow from the key before."""
@@ -159,9 +123,6 @@ class Streams(Sequence["SpannedStream"]):
         self._rows, self._lengths, self._spans = rows, lengths, spans
         self._made: dict[int, SpannedStream] = {}
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _streams_of, (self._rows, self._lengths, self._spans, self._made)
-
     def put(self, index: int, stream: SpannedStream) -> None:
         """Set the stream of a row that something else identifies."""
         self._made[index] = stream
@@ -170,7 +131,9 @@ class Streams(Sequence["SpannedStream"]):
         """The streams of some rows, numbered anew."""
         made = {place: self[index] for place, index in enumerate(indexes)}
         lengths = array("q", [stream.input_length for stream in made.values()])
-        return _streams_of(self._rows, lengths, HashSpans(EMPTY, EMPTY, EMPTY, EMPTY), made)
+        picked = Streams(self._rows, lengths, HashSpans(EMPTY, EMPTY, EMPTY, EMPTY))
+        picked._made = made
+        return picked
 
     def inherited(self, index: int, tokens: int) -> SpannedStream:
         """A stream, to begin another one with so many of its tokens."""
@@ -191,7 +154,7 @@ class Streams(Sequence["SpannedStream"]):
         keys: dict[int, int] = {index: offsets[ends[index]] for index in known}
         for index, stream in self._made.items():
             if index < number and stream.shared_tokens:
-                keys[index] = stream.pieces(1)[0].key
+                keys[index] = stream.content_keys(0, 1, 1)[0]
         users = Counter(keys.values())
         return [index not in keys or users[keys[index]] == 1 for index in range(number)]
 
@@ -220,14 +183,6 @@ class Streams(Sequence["SpannedStream"]):
         if not salt:
             stream.shared_tokens = spans.shared[index]
         return stream
-
-
-def _streams_of(
-    rows: int, lengths: array[int], spans: HashSpans, made: dict[int, SpannedStream]
-) -> Streams:
-    streams = Streams(rows, lengths, spans)
-    streams._made = made
-    return streams
 
 
 class SpanStream:
@@ -272,12 +227,6 @@ class SpanStream:
         self.shared_tokens = self.named_tokens
         self._base, self._keep, self.salt = base, keep, salt
         self.knows_tokens = base is not None and base.knows_tokens
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        spans = list(self._stops), list(self._offsets)
-        further = self.salt, self._base, self._keep
-        made = self._row, self._rows, self.input_length, *spans, *further
-        return _unpickled, (made, self.named_tokens, self.shared_tokens)
 
     def keys(self, first: int, last: int, block_size: int) -> list[int]:
         """Keys of the blocks `first .. last - 1` of `block_size` tokens."""
@@ -329,19 +278,6 @@ class SpanStream:
             parts.append(stream.content_keys(first, last, block_size))
         return parts[0] if len(parts) == 1 else list(chain.from_iterable(reversed(parts)))
 
-    def pieces(self, length: int) -> list[Piece]:
-        """The first `length` tokens, in order."""
-        parts: list[list[Piece]] = []
-        stream: SpannedStream | None = self
-        while isinstance(stream, SpanStream) and length > 0:
-            if stream._keep < length:
-                parts.append(span_pieces(stream._keep, length, stream._stops, stream._offsets))
-                length = stream._keep
-            stream = stream._base
-        if stream is not None and length > 0:
-            parts.append(stream.pieces(length))
-        return list(chain.from_iterable(reversed(parts)))
-
     def _own_keys(self, first: i64, last: i64, block_size: i64) -> list[int]:
         position: i64 = (first + 1) * block_size - 1
         end: i64 = last * block_size
@@ -358,14 +294,7 @@ class SpanStream:
         return keys
 
 
-def _unpickled(made: tuple[Any, ...], named: int, shared: int) -> SpanStream:
-    row, rows, length, stops, offsets, *further = made
-    stream = SpanStream(row, rows, length, numbers(stops), numbers(offsets), *further)
-    stream.named_tokens, stream.shared_tokens = named, shared
-    return stream
-
-
-@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class TokenStream:
     """A stream of real token ids.
 
@@ -469,15 +398,6 @@ class TokenStream:
     def shared_tokens(self) -> int:
         """Tokens behind which no block ends that another stream has."""
         return self.named_tokens
-
-    def pieces(self, length: int) -> list[Piece]:
-        """The first `length` tokens, in order, one piece per known token."""
-        known = min(length, self._known(length))
-        digests = self.content_keys(0, known, 1)
-        found = [Piece(key, place, place + 1) for place, key in enumerate(digests)]
-        if known < length:
-            found.append(Piece(known + unique_offset(self._row), known, length))
-        return found
 
     def contents(self, first: int, last: int, block_size: int) -> list[int]:
         """Identities of the tokens of the blocks `first .. last - 1`, whatever precedes them.

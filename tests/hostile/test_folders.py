@@ -108,6 +108,12 @@ def test_a_value_that_cannot_be_is_named(
             "meta: a text is not UTF-8",
         ),
         ("meta", {"memory": json.loads("[" * 50 + "]" * 50)}, "meta: nested too deeply"),
+        ("meta", {"memory": {"block_bytes": "x"}}, r"meta\.memory\.block_bytes: expected `int"),
+        ("meta", {"config": None}, r"meta\.config: expected `object`"),
+        ("meta", {"config": {"max_loras": "x"}}, r"meta\.config\.max_loras: expected `int"),
+        ("meta", {"cost": {"extrapolated_ns": "x"}}, r"meta\.cost\.extrapolated_ns: expected `int"),
+        ("meta", {"cost": {"stages": {"layers": []}}}, r"meta\.cost\.stages\.layers: expected"),
+        ("meta", {"kv_offload": {}}, r"meta\.kv_offload: .*`stored_blocks`"),
         (
             "meta",
             {"kvsim_version": "0.1.9", "seed": -1},

@@ -39,13 +39,15 @@ def report(run):
 
 
 def named(*runs):
-    return [(f"run {i}", run.summary, run.requests, run.steps) for i, run in enumerate(runs)]
+    return [(f"run {i}", run) for i, run in enumerate(runs)]
 
 
 def certain_comparison(*runs):
     """With the intervals of one replay."""
     made = named(*runs)
-    comparison = compare_replay([run[:3] for run in made], level=0.05, margin=0.01)
+    comparison = compare_replay(
+        [(name, run.summary, run.requests) for name, run in made], level=0.05, margin=0.01
+    )
     return build_comparison(made, comparison)
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from kvsim.results.numerals import show
 from kvsim.search.grid import expand, parse_space
 from kvsim.search.runner import Task, run_point
-from kvsim.search.sweep import Outcome, choose, make_plan
+from kvsim.search.sweep import choose, make_plan
 from kvsim.search.sweep_page import build_page, heat_maps
 from kvsim.settings.config import make_config, to_table
 from kvsim.workload.spec import Workload, make_trace
@@ -54,10 +54,7 @@ def swept(name, slo=None):
     points = expand(parse_space(SPACES[name], seeds=None if SPACES[name] else 2), BASE)
     plan = make_plan(load, BASE, points, slo)
     records = [run_point(Task("", point.config), load) for point in points]
-    outcomes = [
-        Outcome(p.settings, p.seed, record) for p, record in zip(plan.points, records, strict=True)
-    ]
-    return plan, choose(plan, outcomes)
+    return plan, choose(plan, records)
 
 
 @pytest.mark.parametrize("slo", [None, SLO])

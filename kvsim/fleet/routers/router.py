@@ -217,12 +217,21 @@ class StreamContent:
 
     @cached_property
     def text(self) -> str:
-        parts = [
-            (np.uint64(key & _BITS) + np.arange(end - first, dtype=np.uint64)) * _MIXER
-            for key, first, end in self._streams[self._index].pieces(self._length)
-        ]
+        stream, length = self._streams[self._index], int(self._length)
+        if stream.knows_tokens:
+            keys = np.array([key & _BITS for key in stream.content_keys(0, length, 1)], np.uint64)
+        else:
+            spans = ((first, min(last, length), by) for first, last, by in stream.spans(1))
+            # A stream goes on behind its prompt.
+            parts = [
+                np.uint64((first + by - stream.salt) & _BITS)
+                + np.arange(last - first, dtype=np.uint64)
+                for first, last, by in spans
+                if first < last
+            ]
+            keys = np.concatenate(parts)
         # The upper bits of a product are the best mixed ones.
-        codes = (np.concatenate(parts) >> np.uint64(40)).astype("<u4")
+        codes = (keys * _MIXER >> np.uint64(40)).astype("<u4")
         codes = _FIRST + codes % _NUMBER
         return str(codes.repeat(TOKEN_CHARACTERS).data, "utf-32-le")
 

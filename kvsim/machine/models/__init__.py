@@ -107,9 +107,16 @@ def _compact(name: str) -> str:
 
 
 def model_of(config: RunConfig) -> Model:
-    """The model of a run, with its weights stored as `quantization` says."""
+    """The model of a run, with weights, vectors and states stored as the settings say."""
     model = load_model(config.model_name)
-    return model if config.quantization is None else model.quantized(config.quantization)
+    if config.quantization is not None:
+        model = model.quantized(config.quantization)
+    if model.latent is not None and config.kv_cache_dtype == "fp8_ds_mla":
+        model = replace(model, latent=replace(model.latent, fp8_ds_mla=True))
+    states = config.mamba_ssm_cache_dtype
+    if model.linear is not None and states not in (None, "auto"):
+        model = replace(model, linear=replace(model.linear, mamba_ssm_dtype=states))
+    return model
 
 
 def load_model(name_or_path: str) -> Model:

@@ -6,6 +6,7 @@ A layer has attention and an MLP. Attention keeps keys and values of all tokens,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import ceil
 from typing import Annotated, Literal
 
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 from kvsim.errors import ConfigError
 from kvsim.machine.models.parts import (
     DTYPE_BYTES,
+    OF_ANY_BITS,
     Compressed,
     Experts,
     ExpertWeights,
@@ -29,8 +31,6 @@ from kvsim.machine.models.parts import (
     Part,
     Positive,
     Quantization,
-    compressed_attention,
-    compressed_groups,
     quantization,
 )
 
@@ -208,10 +208,10 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def quantized(self, method: str) -> Model:
         """The model with its weights stored by a method, e.g. `fp8`, `awq` or `gptq`.
 
-        Weights that are stored so already stay as they are. Raises `ConfigError` for an unknown
-        method.
+        Weights that are stored so already stay as they are, and so do others where the method is a
+        format of files with any number of bits. Raises `ConfigError` for an unknown method.
         """
-        if self.quantization is not None and self.quantization.method == method:
+        if self.quantization is not None and method in (self.quantization.method, *OF_ANY_BITS):
             return self
         return replace(self, quantization=quantization(method))
 
@@ -389,9 +389,7 @@ class Shard(Struct, frozen=True):
         """The groups of these layers alone, e.g. of a pipeline stage."""
         model = self.model
         if model.compressed is not None:
-            heads = (model.head_dim, self.heads)
-            window, indexer = model.sliding_window, model.indexer
-            return tuple(compressed_groups(model.compressed, layers, *heads, window, indexer))
+            return tuple(self._compressed_groups(model.compressed, layers))
         # Layers that use the keys and values of earlier ones keep nothing.
         keeping = range(layers.start, min(layers.stop, model.keeping_layers))
         kinds = [model.layer_type(index) for index in keeping]
@@ -477,8 +475,7 @@ class Shard(Struct, frozen=True):
         """Weights of the products of a layer's attention, of whatever kind, and its vectors."""
         model, kind, tp = self.model, self.model.layer_type(index), self.tensor_parallel_size
         if model.compressed is not None:
-            sizes = (model.hidden_size, model.head_dim, self.heads, tp)
-            return compressed_attention(model.compressed, index, *sizes, model.indexer)
+            return self._compressed_attention(model.compressed, index)
         if kind == "linear_attention":
             assert model.linear is not None
             products, vectors = model.linear.parameters(model.hidden_size, tp)
@@ -528,6 +525,27 @@ class Shard(Struct, frozen=True):
         products += into + out_of + (1 + latent.output_gate) * value * hidden
         return products, latent.kv_lora_rank + (rank or 0)
 
+    def _compressed_attention(self, parts: Compressed, index: int) -> tuple[int, int]:
+        """Weights of the products of a layer of compressed attention with its hyper-connections,
+        and its vectors (vLLM 0.33.0, models/deepseek_v4/attention.py and compressor.py)."""
+        hidden, width, indexer = self.model.hidden_size, self.model.head_dim, self.model.indexer
+        outputs, queries = parts.o_groups * parts.o_lora_rank, self.heads * width
+        products = hidden * (parts.q_lora_rank + width) + parts.q_lora_rank * queries
+        products += queries * parts.o_lora_rank + outputs // self.tensor_parallel_size * hidden
+        streams = parts.hc_mult
+        vectors = parts.q_lora_rank + width + self.heads
+        # Of attention and of the MLP: (2 + s) s outputs, made of s streams.
+        vectors += 2 * (2 + streams) * streams * streams * hidden if streams > 1 else 0
+        ratio = parts.compress_ratios[index]
+        if ratio > 1:
+            overlap = 2 if ratio == 4 else 1
+            products += 2 * hidden * overlap * width
+            vectors += ratio * overlap * width
+        if ratio == 4 and indexer is not None:
+            products += indexer.parameters(hidden, parts.q_lora_rank)
+            products += 3 * hidden * indexer.index_head_dim  # it compresses, too
+        return products, vectors
+
     def _experts(self) -> tuple[int, int, int, int]:
         """Weights of shared experts, of routed experts and of the router; biases."""
         experts, hidden, tp = self.model.experts, self.model.hidden_size, self.tensor_parallel_size
@@ -548,6 +566,22 @@ class Shard(Struct, frozen=True):
             shared += 2 * hidden * width
         return shared, held * matrices * width * columns, router, biases
 
+    def _compressed_groups(self, parts: Compressed, layers: range) -> Iterator[KvGroup]:
+        """What layers of compressed attention keep."""
+        model, width = self.model, self.model.head_dim
+        entry, pair = parts.vector_bytes(width), 2 * self.heads * width
+        ratios = [parts.compress_ratios[layer] for layer in layers]
+        group = KvGroup("sliding_attention", len(ratios), 0, 1, model.sliding_window)
+        yield group._replace(further_bytes=entry, pair_elements=pair)
+        for ratio in sorted({ratio for ratio in ratios if ratio > 1}):
+            number, indexer = ratios.count(ratio), model.indexer if ratio == 4 else None
+            group = KvGroup("compressed_attention", number, 0, 1, every=ratio, further_bytes=entry)
+            chosen = None if indexer is None else indexer.index_topk * ratio
+            yield group._replace(pair_elements=pair // ratio, attended=chosen)
+            if indexer is not None:
+                group = indexer.group(number)
+                yield group._replace(pair_elements=group.pair_elements // ratio, every=ratio)
+
     def _group(self, kind: LayerType, layers: int) -> KvGroup:
         model, tp = self.model, self.tensor_parallel_size
         if kind == "linear_attention":
@@ -566,6 +600,8 @@ class Shard(Struct, frozen=True):
             group = KvGroup(
                 "latent_attention", layers, elements, 1, pair_elements=self.heads * pair
             )
+            if latent.fp8_ds_mla:
+                group = group._replace(elements=0, further_bytes=latent.fp8_ds_mla_bytes)
             # Of all the tokens that it keeps, attention reads those that an indexer chose.
             chosen = None if model.indexer is None else model.indexer.index_topk
             return group._replace(attended=chosen)

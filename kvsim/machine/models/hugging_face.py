@@ -92,15 +92,6 @@ class _Layer(Struct, frozen=True, kw_only=True):
     quant_algo: str = ""
 
 
-class _SideCar(Struct, frozen=True, kw_only=True):
-    """What ModelOpt's `hf_quant_config.json` has under `quantization`."""
-
-    quant_algo: str | None = None
-    kv_cache_quant_algo: str | None = None
-    quantized_layers: dict[str, _Layer] | None = None
-    ignore: list[str] | None = field(default=None, name="exclude_modules")
-
-
 class QuantizationConfig(Struct, frozen=True, kw_only=True):
     """The keys of a `quantization_config` that matter here."""
 
@@ -119,6 +110,8 @@ class QuantizationConfig(Struct, frozen=True, kw_only=True):
     quantized_layers: dict[str, _Layer] | None = None
     modules_to_not_convert: list[str] | None = None
     ignore: list[str] | None = None
+    exclude_modules: list[str] | None = None
+    """The name of `ignore` in ModelOpt's `hf_quant_config.json`."""
     ignored_layers: list[str] | None = None
     llm_int8_skip_modules: list[str] | None = None
     exclude: list[str] | None = None
@@ -135,7 +128,7 @@ class QuantizationConfig(Struct, frozen=True, kw_only=True):
         # Modules that such a file ignores are in 8 bits, not in 16: it spares them from the format
         # of the layers that it lists (DeepSeek-V4-Pro-NVFP4).
         rest_in_8_bits = self.quantized_layers and self.weight_block_size
-        ignore = None if rest_in_8_bits else self.ignore
+        ignore = None if rest_in_8_bits else self.ignore or self.exclude_modules
         lists = (self.modules_to_not_convert, ignore, self.ignored_layers)
         further = (self.llm_int8_skip_modules, self.exclude)
         return [module for each in (*lists, *further) for module in each or ()]
@@ -486,8 +479,8 @@ def _present(values: Mapping[str, Any], keys: Iterable[str], where: str) -> dict
 
 def of_side_car(table: Mapping[str, Any], where: str) -> QuantizationConfig:
     """What `hf_quant_config.json` says, as a `quantization_config` would."""
-    said = converted(table.get("quantization", {}), _SideCar, where)
-    return QuantizationConfig(quant_method="modelopt", **asdict(said))
+    said = converted(table.get("quantization", {}), QuantizationConfig, where)
+    return replace(said, quant_method="modelopt")
 
 
 def stored_as(

@@ -54,6 +54,7 @@ class _Mamba2(_Kind, frozen=True, kw_only=True):
     ssm_state_size: Positive
     n_groups: Positive = 1
     conv_kernel: Positive = 4
+    model_type: str | None = None
     mamba_ssm_cache_dtype: str | None = None
     hybrid_override_pattern: str | None = None
     layers_block_type: list[str] | None = None
@@ -62,6 +63,8 @@ class _Mamba2(_Kind, frozen=True, kw_only=True):
     moe_shared_expert_intermediate_size: Natural = 0
 
     def usual(self) -> dict[str, Any]:
+        # vLLM 0.33.0, model_executor/models/config.py, `NemotronHForCausalLMConfig`.
+        unsaid = "float32" if self.model_type == "nemotron_h" else None
         linear = {
             "kind": "mamba2",
             "linear_num_key_heads": self.n_groups,
@@ -69,7 +72,7 @@ class _Mamba2(_Kind, frozen=True, kw_only=True):
             "linear_key_head_dim": self.ssm_state_size,
             "linear_value_head_dim": self.mamba_head_dim,
             "linear_conv_kernel_dim": self.conv_kernel,
-            "mamba_ssm_dtype": self.mamba_ssm_cache_dtype,
+            "mamba_ssm_dtype": self.mamba_ssm_cache_dtype or unsaid,
         }
         letters = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
         blocks = self.layers_block_type

@@ -2,15 +2,13 @@
 
 Keys are those of a Hugging Face `config.json`. Quantised are the matrix products of the layers.
 Embeddings, the output projection, norms, biases, routers and vision towers keep the type of the
-model, as they do in the usual checkpoints. Layers of compressed attention are counted after vLLM
-0.33.0, models/deepseek_v4/attention.py and compressor.py.
+model, as they do in the usual checkpoints.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -92,6 +90,14 @@ class Latent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Elements of the compressed query; None: queries are not compressed."""
     output_gate: bool = False
     """Whether a gate as wide as the values weighs the output (Kimi-K3)."""
+    fp8_ds_mla: bool = False
+    """Whether a vector is kept in 8 bits with a scale in 32 bits for every 128 elements, its key of
+    the position in 16 (vLLM 0.33.0, v1/attention/backends/mla/flashmla_sparse.py)."""
+
+    @property
+    def fp8_ds_mla_bytes(self) -> int:
+        """Bytes of such a vector."""
+        return self.kv_lora_rank + self.kv_lora_rank // 128 * 4 + 2 * self.qk_rope_head_dim
 
 
 class Indexer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -269,61 +275,6 @@ class Layer(NamedTuple):
         return sum(self)
 
 
-def compressed_attention(
-    parts: Compressed,
-    index: int,
-    hidden: int,
-    width: int,
-    heads: int,
-    tp: int,
-    indexer: Indexer | None,
-) -> tuple[int, int]:
-    """Weights of the products of a layer with its hyper-connections, and its vectors.
-
-    `heads`: those of one of `tp` GPUs, each of `width` elements.
-    """
-    outputs, queries = parts.o_groups * parts.o_lora_rank, heads * width
-    products = hidden * (parts.q_lora_rank + width) + parts.q_lora_rank * queries
-    products += queries * parts.o_lora_rank + outputs // tp * hidden
-    streams = parts.hc_mult
-    vectors = parts.q_lora_rank + width + heads
-    # Of attention and of the MLP: (2 + s) s outputs, made of s streams.
-    vectors += 2 * (2 + streams) * streams * streams * hidden if streams > 1 else 0
-    ratio = parts.compress_ratios[index]
-    if ratio > 1:
-        overlap = 2 if ratio == 4 else 1
-        products += 2 * hidden * overlap * width
-        vectors += ratio * overlap * width
-    if ratio == 4 and indexer is not None:
-        products += indexer.parameters(hidden, parts.q_lora_rank)
-        products += 3 * hidden * indexer.index_head_dim  # it compresses, too
-    return products, vectors
-
-
-def compressed_groups(
-    parts: Compressed,
-    layers: range,
-    width: int,
-    heads: int,
-    window: int | None,
-    index: Indexer | None,
-) -> Iterator[KvGroup]:
-    """What layers keep."""
-    entry = parts.vector_bytes(width)
-    pair = 2 * heads * width
-    ratios = [parts.compress_ratios[layer] for layer in layers]
-    group = KvGroup("sliding_attention", len(ratios), 0, 1, window)
-    yield group._replace(further_bytes=entry, pair_elements=pair)
-    for ratio in sorted({ratio for ratio in ratios if ratio > 1}):
-        number, indexer = ratios.count(ratio), index if ratio == 4 else None
-        group = KvGroup("compressed_attention", number, 0, 1, every=ratio, further_bytes=entry)
-        chosen = None if indexer is None else indexer.index_topk * ratio
-        yield group._replace(pair_elements=pair // ratio, attended=chosen)
-        if indexer is not None:
-            group = indexer.group(number)
-            yield group._replace(pair_elements=group.pair_elements // ratio, every=ratio)
-
-
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1}
 
 Part = Literal["attention", "mlp", "experts"]
@@ -389,6 +340,10 @@ METHODS = {
 """Name → its usual form. Names and the parts that they quantise are vLLM 0.33.0's,
 `model_executor/layers/quantization/`; `w4a16`, `w8a8` and `gptq-int8` stand for suffixes of names.
 """
+
+
+OF_ANY_BITS = ("compressed-tensors", "modelopt", "quark", "gptq", "auto_gptq", "gptq_marlin")
+"""Methods that say how files are laid out, while the files say how many bits a weight takes."""
 
 
 def quantization(method: str) -> Quantization:

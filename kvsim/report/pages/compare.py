@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import accumulate
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -29,9 +28,8 @@ from kvsim.report.compare import (
     MEANING,
     NO_DIFFERENCE,
     Explanation,
-    Replayed,
+    Named,
     Row,
-    Run,
     Summaries,
     cautions,
     certain_table,
@@ -106,16 +104,17 @@ LEVELS = (
 _INTERVAL_ROW_PX, _INTERVAL_FRAME_PX = 44, 64
 
 
-def build_comparison(runs: Sequence[Run], comparison: Comparison | None = None) -> str:
-    """The page of two runs or more, each (name, summary, requests, steps).
+def build_comparison(runs: Sequence[Named], comparison: Comparison | None = None) -> str:
+    """The page of two runs or more, each of one engine.
 
-    All runs are compared with the first. With a `comparison`, figures are its means and verdicts,
+    All are compared with the first. With a `comparison`, figures are its means and verdicts,
     and the runs are those of its first seed.
     """
-    names = [name for name, *_ in runs]
-    levels = placed(_level_figures(names, [look_at(*run) for _, *run in runs]))
+    names = [name for name, _ in runs]
+    views = [look_at(run.summary, run.requests, run.steps) for _, run in runs]
+    levels = placed(_level_figures(names, views))
     return comparison_page(
-        [run[:3] for run in runs],
+        runs,
         [explain(runs[0], other) for other in runs[1:]],
         comparison,
         {"Over time": join((run_key(names), levels))},
@@ -123,18 +122,19 @@ def build_comparison(runs: Sequence[Run], comparison: Comparison | None = None) 
 
 
 def comparison_page(
-    runs: Sequence[Replayed],
+    runs: Sequence[Named],
     explained: Sequence[Explanation],
     comparison: Comparison | None,
     further: Mapping[str, Html],
 ) -> str:
-    """The page of runs, each (name, summary, requests), and of what explains each of the others;
-    `further` are sections of one seed."""
-    summaries, names = [run[:2] for run in runs], [name for name, *_ in runs]
+    """The page of runs and of what explains each but the first; `further`: sections of one seed."""
+    names, first = [name for name, _ in runs], runs[0][1]
+    summaries = [(name, run.summary) for name, run in runs]
     rows = compare_table(summaries) if comparison is None else certain_table(comparison)
-    lines = [(name, run_colour(i), durations_ns(each)) for i, (name, _, each) in enumerate(runs)]
-    spread = distribution_figures(lines)
-    paired = [(name, pair(runs[0][2], requests)) for name, _, requests in runs[1:]]
+    spread = distribution_figures(
+        [(name, run_colour(i), durations_ns(run.requests)) for i, (name, run) in enumerate(runs)]
+    )
+    paired = [(name, pair(first.requests, run.requests)) for name, run in runs[1:]]
     of_one_seed = {
         "Why": _reasons(explained),
         "Request by request": _request_by_request(names, paired),
@@ -432,18 +432,14 @@ _GAP = 0.2
 """Part of a row that is free between its bar and the next."""
 
 
-def build_diff(first: Run, other: Run) -> str:
+def build_diff(first: Named, other: Named) -> str:
     """The page that says why the second run differs from the first."""
-    summaries = [(name, summary) for name, summary, *_ in (first, other)]
-    return diff_page(explain(first, other), summaries)
+    return diff_page(explain(first, other), (first, other), {})
 
 
-def diff_page(
-    explanation: Explanation,
-    summaries: Summaries,
-    further: Mapping[str, Html] = MappingProxyType({}),
-) -> str:
-    """The page of an explanation, with `further` sections before the settings."""
+def diff_page(explanation: Explanation, runs: Sequence[Named], further: Mapping[str, Html]) -> str:
+    """The page of an explanation of two runs, with `further` sections before the settings."""
+    summaries = [(name, run.summary) for name, run in runs]
     settings = settings_panel(explanation.names, explanation.settings)
     sections = {
         "Where the difference comes from": _falls(explanation),

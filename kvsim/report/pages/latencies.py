@@ -84,6 +84,7 @@ def _figure(
         named = (f"p{p}{SPACE}{seconds(cut)}" for p, cut in zip(MARKED, cuts, strict=True))
         note = f"{note} {', '.join(named)}."
         data.append(_marks(cuts * per_s, samples[0][1]))
+    # The bulk decides on the axis: one request that takes very long would make any axis wide.
     low, high = percentiles(everything, (10, 90))
     wide = low > 0 and high / low > 15
     x = titled(

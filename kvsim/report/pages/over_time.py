@@ -120,15 +120,14 @@ def _kernels(run: View) -> Iterator[Figure]:
 
 def _utilisation(run: View) -> Iterator[Figure]:
     """Arithmetic and traffic over the peaks of the data sheet, idle time included."""
-    meta = run.summary["meta"]
-    bounds = _peaks(meta)
+    bounds = _peaks(run.summary["meta"])
     if bounds is None:
         return
     bins, tokens = run.sums(run.steps["start_ns"], RATES), _tokens_of_steps(run)
     columns = tokens, run.steps["decode_seqs"], run.steps["context_tokens"], tokens > 0
     sums = [bins.of(column).astype(np.int64).tolist() for column in columns]
     spent = [_spent_ns(bounds, *each) for each in zip(*sums, strict=True)]
-    width = np.diff(bins.edges_ns) * meta["config"]["pipeline_parallel_size"]
+    width = np.diff(bins.edges_ns) * _stages(run)
     flops, traffic = (100 * np.array(each) / width for each in zip(*spent, strict=True))
     named = [(flops, "prefill", "FLOPs (MFU)"), (traffic, "used", "Bandwidth (MBU)")]
     mean = (float((each * width).sum() / width.sum() / 100) for each in (flops, traffic))
@@ -187,6 +186,10 @@ def _drafts(run: View) -> Iterator[Figure]:
     yield run.figure("drafts", "Drafts", note, drawn, y, **further)
 
 
+def _stages(run: View) -> int:
+    return run.summary["meta"]["config"].get("pipeline_parallel_size") or 1
+
+
 def _bubbles(run: View) -> Iterator[Figure]:
     """What the stages of a pipeline do while any step is under way."""
     if "stage_wait_ns" not in run.steps:
@@ -198,7 +201,7 @@ def _bubbles(run: View) -> Iterator[Figure]:
     )
     # Steps overlap on the stages: each counts from the end of the one before.
     under_way = np.maximum(end - np.maximum(start, np.append(0, end[:-1])), 0)
-    whole = bins.of(under_way) * run.summary["meta"]["config"]["pipeline_parallel_size"]
+    whole = bins.of(under_way) * _stages(run)
     busy = bins.of(end - start - moved - waits - host)
     idle = 100 * (1 - np.minimum(ratios(busy, whole), 1))
     share = percent(run.summary["pipeline_bubble_share"] or 0.0)
@@ -245,7 +248,7 @@ def _kinds(prompts: Any, decodes: Any) -> list[tuple[Any, str, str]]:
 
 def _lanes(run: View) -> Iterator[Figure]:
     """Some steps on their way through the stages, from the middle of the run."""
-    stages = run.summary["meta"].get("cost", {}).get("stages")
+    stages = (run.summary["meta"].get("cost") or {}).get("stages")
     layers = (stages or {}).get("layers")
     if "stage_wait_ns" not in run.steps or not layers:
         return

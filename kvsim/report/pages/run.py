@@ -102,6 +102,7 @@ def explorer(run: View) -> Html:
     order = np.argsort(-np.nan_to_num(e2el, nan=np.inf), kind="stable")[:_MOST]
     packed = _packed(run, order)
     while len(packed) > MOST_BYTES:
+        # A little below proportion, as fewer requests compress worse: mostly one round will do.
         order = order[: int(0.95 * len(order) * MOST_BYTES / len(packed))]
         packed = _packed(run, order)
     words = "Every request: search by id, choose which, sort by a heading, click one for its story."

@@ -22,13 +22,15 @@ from kvsim.core.records import RESUMED, PackedColumns, part_of, rows_in
 from kvsim.core.rows import PIECE_ROWS
 from kvsim.core.schema import STAGE_COLUMNS
 from kvsim.cost.explain import Explains, Work
-from kvsim.results.ledger import KERNELS, PROMPT_PARTS, TIME_PARTS, standings, time
-from kvsim.results.ledger.prompts import Rules, split_prompts
-from kvsim.results.ledger.time import Slices, slices
+from kvsim.results.ledger import KERNELS, TIME_PARTS, standings, time
 from kvsim.results.statistics import Ints
-from kvsim.workload.streams import Streams
 
-_SWAPPED = ("swap_out_blocks", "swap_in_blocks")
+TIME_COLUMNS = ("transfer_ns", "link_wait_ns", "flush_ns", "rank_wait_ns", *STAGE_COLUMNS)
+"""Columns of what a step takes beside kernels; only pipelines have the last two."""
+_COUNTS = ("prefill_tokens", "prefill_seqs", "decode_seqs", "context_tokens", "copied_blocks")
+_READ = ("start_ns", "end_ns", *_COUNTS, "swap_out_blocks", "swap_in_blocks", *TIME_COLUMNS)
+_OF_DRAFTS = ("draft_tokens", "accepted_tokens", "drafter_ns")
+"""Columns that are read besides where there is speculative decoding."""
 
 
 def account_times(
@@ -57,37 +59,20 @@ def account_times(
     del ends
     ended = standings.ends_ns(requests, run_end_ns)
     copies = time.own_copies(transitions, ended, starts)
-    times = time.StepTimes(starts, until, why)
-    rows = Rows(steps)
-    sliced = slices(times, steps["end_ns"], run_end_ns) if rows.overlap and rows.number else None
-    split = time.Split(spells, copies, sliced.times if sliced else times, len(ended))
-    book = _Book(cost, rows, prompts, times, split, sliced)
+    times, sliced = time.StepTimes(starts, until, why), None
+    # Only the steps of a pipeline overlap.
+    if STAGE_COLUMNS[0] in steps and len(starts):
+        sliced = time.slices(times, steps["end_ns"], run_end_ns)
+    split = time.Split(spells, copies, times, sliced, len(ended))
+    pieces = _pieces(cost, steps, prompts, split)
     if isinstance(steps, PackedColumns):
-        steps.widen(KERNELS, book.pieces())
+        steps.widen(KERNELS, pieces)
     else:
-        found = np.concatenate([np.zeros((0, len(KERNELS)), dtype=np.int64), *book.pieces()])
+        found = np.concatenate([np.zeros((0, len(KERNELS)), dtype=np.int64), *pieces])
         steps = {**steps, **{name: found[:, place] for place, name in enumerate(KERNELS)}}
     parts = split.columns()
     check_sums("a request", parts, TIME_PARTS, ended - requests["arrival_ns"])
     return steps, parts
-
-
-def account_prompts(
-    streams: Streams,
-    requests: Mapping[str, Any],
-    transitions: Mapping[str, Ints],
-    block_size: int,
-    withheld: int,
-) -> dict[str, Ints]:
-    """`PROMPT_PARTS` of the requests of a run with prefix caching.
-
-    `streams`: of the requests, in order, and maybe more. `withheld`: tokens at the end of a prompt
-    that are never looked up (`blocks.sharing.FullHit`).
-    """
-    parts = split_prompts(streams, requests, transitions, Rules(block_size, withheld))
-    admitted = np.where(requests["first_scheduled_ns"] >= 0, requests["input_length"], 0)
-    check_sums("a prompt", parts, PROMPT_PARTS, admitted)
-    return parts
 
 
 def check_sums(
@@ -102,96 +87,44 @@ def check_sums(
     assert not len(wrong), f"parts of {whose} (number {wrong[0]}) do not add up"
 
 
-class _Book:
-    """Goes through the steps once, piece by piece, and splits the time of requests on the way."""
-
-    def __init__(
-        self,
-        cost: object,
-        rows: Rows,
-        prompts: NDArray[np.int32],
-        times: time.StepTimes,
-        split: time.Split,
-        slices: Slices | None,
-    ) -> None:
-        """`prompts`: that each step completes. `slices`: of a pipeline, whose steps overlap."""
-        self._cost, self._rows, self._prompts = cost, rows, prompts
-        self._times, self._split, self._slices = times, split, slices
-        kinds = len(time.TIMES) + len(time.DRAFT_TIMES) * rows.drafted
-        self._total = np.zeros((kinds, 1), dtype=np.int64)
-
-    def pieces(self) -> Iterator[Ints]:
-        """`KERNELS` of the steps, as arrays of some rows each."""
-        number = self._rows.number
-        for first in range(0, number, PIECE_ROWS):
-            yield self._piece(first, min(first + PIECE_ROWS, number))
-        number = number if self._slices is None else len(self._slices.step)
-        # Spells that end behind the last step.
-        self._split.add(number, self._total[:, :0], self._total)
-
-    def _piece(self, first: int, last: int) -> Ints:
-        rows = self._rows
-        work = work_of(rows, first, last, self._prompts)
-        computing, drafter = computing_ns(rows, first, last)
-        split = split_piece(self._cost, work, computing)
-        assert (split >= 0).all(), "a step has a kernel of negative time"
-        assert (split.sum(axis=1) == computing).all(), "the kernels of a step do not add up"
-        split[:, KERNELS.index("drafter_ns")] = drafter
-        host = split[:, KERNELS.index("host_ns")]
-        alone = alone_ns(self._cost, work, computing, host)
-        # In a step without decodes, the host time counts as interference as well.
-        others = np.where(work.decode_seqs > 0, computing - host - alone, computing)
-        columns = {name: rows.part(name, first, last) for name in (*rows.times, *_SWAPPED)}
-        table = time.table(columns, computing - host, alone, others)
-        if rows.drafted:
-            verifying = alone - undrafted_ns(self._cost, work, alone)
-            accepted = rows.part("accepted_tokens", first, last)
-            table = time.with_drafts(table, drafter, verifying, work.draft_tokens, accepted)
-        self._add(table, first, last)
-        return split
-
-    def _add(self, table: Ints, first: int, last: int) -> None:
-        """Gives requests their part of the time of the steps `first .. last - 1`."""
-        times = self._times
-        if self._slices is not None:
-            low, high = self._slices.within(first, last)
-            table, times = self._slices.of(table, first, low, high), self._slices.times
-            first, last = low, high
-        table = time.with_waits(table, times, first, last)
-        sums = np.concatenate((self._total, table), axis=1)
-        np.cumsum(sums, axis=1, out=sums)
-        self._split.add(first, table, sums[:, :-1])
-        self._total = sums[:, -1:].copy()
-
-
-TIME_COLUMNS = ("transfer_ns", "link_wait_ns", "flush_ns", "rank_wait_ns", *STAGE_COLUMNS)
-"""Columns of what a step takes beside kernels; only pipelines have the last two."""
-
 _TERMS = ("host", "dense", "attention_decode", "head", "copies")
-_PROMPTS, _UNEXPLAINED = map(KERNELS.index, ("attention_prefill_ns", "unexplained_ns"))
+_HOST, _DRAFTER, _PROMPTS, _UNEXPLAINED = map(
+    KERNELS.index, ("host_ns", "drafter_ns", "attention_prefill_ns", "unexplained_ns")
+)
 _PLACES = [KERNELS.index(f"{name}_ns") for name in _TERMS]
 
 
-class Rows:
-    """Columns of steps, read in pieces, so that a long run is never in memory as a whole."""
-
-    def __init__(self, steps: Mapping[str, Any]) -> None:
-        self._steps = steps
-        self.number = rows_in(steps)
-        self.drafted = "draft_tokens" in steps
-        """Whether there is speculative decoding."""
-        self.overlap = STAGE_COLUMNS[0] in steps
-        """Whether they are those of a pipeline, and may overlap."""
-        self.times = tuple(name for name in TIME_COLUMNS if name in steps)
-        """Columns of what a step takes beside kernels."""
-
-    def part(self, name: str, first: int, last: int) -> Ints:
-        """Rows `first .. last - 1` of a column."""
-        return part_of(self._steps, name, first, last)
-
-    def drafter_ns(self, first: int, last: int) -> Ints | int:
-        """How long the drafter made the rows `first .. last - 1`."""
-        return self.part("drafter_ns", first, last) if self.drafted else 0
+def _pieces(
+    cost: object, steps: Mapping[str, Any], prompts: NDArray[np.int32], split: time.Split
+) -> Iterator[Ints]:
+    """`KERNELS` of the steps, as arrays of some rows each; requests get their part of the time on
+    the way, so that a long run is never in memory as a whole. `prompts`: that each step
+    completes."""
+    names = [name for name in _READ if name in steps]
+    names += _OF_DRAFTS if "draft_tokens" in steps else ()
+    for first in range(0, rows_in(steps), PIECE_ROWS):
+        last = first + PIECE_ROWS
+        piece = {name: part_of(steps, name, first, last) for name in names}
+        work, drafter = work_of(piece, prompts[first:last]), piece.get("drafter_ns", 0)
+        beside = sum(piece[name] for name in TIME_COLUMNS if name in piece)
+        computing: Ints = piece["end_ns"] - piece["start_ns"] - beside - drafter
+        kernels = split_piece(cost, work, computing)
+        assert (kernels >= 0).all(), "a step has a kernel of negative time"
+        assert (kernels.sum(axis=1) == computing).all(), "the kernels of a step do not add up"
+        kernels[:, _DRAFTER] = drafter
+        host = kernels[:, _HOST]
+        alone = alone_ns(cost, work, computing, host)
+        # In a step without decodes, the host time counts as interference as well.
+        others = np.where(work.decode_seqs > 0, computing - host - alone, computing)
+        accepted = rejected = np.zeros_like(alone)
+        if "draft_tokens" in piece:
+            verifying = alone - undrafted_ns(cost, work, alone)
+            drafts = np.maximum(work.draft_tokens, 1)
+            accepted = part_ns(verifying, piece["accepted_tokens"], drafts)
+            rejected = verifying - accepted
+        drafting = drafter, accepted, rejected
+        split.add(first, time.table(piece, computing - host, alone, others, drafting))
+        yield kernels
 
 
 def completions(
@@ -213,32 +146,19 @@ def completions(
     return prompts
 
 
-def work_of(rows: Rows, first: int, last: int, prompts: NDArray[np.int32]) -> Work:
-    """The counts of the rows `first .. last - 1`, which complete these of all `prompts`.
+def work_of(steps: Mapping[str, Any], prompts: NDArray[np.int32]) -> Work:
+    """The counts of steps, which complete these `prompts`.
 
     Logits are computed for each decoding sequence, draft and completed prompt. vLLM V1 runs the
     last token of a prompt as a decode where a chunk leaves it alone. Such a step may be counted one
     row too many if it has chunks of other requests.
     """
-    names = ("prefill_tokens", "prefill_seqs", "decode_seqs", "context_tokens")
-    prefill_tokens, prefill_seqs, decode_seqs, context_tokens = (
-        rows.part(name, first, last) for name in names
+    prefill_tokens, prefill_seqs, decode_seqs, context_tokens, copied = (
+        steps[name] for name in _COUNTS
     )
-    copied = rows.part("copied_blocks", first, last)
-    drafts = rows.part("draft_tokens", first, last) if rows.drafted else 0
-    counts = prefill_tokens, prefill_seqs, decode_seqs, context_tokens
-    samples = decode_seqs + np.minimum(prompts[first:last], prefill_seqs) + drafts
-    return Work(*counts, samples, copied, drafts)
-
-
-def computing_ns(rows: Rows, first: int, last: int) -> tuple[Ints, Ints | int]:
-    """The time of steps without `TIME_COLUMNS` and without the drafter; and the time of the
-    drafter."""
-    computing = rows.part("end_ns", first, last) - rows.part("start_ns", first, last)
-    for name in rows.times:
-        computing = computing - rows.part(name, first, last)
-    drafter = rows.drafter_ns(first, last)
-    return computing - drafter, drafter
+    drafts = steps.get("draft_tokens", 0)
+    samples = decode_seqs + np.minimum(prompts, prefill_seqs) + drafts
+    return Work(prefill_tokens, prefill_seqs, decode_seqs, context_tokens, samples, copied, drafts)
 
 
 def split_piece(cost: object, work: Work, whole_ns: Ints) -> Ints:
@@ -272,7 +192,7 @@ def alone_ns(cost: object, work: Work, computing: Ints, host: Ints) -> Ints:
     if isinstance(cost, Explains):
         share = _price_ns(cost, work.at(mixed).without_prompts())
     else:
-        share = _part_ns(kernels[mixed], work.decode_tokens[mixed], work.tokens[mixed])
+        share = part_ns(kernels[mixed], work.decode_tokens[mixed], work.tokens[mixed])
     alone[mixed] = np.clip(share, 0, kernels[mixed])
     return alone
 
@@ -286,7 +206,7 @@ def undrafted_ns(cost: object, work: Work, alone: Ints) -> Ints:
     if isinstance(cost, Explains):
         share = _price_ns(cost, some._replace(samples=some.decode_seqs, draft_tokens=0))
     else:
-        share = _part_ns(alone[drafted], some.decode_seqs, some.tokens)
+        share = part_ns(alone[drafted], some.decode_seqs, some.tokens)
     own[drafted] = np.clip(share, 0, alone[drafted])
     return own
 
@@ -298,7 +218,7 @@ def _price_ns(cost: Explains, work: Work) -> Ints:
     return np.asarray(price, dtype=np.int64)
 
 
-def _part_ns(whole: Ints, part: Ints, of: Ints) -> Ints:
+def part_ns(whole: Ints, part: Ints, of: Ints) -> Ints:
     """`whole * part // of`, without sums beyond 64 bits."""
     share: Ints = whole // of * part + whole % of * part // of
     return share

@@ -1,23 +1,24 @@
 """Splits the prompt of every request by where its cache hits went, after the run.
 
 The order of admissions and releases says what had been computed when a request was admitted.
-Streams are compared as pieces of tokens rather than as blocks. Each known piece has an entry that
-says how far it is known. So a prompt costs as many look-ups as it has pieces, and a prefix that
-ends within a block is seen. The meaning of the parts: `kvsim.results.ledger`.
+Streams are compared as spans of tokens rather than as blocks. Each known span has an entry that
+says how far it is known. So a prompt costs as many look-ups as it has spans, and a prefix that ends
+within a block is seen. The meaning of the parts: `kvsim.results.ledger`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.core import records as kinds
 from kvsim.results.ledger import PROMPT_PARTS
+from kvsim.results.ledger.account import check_sums
 from kvsim.results.statistics import Ints
-from kvsim.workload.streams import Piece, SpannedStream, Streams
+from kvsim.workload.streams import Span, SpannedStream, Streams
 
 Bools = NDArray[np.bool_]
 
@@ -38,30 +39,35 @@ class Known:
     """The tokens that have been computed so far, each known together with all tokens before it."""
 
     def __init__(self) -> None:
-        self._upto: dict[tuple[int, int], int] = {}
-        """(salt, key of a piece) → the place behind the last token known of it."""
+        self._upto: dict[int, int] = {}
+        """Key of the first token of a span → the place behind the last token known of it."""
 
-    def add(self, salt: int, pieces: Iterable[Piece]) -> None:
-        """Note that these leading tokens of a stream are known."""
-        upto = self._upto
-        for key, _, last in pieces:
-            if upto.get((salt, key), 0) < last:
-                upto[salt, key] = last
-
-    def prefix(self, salt: int, pieces: Iterable[Piece]) -> int:
-        """How many leading tokens of a stream are known."""
-        known = 0
-        for key, first, last in pieces:
-            known = max(first, min(last, self._upto.get((salt, key), 0)))
-            if known < last:
+    def add(self, spans: Iterable[Span], tokens: int, salt: int = 0) -> None:
+        """Note that the first `tokens` tokens of a stream are known, with `salt` taken off their
+        keys."""
+        for first, last, offset in spans:
+            if first >= tokens:
                 break
+            key, last = first + offset - salt, min(last, tokens)
+            if self._upto.get(key, 0) < last:
+                self._upto[key] = last
+
+    def prefix(self, spans: Iterable[Span], tokens: int, salt: int = 0) -> int:
+        """How many of the first `tokens` tokens of a stream are known."""
+        known = 0
+        for first, last, offset in spans:
+            last = min(last, tokens)
+            if known < first or first >= last:
+                break
+            known = max(first, min(last, self._upto.get(first + offset - salt, 0)))
         return known
 
 
-def split_prompts(
-    streams: Streams, requests: Mapping[str, Ints], transitions: Mapping[str, Ints], rules: Rules
+def account_prompts(
+    streams: Streams, requests: Mapping[str, Any], transitions: Mapping[str, Ints], rules: Rules
 ) -> dict[str, Ints]:
-    """`PROMPT_PARTS` of each request, in tokens; 0 for one that was never admitted.
+    """`PROMPT_PARTS` of the requests of a run with prefix caching, in tokens; 0 for one that was
+    never admitted.
 
     `streams`: of the requests, in order, and maybe more; `requests`: their columns. A prompt whose
     first token no other stream has is all cold; only the others are compared.
@@ -69,7 +75,8 @@ def split_prompts(
     lengths, reached = requests["input_length"], _reached(requests, transitions)
     parts = np.zeros((len(lengths), len(PROMPT_PARTS)), dtype=np.int64, order="F")
     alone, salted = np.array(streams.alone(len(lengths)), dtype=bool), streams.salted
-    cold = alone & (requests["first_scheduled_ns"] >= 0) & (requests["num_cached_tokens"] == 0)
+    admitted = requests["first_scheduled_ns"] >= 0
+    cold = alone & admitted & (requests["num_cached_tokens"] == 0)
     parts[cold, _COLD] = lengths[cold]
     past, coming, anywhere = Known(), Known(), Known()
     events = _events(requests, transitions, rules.block_size, ~cold)
@@ -78,19 +85,20 @@ def split_prompts(
     for _, kind, place, tokens in sorted(events):
         stream = made.get(place) or made.setdefault(place, streams[place])
         # No other stream has what lies behind these.
-        pieces = stream.pieces(min(tokens, stream.shared_tokens))
+        spans, shared = stream.spans(1), min(tokens, stream.shared_tokens)
         if kind == _RELEASE:
-            past.add(stream.salt, pieces)
+            past.add(spans, shared)
             if salted:
-                anywhere.add(0, pieces)
+                anywhere.add(spans, shared, stream.salt)
             continue
-        known = past.prefix(stream.salt, pieces)
-        held = coming.prefix(stream.salt, pieces)
-        elsewhere = anywhere.prefix(0, pieces) if salted else 0
-        coming.add(stream.salt, pieces)
+        known, held = past.prefix(spans, shared), coming.prefix(spans, shared)
+        elsewhere = anywhere.prefix(spans, shared, stream.salt) if salted else 0
+        coming.add(spans, shared)
         parts[place] = classify(tokens, int(hits[place]), known, held, elsewhere, rules)
     cut_off(parts, reached)
-    return {name: parts[:, place] for place, name in enumerate(PROMPT_PARTS)}
+    found = {name: parts[:, place] for place, name in enumerate(PROMPT_PARTS)}
+    check_sums("a prompt", found, PROMPT_PARTS, np.where(admitted, lengths, 0))
+    return found
 
 
 def classify(
@@ -136,7 +144,9 @@ def _events(
 ) -> Iterator[tuple[tuple[int, int, int], int, int, int]]:
     """(order, kind, index, tokens) of each admission and release of the requests that are `asked`
     about; the tokens are those of the prompt, or those that are computed."""
-    computed = _computed(requests)
+    # Of the first sample: the newest token has no KV yet.
+    computed = requests["input_length"] + requests["output_tokens"] // requests["n"] - 1
+    computed = np.maximum(0, computed)
     chosen = np.flatnonzero(asked & (requests["first_scheduled_ns"] >= 0))
     names = ("first_scheduled_ns", "arrival_ns", "finish_ns", "input_length")
     columns = (requests[name][chosen].tolist() for name in names)
@@ -162,24 +172,10 @@ def _reached(requests: Mapping[str, Ints], transitions: Mapping[str, Ints]) -> I
     lengths, cached = requests["input_length"], requests["num_cached_tokens"]
     firsts_ns = requests["first_token_ns"]
     reached: Ints = np.where(firsts_ns >= 0, lengths, cached)
-    for place, (time_ns, tokens) in _first_losses(transitions).items():
-        if firsts_ns[place] < 0 or firsts_ns[place] > time_ns:
-            reached[place] = max(cached[place], min(tokens, lengths[place]))
+    lost = transitions["kind"] == kinds.PREEMPTED
+    request, time_ns, tokens = (transitions[name][lost] for name in ("request", "time_ns", "value"))
+    request, first = np.unique(request, return_index=True)  # The first loss of each.
+    early = (firsts_ns[request] < 0) | (firsts_ns[request] > time_ns[first])
+    request, tokens = request[early], tokens[first][early]
+    reached[request] = np.maximum(cached[request], np.minimum(tokens, lengths[request]))
     return reached
-
-
-def _first_losses(transitions: Mapping[str, Ints]) -> dict[int, tuple[int, int]]:
-    """Request → when it lost its blocks for the first time, and the tokens computed by then."""
-    losses: dict[int, tuple[int, int]] = {}
-    preempted = transitions["kind"] == kinds.PREEMPTED
-    columns = (transitions[name][preempted].tolist() for name in ("request", "time_ns", "value"))
-    for place, time_ns, value in zip(*columns, strict=True):
-        losses.setdefault(place, (time_ns, value))
-    return losses
-
-
-def _computed(requests: Mapping[str, Ints]) -> Ints:
-    """Tokens of the first sample whose KV existed in the end: all but the newest."""
-    generated = requests["output_tokens"] // requests["n"]
-    computed: Ints = np.maximum(0, requests["input_length"] + generated - 1)
-    return computed

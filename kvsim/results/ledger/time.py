@@ -13,7 +13,7 @@ each request. The meaning of the parts: `kvsim.results.ledger`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,18 +27,16 @@ from kvsim.results.statistics import Ints
 
 TIMES = (
     *("link_wait", "flush", "rank_wait", "stages", "out", "in", "kernels", "alone"),
-    *("interference", *WAITING_FOR.values()),
+    *("interference", "drafting", "accepted_drafts", "rejected_drafts", *WAITING_FOR.values()),
 )
 """Kinds of time in a step. A running request spends the waits for the link, for stores, for slower
-ranks and for stages of a pipeline, the copies out and in, and the kernels; the rest is host time.
-Of the kernels, a decoding request counts those of decodes as its own, the others as interference. A
-waiting request waits from the start of the step to the start of the next, for one reason
-(`WAITING_FOR`)."""
-DRAFT_TIMES = ("drafting", "accepted_drafts", "rejected_drafts")
-"""Further kinds behind those, in runs with speculative decoding: the drafter, and what drafts add
-to the kernels of decodes."""
+ranks and for stages of a pipeline, the copies out and in, the kernels, and the drafter; the rest is
+host time. Of the kernels, a decoding request counts those of decodes as its own, the others as
+interference; of its own, drafts have a part. A waiting request waits from the start of the step to
+the start of the next, for one reason (`WAITING_FOR`)."""
 _LINK_WAIT, _FLUSH, _RANK_WAIT, _STAGES, _OUT, _IN, _KERNELS, _ALONE, _INTERFERENCE = range(9)
-_REASONS = slice(9, len(TIMES))
+_DRAFTING, _ACCEPTED, _REJECTED = range(9, 12)
+_REASONS = slice(12, len(TIMES))
 _WAITS = {
     _LINK_WAIT: "link_queue_ns",
     _FLUSH: "flush_stall_ns",
@@ -102,11 +100,18 @@ def reasons(blocked: Ints, prefill_seqs: Ints, in_flight: int) -> Ints:
     return found
 
 
-def table(steps: Mapping[str, Ints], kernels: Ints, alone: Ints, others: Ints) -> Ints:
+def table(
+    steps: Mapping[str, Ints],
+    kernels: Ints,
+    alone: Ints,
+    others: Ints,
+    drafts: Sequence[Ints | int],
+) -> Ints:
     """`TIMES` of some steps, a row for each kind, without what requests wait for.
 
     `kernels`, `alone`, `others`: computing time in nanoseconds, all of it, that of decodes alone
-    and that of prompts.
+    and that of prompts. `drafts`: that of the drafter, and of `alone` that of drafts which are
+    accepted and of those which are not.
     """
     out_blocks, in_blocks = steps["swap_out_blocks"], steps["swap_in_blocks"]
     transfer = steps["transfer_ns"]
@@ -114,32 +119,11 @@ def table(steps: Mapping[str, Ints], kernels: Ints, alone: Ints, others: Ints) -
     stages = sum(steps[name] for name in STAGE_COLUMNS if name in steps)
     waits = *(steps[name] for name in ("link_wait_ns", "flush_ns", "rank_wait_ns")), stages
     found = np.zeros((len(TIMES), len(kernels)), dtype=np.int64)
-    # Behind these are the rows of what requests wait for (`with_waits`).
-    for row, ns in zip(found, (*waits, out, transfer - out, kernels, alone, others), strict=False):
+    known = *waits, out, transfer - out, kernels, alone, others, *drafts
+    # The rows behind these are for what requests wait for.
+    for row, ns in zip(found, known, strict=False):
         row[:] = ns
     return found
-
-
-def with_waits(table: Ints, times: StepTimes, first: int, last: int) -> Ints:
-    """`TIMES` of the steps `first .. last - 1` with what requests wait for through them."""
-    part = slice(first, last)
-    lengths = times.until[part] - times.starts[part]
-    table[_REASONS.start + times.why[part], np.arange(last - first)] = lengths
-    return table
-
-
-def with_drafts(
-    table: Ints, drafter: Ints | int, verifying: Ints, drafts: Ints | int, accepted: Ints
-) -> Ints:
-    """The `TIMES` of some steps with their `DRAFT_TIMES`.
-
-    `verifying`: nanoseconds that `drafts` drafts of which `accepted` are accepted add to decodes.
-    """
-    # In two parts: the product of nanoseconds and tokens may not fit into 64 bits.
-    taken = verifying // np.maximum(drafts, 1) * accepted
-    taken += verifying % np.maximum(drafts, 1) * accepted // np.maximum(drafts, 1)
-    drafting = np.broadcast_to(drafter, taken.shape)
-    return np.concatenate((table, (drafting, taken, verifying - taken)))
 
 
 class Split:
@@ -148,22 +132,54 @@ class Split:
     A spell adds the running sums at the step where it ends, and takes away those where it begins.
     """
 
-    def __init__(self, spells: Spells, copies: Copies, steps: StepTimes, number: int) -> None:
-        """`number`: of requests."""
-        self._spells, self._steps = spells, steps
+    def __init__(
+        self,
+        spells: Spells,
+        copies: Copies,
+        steps: StepTimes,
+        slices: Slices | None,
+        number: int,
+    ) -> None:
+        """`slices`: of a pipeline, whose steps overlap; `number`: of requests."""
+        self._spells, self._slices = spells, slices
+        self._steps = steps if slices is None else slices.times
         self._parts = np.zeros((len(TIME_PARTS), number), dtype=np.int64)
+        self._sums = np.zeros((len(TIMES), 1), dtype=np.int64)
+        """Over all steps so far."""
         # The step before which each spell begins, then that before which each ends.
-        rows = np.concatenate(rows_of(spells, steps.starts))
+        instants = np.concatenate((spells.begin_ns, spells.end_ns))
+        rows = np.searchsorted(self._steps.starts, instants, side="left")
         edges = np.argsort(rows, kind="stable")
         # Narrow, because a long run has many.
-        self._rows = rows[edges].astype(np.min_scalar_type(len(steps.starts)))
+        self._rows = rows[edges].astype(np.min_scalar_type(len(self._steps.starts)))
         self._edges = edges.astype(np.min_scalar_type(len(edges)))
         """The begins of all spells, then their ends, in the order of their steps."""
-        order = np.argsort(copies.rows, kind="stable")
-        self._copies = copies.at(order)
+        self._copies = copies.at(np.argsort(copies.rows, kind="stable"))
 
-    def add(self, first: int, times: Ints, sums: Ints) -> None:
-        """Take in the steps from `first` on: their `TIMES`, and the sums over all before each."""
+    def add(self, first: int, times: Ints) -> None:
+        """Take in the steps from `first` on, by their `table`."""
+        if self._slices is not None:
+            first, times = self._slices.of(first, times)
+        part = slice(first, first + times.shape[1])
+        starts, until, why = (column[part] for column in self._steps)
+        times[_REASONS.start + why, np.arange(len(why))] = until - starts
+        sums = np.concatenate((self._sums, times), axis=1)
+        np.cumsum(sums, axis=1, out=sums)
+        self._add_edges(first, sums[:, :-1])
+        self._sums = sums[:, -1:].copy()
+        low, high = np.searchsorted(self._copies.rows, (part.start, part.stop))
+        copies = self._copies.at(slice(low, high))
+        _own_copies(self._parts, copies, times[:, copies.rows - first])
+
+    def columns(self) -> dict[str, Ints]:
+        """`TIME_PARTS` in nanoseconds, once all steps are added."""
+        # Spells that end behind the last step.
+        self._add_edges(len(self._steps.starts), self._sums)
+        return dict(zip(TIME_PARTS, self._parts, strict=True))
+
+    def _add_edges(self, first: int, sums: Ints) -> None:
+        """Take in the begins and ends of spells at the steps from `first` on; `sums`: over all
+        before each."""
         # Of the same type, as `searchsorted` converts the longer array otherwise.
         begin, last = (self._rows.dtype.type(row) for row in (first, first + sums.shape[1] - 1))
         low = int(np.searchsorted(self._rows, begin, side="left"))
@@ -172,13 +188,6 @@ class Split:
             some = slice(start, min(start + _AT_ONCE, high))
             edges, rows = (each[some].astype(np.int64) for each in (self._edges, self._rows))
             self._add_spells(edges, rows, first, sums)
-        low, high = np.searchsorted(self._copies.rows, (first, first + times.shape[1]))
-        copies = self._copies.at(slice(low, high))
-        _own_copies(self._parts, copies, times[:, copies.rows - first])
-
-    def columns(self) -> dict[str, Ints]:
-        """`TIME_PARTS` in nanoseconds; complete once all steps, and the sums of all, are added."""
-        return dict(zip(TIME_PARTS, self._parts, strict=True))
 
     def _add_spells(self, edges: Ints, rows: Ints, first: int, sums: Ints) -> None:
         """Take in the begins and ends of spells at these steps; `sums`: before each from `first`
@@ -219,14 +228,6 @@ class Split:
                 _running(parts, request, within, length[here], each)
 
 
-def rows_of(spells: Spells, starts: Ints) -> tuple[Ints, Ints]:
-    """The steps `first .. last - 1` that begin within each spell."""
-    return (
-        np.searchsorted(starts, spells.begin_ns, side="left"),
-        np.searchsorted(starts, spells.end_ns, side="left"),
-    )
-
-
 def own_copies(transitions: Mapping[str, Ints], ends: Ints, starts: Ints) -> Copies:
     """The swap copies of each request before it ended."""
     swapped = np.isin(transitions["kind"], (kinds.SWAPPED_OUT, kinds.SWAPPED_IN))
@@ -244,15 +245,12 @@ def _running(parts: Ints, request: Ints, held: Ints, length: Ints, standing: int
     if standing == standings.DECODE:
         own, others = held[_ALONE], held[_INTERFERENCE]
     stall = held[_OUT] + held[_IN]
-    rest = length - own - others - stall - held[[*_WAITS]].sum(axis=0)
-    if len(held) > len(TIMES):
-        drafting, accepted, rejected = held[len(TIMES) :]
-        rest = rest - drafting
-        _add(parts, request, "drafting_ns", drafting)
-        if standing == standings.DECODE:
-            own = own - accepted - rejected
-            _add(parts, request, "accepted_drafts_ns", accepted)
-            _add(parts, request, "rejected_drafts_ns", rejected)
+    rest = length - own - others - stall - held[[*_WAITS, _DRAFTING]].sum(axis=0)
+    if standing == standings.DECODE:
+        own = own - held[_ACCEPTED] - held[_REJECTED]
+        _add(parts, request, "accepted_drafts_ns", held[_ACCEPTED])
+        _add(parts, request, "rejected_drafts_ns", held[_REJECTED])
+    _add(parts, request, "drafting_ns", held[_DRAFTING])
     _add(parts, request, _OWN[standing], own)
     _add(parts, request, "interference_ns", others)
     _add(parts, request, "swap_stall_ns", stall)
@@ -290,18 +288,12 @@ class Slices(NamedTuple):
     share: NDArray[np.float64]
     """The part of that step's time, from 0 to 1."""
 
-    def within(self, first: int, last: int) -> tuple[int, int]:
-        """The slices `low .. high - 1` that belong to the steps `first .. last - 1`."""
-        low, high = np.searchsorted(self.step, (first, last))
-        return int(low), int(high)
-
-    def of(self, table: Ints, first: int, low: int, high: int) -> Ints:
-        """The kinds of time of the slices `low .. high - 1`, from those of the steps from `first`
-        on."""
+    def of(self, first: int, table: Ints) -> tuple[int, Ints]:
+        """The first slice of the steps from `first` on, and the kinds of time of all of theirs."""
+        low, high = np.searchsorted(self.step, (first, first + table.shape[1]))
         whole, share = table[:, self.step[low:high] - first], self.share[low:high]
         part = np.floor(whole * share).astype(np.int64) - 1  # A product may be rounded up.
-        cut: Ints = np.where(share < 1, np.maximum(part, 0), whole)
-        return cut
+        return int(low), np.where(share < 1, np.maximum(part, 0), whole)
 
 
 def slices(times: StepTimes, ends: Ints, run_end_ns: int) -> Slices:

@@ -381,7 +381,18 @@ def pool_of(
     if printed is not None and data_parallel_size == 1:
         return Pool(printed.value, size, printed.line)
     version = start.version.value if start.version else ""
-    return Pool(blocks_of(tokens.value, size, max_model_len, version, sharing), size, tokens.line)
+    blocks = blocks_of(tokens.value, size, max_model_len, version, sharing)
+    return Pool(_unseen(blocks, sharing, start.max_concurrency), size, tokens.line)
+
+
+def _unseen(blocks: int, sharing: Sharing | None, max_concurrency: Fact | None) -> int:
+    """With the blocks that `blocks_of` does not see: the fewest that hold as many requests as are
+    printed."""
+    if sharing is None or max_concurrency is None:
+        return blocks
+    candidates, printed = range(blocks, blocks + sharing.groups), f"{max_concurrency.value:.2f}"
+    alike = (each for each in candidates if f"{each / sharing.request_blocks:.2f}" == printed)
+    return next(alike, blocks)
 
 
 def _size_printed(tokens: Fact, blocks: Fact | None) -> int | None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,10 +74,7 @@ def server_command(text: str, where: str) -> ServerCommand:
 
 def _found(text: str, where: str, nested: int = 0) -> Iterator[ServerCommand]:
     for words, variables in commands(text, where):
-        begin, version = _begin(words)
-        server = "vllm"
-        if begin is None:
-            (begin, version), server = _begin_sglang(words), "sglang"
+        begin, version, server = _begin(words)
         if quoted := list(_quoted(words, where, nested)):
             yield from (found._replace(version=found.version or version) for found in quoted)
         elif begin is not None:
@@ -91,34 +89,23 @@ def _quoted(words: list[str], where: str, nested: int) -> Iterator[ServerCommand
                 yield from _found(word, where, nested + 1)
 
 
-def _begin(words: list[str]) -> tuple[int | None, str | None]:
-    """The place of the server's first argument among the words, and the version of the image."""
+def _begin(words: list[str]) -> tuple[int | None, str | None, str]:
+    """The place of the server's first argument among the words, the version of the image, and whose
+    command it is."""
     begin = version = None
-    for place, word in enumerate(words):
-        following = words[place + 1] if place + 1 < len(words) else ""
-        image = _IMAGE.fullmatch(word)
-        if image and begin is None:
-            begin, version = place + 1, image[1]
-            if following == "serve":
-                begin += 1
-        elif word.rpartition("/")[2] == "vllm" and following == "serve":
-            return place + 2, version
-        elif _MODULE.fullmatch(word) or word.endswith("openai/api_server.py"):
-            return place + 1, version
-    return begin, version
-
-
-def _begin_sglang(words: list[str]) -> tuple[int | None, str | None]:
-    """The same of an SGLang server."""
-    version = None
-    for place, word in enumerate(words):
-        if image := _SGLANG_IMAGE.fullmatch(word):
-            version = image[1]
+    for place, (word, following) in enumerate(pairwise([*words, ""])):
+        program = word.rpartition("/")[2]
+        if program in ("vllm", "sglang") and following == "serve":
+            return place + 2, version, program
+        if _MODULE.fullmatch(word) or word.endswith("openai/api_server.py"):
+            return place + 1, version, "vllm"
         if word == "sglang.launch_server":
-            return place + 1, version
-        if word.rpartition("/")[2] == "sglang" and words[place + 1 : place + 2] == ["serve"]:
-            return place + 2, version
-    return None, version
+            return place + 1, version, "sglang"
+        if begin is None and (image := _IMAGE.fullmatch(word)):
+            begin, version = place + 1 + (following == "serve"), image[1]
+        elif image := _SGLANG_IMAGE.fullmatch(word):
+            version = image[1]
+    return begin, version, "vllm"
 
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)

@@ -37,14 +37,14 @@ Policies see as `tool` the last tool that an answer calls.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from kvsim.errors import TraceError
 from kvsim.workload.chain import settle_kind
-from kvsim.workload.gather import Gathered, date, instant, integer, integers, tokens
+from kvsim.workload.gather import Gathered, date, instant, integer, integers, next_turn, tokens
 from kvsim.workload.source import NS_PER_S, Source, read_objects, shown, tables
 from kvsim.workload.trace import MAX_ID, HashContent, Row, Trace, collapse
 
@@ -228,21 +228,11 @@ class _Answer:
     """The last tool that it calls."""
 
 
-@dataclass(slots=True)
-class _Thread:
-    """What a thread has come to."""
-
-    ids: list[int] = field(default_factory=list)
-    """Ids of the blocks of its last prompt."""
-    row: int = -1
-    end_ns: int = 0
-    turns: int = 0
-
-
 def read_claude_code(source: Source) -> Trace:
     """The requests of a transcript. Raises `TraceError` at the first wrong line."""
     gathered = Gathered(source, "claude-code")
-    threads: dict[str, _Thread] = {}
+    threads: dict[str, tuple[Row, list[int], int]] = {}
+    """Of each thread its last request, the ids of its prompt, and when it ended."""
     named = 0
     for name, answer in _answers(source, gathered).items():
         source.line = answer.line
@@ -251,26 +241,26 @@ def read_claude_code(source: Source) -> Trace:
         if not prompt or not output:
             gathered.drop("they have no prompt or no output")
             continue
-        thread = threads.setdefault(answer.thread, _Thread())
-        kept = thread.ids[: cached // BLOCK_SIZE]
+        before, ids, end_ns = threads.get(answer.thread, (None, [], answer.start_ns))
+        kept = ids[: cached // BLOCK_SIZE]
         new = prompt // BLOCK_SIZE - len(kept)
-        thread.ids = [*kept[: prompt // BLOCK_SIZE], *range(named, named + new)]
+        ids = [*kept[: prompt // BLOCK_SIZE], *range(named, named + new)]
         named += new
-        thread.row = gathered.add(
+        row = gathered.add(
             prompt,
             output,
             time_ns=answer.start_ns,
             id=name,
-            content=HashContent(collapse(thread.ids)),
-            after=thread.row,
-            delay_ns=max(0, answer.start_ns - thread.end_ns) if thread.row >= 0 else 0,
+            content=HashContent(collapse(ids)),
+            after=-1 if before is None else before.index,
+            delay_ns=max(0, answer.start_ns - end_ns),
             session=answer.thread,
-            turn=thread.turns,
+            turn=next_turn(before),
             model=answer.model,
             extra=None if answer.tool is None else {"tool": answer.tool},
             observed={"e2e_s": max(0, answer.end_ns - answer.start_ns) / NS_PER_S},
-        ).index
-        thread.end_ns, thread.turns = answer.end_ns, thread.turns + 1
+        )
+        threads[answer.thread] = row, ids, answer.end_ns
     trace = gathered.trace(_CACHE_NOTE)
     trace.block_size, trace.partial_hash = BLOCK_SIZE, False
     settle_kind(trace)

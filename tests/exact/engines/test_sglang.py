@@ -23,7 +23,7 @@ from kvsim.machine import load_model
 from kvsim.report import read_results, write_results
 from kvsim.report.pages.over_time import time_figures
 from kvsim.report.pages.view import look_at
-from kvsim.report.tracks import counter_events, run_window
+from kvsim.report.tracks import counter_events, encode, run_window
 from kvsim.run.simulation import simulate
 from kvsim.settings.config import make_config
 from kvsim.workload import Row, Trace
@@ -199,7 +199,7 @@ def test_what_sglang_alone_has_is_kept_drawn_and_shown(tmp_path: Path) -> None:
     _, _, steps = read_results(tmp_path / "out")
     assert steps["protected_blocks"].tolist() == result.steps["protected_blocks"].tolist()
     window = run_window(result.steps, result.requests, None, None)
-    counted = "".join(counter_events(result.steps, result.meta, window))
+    counted = encode([*counter_events(result.steps, result.meta, window)]).decode()
     assert '"protected"' in counted and "new-token ratio" in counted
 
 

@@ -157,16 +157,19 @@ def test_damaged_folders_are_refused(folders: Path, tmp_path: Path) -> None:
     (damaged / "fleet.json").write_text("{}")
     assert "fleet.json: not a kvsim summary" in told()
     shutil.copy(folders / "turns" / "routing.parquet", damaged)
+    text = (folders / "turns" / "fleet.json").read_text()
+    meta = json.loads(text)["meta"]
     for change, said in [
         ({"routing": None}, "routing: None, but the tables give"),
         ({"routing": {"bounds": 7}}, "routing: {'bounds': 7}, but the tables give"),
         ({"replicas": 3}, "replicas: 3, but the tables give"),
         ({"load_imbalance": 7.0}, "load_imbalance: 7.0, but the tables give"),
-        ({"meta": {"replicas": 3}}, "replica-2: no such folder"),
-        ({"meta": {"replicas": 0}}, "files of different runs"),
-        ({"meta": {"replicas": 2, "router": "x"}}, "meta.router: expected"),
+        ({"meta": {**meta, "replicas": 3}}, "replica-2: no such folder"),
+        ({"meta": {**meta, "replicas": 0}}, "files of different runs"),
+        ({"meta": {**meta, "router": "x"}}, "meta.router: expected"),
+        ({"meta": {**meta, "router": None}}, "meta.router: expected"),
+        ({"meta": {**meta, "prefix_caching": None}}, "meta.prefix_caching: expected"),
     ]:
-        text = (folders / "turns" / "fleet.json").read_text()
         (damaged / "fleet.json").write_text(json.dumps({**json.loads(text), **change}))
         assert said in told()
 

@@ -32,7 +32,7 @@ from kvsim.fleet import (
     summarise_fleet,
 )
 from kvsim.fleet.folder import write_fleet
-from kvsim.fleet.page import build_fleet_comparison
+from kvsim.fleet.page import build_comparison
 from kvsim.report import write_results
 from kvsim.run.simulation import simulate
 from kvsim.workload import Trace
@@ -233,7 +233,7 @@ def test_a_split_is_compared_with_mixed_replicas(
     one, other = (fleet_run(each, summarise_fleet(each)) for each in split_and_mixed)
     for fall in explain_fleets(("split", one), ("mixed", other)).waterfalls:
         assert sum(change for _, change in fall.changes()) == fall.difference
-    page = build_fleet_comparison([("split", one), ("mixed", other)])
+    page = build_comparison([("split", one), ("mixed", other)])
     assert "0 prefill" in page and "last prompt token again" in page
     assert "Replica 2 decode" in build_fleet(one)
 

@@ -99,6 +99,15 @@ CASES = [
     (["run", *OLD, "--async-scheduling"], ["async_scheduling", "vllm-v1"]),
     (["compare", "naive", "--trace", CHAT], ["two configurations"]),
     (["compare", "naive", "naiv", "--trace", CHAT], ["naiv"]),
+    (["compare", "naive", "swap", "--trace", CHAT, "--confidence", "nan"], ["--confidence nan"]),
+    (["compare", "naive", "swap", "--trace", CHAT, "--margin", "inf"], ["--margin inf"]),
+    (
+        [
+            *["size", "--trace", CHAT, "--find", "watermark", "--slo", "p99_ttft<2s"],
+            *["--price-per-gpu-hour", "nan"],
+        ],
+        ["--price-per-gpu-hour: nan"],
+    ),
     (["report", "/nowhere"], ["/nowhere"]),
     (["trace", "info", "/nowhere"], ["/nowhere"]),
     (["trace", "synth", "chatt", "--out", "x.jsonl"], ["chatt", "chat"]),

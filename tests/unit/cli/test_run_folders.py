@@ -71,7 +71,8 @@ FEATURES = {
     " --prefix-cache-retention-interval none",
     "no windows": "--model gemma-3-1b --num-gpu-blocks-override 300"
     " --disable-hybrid-kv-cache-manager",
-    "states": "--model qwen3-next-80b-a3b --tensor-parallel-size 4 --mamba-cache-mode align",
+    "states": "--model qwen3-next-80b-a3b --tensor-parallel-size 4 --mamba-cache-mode align"
+    " --mamba-ssm-cache-dtype float32",
     "latent": "--model deepseek-v2-lite",
     "no cache": "--no-enable-prefix-caching",
     "limits of a step": "--max-num-active-seqs 8 --max-num-scheduled-tokens 64"

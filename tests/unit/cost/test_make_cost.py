@@ -10,11 +10,12 @@ from plans import plan
 from unit.cost.test_table import PROFILE
 
 from kvsim.cost import COSTS, Cost, RooflineCost, TableCost, make_cost
+from kvsim.cost.profile import load_profile
 from kvsim.cost.table import profile_for
 from kvsim.errors import ConfigError
 from kvsim.machine import load_hardware, load_model
 from kvsim.settings.config import make_config
-from kvsim.settings.library import construct
+from kvsim.settings.library import construct, names
 
 
 def made(**cost: Any) -> Cost:
@@ -83,22 +84,31 @@ def test_a_measured_profile_is_before_others_unless_it_needs_scaling(
     def ship(name: str, source: str, device: str = "NVIDIA H200", **model: Any) -> None:
         made_with = {**PROFILE["model"], **model}
         profile = {**PROFILE, "device": {"name": device}, "source": source, "model": made_with}
-        (tmp_path / f"{name}.json").write_text(json.dumps(profile))
+        Path(f"h200-sxm-{name}.json").write_text(json.dumps(profile))
 
     def best() -> str | None:
         return profile_for(load_model("tiny"), load_hardware("h200-sxm"), make_config({}))
 
-    found = lambda kind: sorted(str(path) for path in tmp_path.glob("*.json"))  # noqa: E731
+    monkeypatch.chdir(tmp_path)
+    found = lambda kind: sorted(path.name for path in tmp_path.glob("*.json"))  # noqa: E731
     monkeypatch.setattr("kvsim.cost.table.names", found)
     assert best() is None
     ship("a-scaled", "measured", layers=3)
-    assert best() == str(tmp_path / "a-scaled.json")
+    assert best() == "h200-sxm-a-scaled.json"
     ship("a-slower", "measured", "NVIDIA H100 80GB HBM3")
-    assert best() == str(tmp_path / "a-scaled.json")
+    assert best() == "h200-sxm-a-scaled.json"
     ship("b-public", "public-table", "h200-sxm")
-    assert best() == str(tmp_path / "b-public.json")
+    assert best() == "h200-sxm-b-public.json"
     ship("c-measured", "measured")
-    assert best() == str(tmp_path / "c-measured.json")
+    assert best() == "h200-sxm-c-measured.json"
+
+
+@pytest.mark.parametrize("name", names("profiles"))
+def test_the_name_of_a_shipped_profile_begins_with_its_hardware(name: str) -> None:
+    device = load_profile(name).device["name"]
+    gpus = [load_hardware(each) for each in names("hardware")]
+    (gpu,) = [each for each in gpus if device in (each.name, *each.device_names)]
+    assert name.startswith(f"{gpu.name}-")
 
 
 def test_arguments_reach_the_constructor_and_the_link_is_skipped() -> None:

@@ -55,7 +55,7 @@ def test_parts_add_up_exactly_to_the_mean_and_to_the_percentile(data):
     first = data.draw(RUN)
     other = data.draw(st.lists(PARTS, min_size=len(first), max_size=len(first)))
     runs = [requests_of(table) for table in (first, other)]
-    falls = waterfalls(pair(*runs), *runs)
+    falls = waterfalls(pair(*runs))
     assert [(f.metric, f.statistic) for f in falls] == [
         *(("ttft", "mean"), ("ttft", "p99"), ("e2el", "mean"), ("e2el", "p99")),
     ]
@@ -80,10 +80,10 @@ def test_a_percentile_names_the_requests_it_is_made_of():
     """Of 101 values the 99th percentile is the second largest, of 100 it lies between two."""
     table = [[i if part == "own_decode_ns" else 0 for part in TIME_PARTS] for i in range(101)]
     run = requests_of(table)
-    fall = waterfalls(pair(run, run), run, run)[3]
+    fall = waterfalls(pair(run, run))[3]
     assert [(place.id, place.weight) for place in fall.places[0]] == [("r99", 1)]
     run = requests_of(table[:100])
-    fall = waterfalls(pair(run, run), run, run)[3]
+    fall = waterfalls(pair(run, run))[3]
     assert [(p.id, p.weight) for p in fall.places[1]] == [
         ("r98", Fraction(99, 100)),
         ("r99", Fraction(1, 100)),
@@ -98,18 +98,18 @@ def test_carriers_are_those_that_changed_most():
     table[5][TIME_PARTS.index("own_decode_ns")] = 30
     table[5][TIME_PARTS.index("waiting_blocks_ns")] = 10
     other = requests_of(table)
-    share, listed = carriers(pair(first, other), first, other)
+    share, listed = carriers(pair(first, other))
     assert (share.half, share.changed, share.total) == (1, 2, 10)
     assert [(c.id, c.part, c.part_ns) for c in listed] == [
         ("r3", "recompute_ns", 80),
         ("r5", "own_decode_ns", 30),
     ]
-    same, none = carriers(pair(first, first), first, first)
+    same, none = carriers(pair(first, first))
     assert (same.half, same.changed, none) == (0, 0, [])
 
 
 def test_blocks_are_counted_by_fate():
     first = requests_of([[0] * len(TIME_PARTS)] * 3)
     other = {**first, "recomputed_tokens": np.array([0, 32, 8])}
-    [found] = blocks(pair(first, other), first, other, 16)
+    [found] = blocks(pair(first, other), 16)
     assert found == ("recomputed_tokens", (0.0, 2.5), "r1", 2.0)

@@ -17,6 +17,7 @@ from kvsim.report.compare import (
     method_words,
     ranking_words,
 )
+from kvsim.report.files import Results
 from kvsim.report.pages.compare import build_comparison
 from kvsim.results.numerals import SPACE
 from kvsim.results.summary import summarise
@@ -120,13 +121,13 @@ def runs():
     made = []
     for name, blocks in (("A", 480), ("B", 960), ("C", 480)):
         steps, requests, gaps, meta = real_run(rate=8, blocks=blocks)
-        made.append((name, summarise(steps, requests, gaps, meta), requests, steps))
+        made.append((name, Results(summarise(steps, requests, gaps, meta), requests, steps)))
     return made
 
 
 def test_the_terminal_breaks_no_figure_in_narrow_windows(runs):
     console = make_console(io.StringIO(), width=64)
-    render_comparison([run[:2] for run in runs], console, SEEDS)
+    render_comparison([(name, run.summary) for name, run in runs], console, SEEDS)
     lines = console.file.getvalue().replace(SPACE, " ").splitlines()
     assert all(len(line) <= 64 and not re.search(r"\w…", line) for line in lines)
     table = [line for line in lines if "TTFT p99" in line and ":" not in line]
@@ -140,7 +141,7 @@ def test_the_terminal_breaks_no_figure_in_narrow_windows(runs):
 @pytest.mark.parametrize("comparison", [SEEDS, REPLAY])
 def test_terminal_and_page_say_it_all(runs, comparison):
     console = make_console(io.StringIO(), width=140)
-    render_comparison([run[:2] for run in runs], console, comparison)
+    render_comparison([(name, run.summary) for name, run in runs], console, comparison)
     shown = " ".join(console.file.getvalue().replace(SPACE, " ").split())
     page = build_comparison(runs, comparison)
     assert page == build_comparison(runs, comparison)

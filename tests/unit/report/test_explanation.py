@@ -13,6 +13,7 @@ from kvsim.cost.calibrate.llmservingsim import import_profile
 from kvsim.cost.profile import to_json
 from kvsim.report import explain
 from kvsim.report.compare import explanation_record
+from kvsim.report.files import Results
 from kvsim.report.pages.compare import build_diff
 from kvsim.results.numerals import SPACE
 from kvsim.results.summary import summarise
@@ -22,18 +23,14 @@ from kvsim.workload.spec import Workload, make_trace
 TRACE = make_trace(Workload("chat", requests=150), 0)
 
 
-def named(name, result):
-    return name, result.summary, result.requests, result.steps
-
-
 def replay(name, **settings):
     table = {"engine": "vllm-0.6.3", "num_gpu_blocks_override": 700, **settings}
-    return named(name, simulate(TRACE, table))
+    return name, simulate(TRACE, table)
 
 
 def fake(name, run):
     steps, requests, gaps, meta = run
-    return name, summarise(steps, requests, gaps, meta), requests, steps
+    return name, Results(summarise(steps, requests, gaps, meta), requests, steps)
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +51,12 @@ def test_the_waterfalls_are_those_of_the_summaries(runs, explanation):
     for fall in explanation.waterfalls:
         key = f"{fall.statistic}_{fall.metric}_ms"
         for total, run in zip(fall.totals, runs, strict=True):
-            assert float(total) / 1e6 == pytest.approx(run[1][key], rel=1e-12)
+            assert float(total) / 1e6 == pytest.approx(run[1].summary[key], rel=1e-12)
         assert sum(change for _, change in fall.changes()) == fall.difference
 
 
 def test_the_words_name_preemptions_and_what_they_cost(runs, explanation):
-    first, other = (run[1] for run in runs)
+    first, other = (run.summary for _, run in runs)
     avoided = first["num_preemptions"] - other["num_preemptions"]
     assert avoided > 0
     [lead, *_] = explanation.headline
@@ -83,18 +80,18 @@ def test_what_hardly_differs_is_called_no_difference():
 
 def test_swaps_are_set_against_what_they_replace(runs):
     swap = replay("swap", preemption_mode="swap", num_gpu_blocks_override=700)
-    modes = swap[1]["num_preemptions_by_mode"]
+    modes = swap[1].summary["num_preemptions_by_mode"]
     assert modes["swap"] and not modes["recompute"]
-    before = runs[0][1]["num_preemptions"]
+    before = runs[0][1].summary["num_preemptions"]
     words = plain(explain(runs[0], swap).headline)
     assert f"swap made {modes['swap']} preemptions by swap instead of" in words
     assert f"instead of {before} preemptions by recompute" in words
     large = plain(explain(swap, runs[1]).headline)
-    assert ("large avoided" in large) == (runs[1][1]["num_preemptions"] == 0)
+    assert ("large avoided" in large) == (runs[1][1].summary["num_preemptions"] == 0)
 
 
 def test_the_first_divergence_is_where_decisions_part(runs, explanation):
-    found, steps = explanation.divergence, [run[3] for run in runs]
+    found, steps = explanation.divergence, [run.steps for _, run in runs]
     for name in ("prefill_tokens", "decode_seqs", "blocked", "preempted_recompute"):
         same = steps[0][name][: found.step] == steps[1][name][: found.step]
         assert all(same)
@@ -105,10 +102,10 @@ def test_the_first_divergence_is_where_decisions_part(runs, explanation):
 
 def test_a_run_does_not_differ_from_itself(runs):
     one = runs[0]
-    explanation = explain(one, ("again", *one[1:]))
+    explanation = explain(one, ("again", one[1]))
     assert explanation.same
     assert plain(explanation.headline) == "Every request took the same time in again as in small."
-    page = build_diff(one, ("again", *one[1:]))
+    page = build_diff(one, ("again", one[1]))
     body = page[page.index("<body>") : page.index("</main>")]
     assert not re.search(r"[+−]\d", body)
     assert "<script" not in page
@@ -174,7 +171,7 @@ def test_the_block_sensitivity_of_the_measured_run_is_explained(tmp_path):
         "cost": {"model": "table", "profile": str(profile)},
     }
     engine, larger = (
-        named(str(n), simulate(folder / "trace.jsonl", {**settings, "num_gpu_blocks_override": n}))
+        (str(n), simulate(folder / "trace.jsonl", {**settings, "num_gpu_blocks_override": n}))
         for n in (2588, 3400)
     )
     explanation = explain(engine, larger)

@@ -20,6 +20,7 @@ from kvsim.report.tracks import (
     OUTSIDE,
     STEP_TRACK,
     Window,
+    encode,
     events,
     request_events,
     run_window,
@@ -50,7 +51,7 @@ def exported(result, begin_s=None, end_s=None, chosen=None):
     """Events, with times in integer nanoseconds."""
     window = run_window(result.steps, result.requests, begin_s, end_s)
     listed = [
-        json.loads(event, parse_float=str)
+        json.loads(encode(event), parse_float=str)
         for event in events(
             result.summary, result.requests, result.steps, result.transitions, window, chosen
         )
@@ -204,7 +205,7 @@ def test_every_standing_has_slices_and_arrows_to_every_other():
     stays = stays_of(spells, Window(0, instants.size))
     inside = {kind for stay in stays if stay.pid == INSIDE for kind, *_ in stay.spells}
     assert inside == {standings.PREFILL, standings.DECODE, standings.RECOMPUTE, standings.LATE}
-    listed = [json.loads(event) for event in request_events(stays, requests)]
+    listed = [json.loads(encode(event)) for event in request_events(stays, requests)]
     shown = [event["name"] for event in listed if event["ph"] == "X"]
     names = [name for name in shown if not name.startswith("request ")]
     assert sorted(names) == sorted(standings.NAMES[kind] for pair in pairs for kind in pair)
@@ -269,7 +270,7 @@ def test_a_run_without_requests_has_an_empty_trace(tmp_path):
     log = {name: column[:0] for name, column in run("v1").transitions.items()}
     window = run_window(steps, none, None, None)
     listed = list(events({"meta": run("v1").meta}, none, steps, log, window))
-    assert {json.loads(event)["ph"] for event in listed} <= {"M", "C"}
+    assert {event.ph for event in listed} <= {"M", "C"}
 
 
 def test_no_track_is_taken_for_a_main_thread():

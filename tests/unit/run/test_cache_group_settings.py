@@ -129,3 +129,35 @@ def test_a_servers_command_line() -> None:
     assert dense.settings["prefix_cache_retention_interval"] == "none"
     disabled = server_settings(vllm="vllm serve m --disable-hybrid-kv-cache-manager")
     assert disabled.settings["disable_hybrid_kv_cache_manager"] is True
+
+
+@pytest.mark.parametrize(
+    ("hardware", "given", "kept", "bytes_each"),
+    [
+        ("h200", {"kv_cache_dtype": "fp8"}, "fp8_ds_mla", 512 + 16 + 128),
+        ("h200", {"kv_cache_dtype": "fp8_ds_mla"}, "fp8_ds_mla", 656),
+        ("h200", {}, "auto", 2 * 576),
+        ("b200", {"kv_cache_dtype": "fp8"}, "fp8", 576),
+        ("b200", {"kv_cache_dtype": "fp8", "vllm_version": "0.17.1"}, "fp8_ds_mla", 656),
+        ("rtx-pro-6000", {}, "fp8_ds_mla", 656),
+        ("rtx-pro-6000", {"kv_cache_dtype": "bfloat16"}, "bfloat16", 2 * 576),
+    ],
+)
+def test_vectors_of_sparse_attention(
+    hardware: str, given: dict[str, Any], kept: str, bytes_each: int
+) -> None:
+    """656 bytes a token and layer in FP8: vllm.ai/blog/2025-09-29-deepseek-v3-2. The indexer's key
+    takes 128 and a scale of 4."""
+    settings = {"tensor_parallel_size": 8, "kv_cache_memory_bytes": 2**34, **given}
+    found = parts("deepseek-v3.2", hardware=hardware, **settings)
+    assert found.config.kv_cache_dtype == kept
+    block = 61 * 16 * (bytes_each + 132)
+    assert found.blocks.gpu.size + 1 == 2**34 // block
+    said = found.assumed.get("kv_cache_dtype")
+    assert (said is not None) == (kept != given.get("kv_cache_dtype", "auto"))
+
+
+def test_other_models_have_no_such_vectors() -> None:
+    assert parts("deepseek-r1", kv_cache_dtype="fp8", tensor_parallel_size=16)
+    with pytest.raises(ConfigError, match="fp8_ds_mla is for latent vectors"):
+        parts("deepseek-r1", kv_cache_dtype="fp8_ds_mla", tensor_parallel_size=16)

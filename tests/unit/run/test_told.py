@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from command import run_here
@@ -14,7 +14,7 @@ from startup_logs import v0_log, v1_log
 from kvsim.errors import ConfigError
 from kvsim.run.assembly import assemble
 from kvsim.run.told import settled
-from kvsim.settings.config import RunConfig, load_config
+from kvsim.settings.config import RunConfig, load_config, make_config
 from kvsim.settings.server import server_settings
 
 CHAT = str(ROOT / "traces" / "chat.jsonl")
@@ -73,47 +73,127 @@ def test_a_model_with_states(tmp_path: Path) -> None:
     request = -(-LONGEST // 1072) + 3
     log = log_of(NEXT, 1203, 4, request, size=1072).replace("caching=True", "caching=False")
     config = told(log, tmp_path)
-    assert (config.num_gpu_blocks_override, config.block_size) == (1200, 1072)
+    # The tokens are those of 1,200 blocks, but these hold 35.29 requests, and 35.38 are printed.
+    assert (config.num_gpu_blocks_override, config.block_size) == (1203, 1072)
 
 
-def test_a_model_with_states_and_a_prefix_cache(tmp_path: Path) -> None:
-    """A server on an RTX 5090 (github.com/noonghunna/club-3090/issues/612): 63 blocks of 2,096
-    tokens and two states of each of three groups are a request, and 299 blocks take 5.98 GiB."""
-    given = {"model": "qwen3.6-35b-a3b-nvfp4", "kv_cache_dtype": "fp8", "max_model_len": 131_072}
-    log = log_of(given, 0, 4, 1, version="0.24.0").replace("32,768", "131,072")
-    log = log.replace("max_seq_len=32768", "max_seq_len=131072").replace("0.00x", "4.33x")
-    log = log.replace(": 0 tokens", ": 567,978 tokens").replace("5.05 GiB", "5.98 GiB")
-    config = told(log, tmp_path, hardware="rtx-5090")
-    assert config.num_gpu_blocks_override == 299
-    assert assemble(config).config.block_size == 2096
+class Printed(NamedTuple):
+    """What a public server was given, and what it printed."""
+
+    given: dict[str, Any]
+    hardware: str
+    version: str
+    gib: float
+    """Memory of the KV cache."""
+    batched: int
+    tokens: str
+    times: float
+    """Requests of the longest sequence that fit."""
+    blocks: int
+    """All blocks that lead to these figures."""
+
+    def log(self, version: str) -> str:
+        longest = self.given["max_model_len"]
+        text = log_of(self.given, 0, 1, 1, version=version).replace("32,768", f"{longest:,}")
+        for old, new in {
+            "max_seq_len=32768": f"max_seq_len={longest}",
+            "0.00x": f"{self.times:.2f}x",
+            ": 0 tokens": f": {self.tokens} tokens",
+            "_tokens': 2048": f"_tokens': {self.batched}",
+            "tokens=2048": f"tokens={self.batched}",
+            "5.05 GiB": f"{self.gib} GiB",
+        }.items():
+            text = text.replace(old, new)
+        return text
 
 
-@pytest.mark.parametrize(("version", "blocks"), [("0.24.0", 58_441), ("0.26.0", 66_077)])
-def test_a_model_whose_layers_keep_unlike_bytes(version: str, blocks: int, tmp_path: Path) -> None:
-    """Tokens that a server of Gemma-4-31B printed (robotmunki.com/pages/vllm-startup-log-annotated)
-    for blocks of 32 tokens of full attention and of 16 in five groups with windows: a request takes
-    9,797.
-    Since 0.26, windows keep the tokens of two steps."""
-    given = {"model": "nvidia/Gemma-4-31B-IT-NVFP4", "max_model_len": 262_144}
-    log = log_of(given, 0, 6, 1, version=version).replace("32,768", "262,144")
-    log = log.replace("max_seq_len=32768", "max_seq_len=262144").replace("0.00x", "5.97x")
-    log = log.replace(": 0 tokens", ": 1,563,739 tokens").replace("tokens=2048", "tokens=4096")
-    config = told(log.replace("_tokens': 2048", "_tokens': 4096"), tmp_path, hardware="h100")
-    assert config.num_gpu_blocks_override == blocks
+QWEN = {"kv_cache_dtype": "fp8", "enable_prefix_caching": True}
+DEEPSEEK = {"block_size": 256, "tensor_parallel_size": 2, "speculative_config": MTP}
+PRINTED = {
+    # github.com/noonghunna/club-3090/issues/612: 63 blocks of 2,096 tokens and two states of each
+    # of three groups are a request.
+    "states": Printed(
+        {"model": "qwen3.6-35b-a3b-nvfp4", "max_model_len": 131_072, **QWEN},
+        *("rtx-5090", "0.24.0", 5.98, 2048, "567,978", 4.33, 299),
+    ),
+    # The layer of MTP is the 17th of its group, so the groups of states are padded by three.
+    "states and drafts": Printed(
+        {
+            "model": "nvidia/Qwen3.6-27B-NVFP4",
+            "max_model_len": 262_144,
+            **QWEN,
+            "speculative_config": {"method": "mtp", "num_speculative_tokens": 2},
+        },
+        *("gb10", "0.23.0", 48.6, 65_536, "1,394,129", 5.32, 936),
+    ),
+    "states, KV in 16 bits": Printed(
+        {"model": "qwen3.5-27b", "max_model_len": 8192, "enable_prefix_caching": True},
+        *("h100", "0.24.0", 31.24, 8192, "314,187", 38.35, 652),
+    ),
+    # Before 0.21: tokens of a fourth of the blocks.
+    "states and drafts, a fourth": Printed(
+        {
+            "model": "Qwen/Qwen3.5-122B-A10B-NVFP4",
+            "max_model_len": 262_144,
+            **QWEN,
+            "speculative_config": MTP,
+        },
+        *("gb10", "0.19.0", 24.05, 8192, "482,080", 6.42, 462),
+    ),
+    "states of experts, a fourth": Printed(
+        {"model": "RedHatAI/Qwen3.6-35B-A3B-NVFP4", "max_model_len": 65_536, **QWEN},
+        *("rtx-5090", "0.20.0", 2.95, 8192, "75,456", 3.87, 147),
+    ),
+    # robotmunki.com/pages/vllm-startup-log-annotated: blocks of 32 tokens of full attention, of 16
+    # in five groups with windows; a request takes 9,797.
+    "unlike layers": Printed(
+        {"model": "nvidia/Gemma-4-31B-IT-NVFP4", "max_model_len": 262_144},
+        *("h100", "0.24.0", 0, 4096, "1,563,739", 5.97, 58_441),
+    ),
+    "windows as long as the sequence": Printed(
+        {"model": "gemma-4-31b", "max_model_len": 8192},
+        *("h100", "0.24.0", 63.29, 8192, "75,278", 9.19, 25_923),
+    ),
+    "unlike layers, experts": Printed(
+        {"model": "gemma-4-26b-a4b", "max_model_len": 32_768},
+        *("l40s", "0.25.1", 12.75, 2496, "321,600", 9.81, 20_895),
+    ),
+    "unlike layers, shared": Printed(
+        {"model": "google/gemma-4-E4B-it", "max_model_len": 16_384},
+        *("l40s", "0.25.1", 22.01, 2048, "1,033,831", 63.10, 90_170),
+    ),
+    # github.com/vllm-project/vllm/issues/51041, with one step of tokens and the layer of MTP.
+    "compressed attention": Printed(
+        {"model": "deepseek-ai/DeepSeek-V4-Flash", "max_model_len": 912_128, **DEEPSEEK},
+        *("h20", "0.25.0", 7.01, 8192, "1,009,661", 1.11, 7236),
+    ),
+}
 
 
-def test_a_model_of_compressed_attention(tmp_path: Path) -> None:
-    """The server of github.com/vllm-project/vllm/issues/51041 with 7.01 GiB for its KV cache, whose
-    log counts one step of 8,192 tokens and the layer of MTP."""
-    given = {"model": "deepseek-ai/DeepSeek-V4-Flash", "max_model_len": 912_128, "block_size": 256}
-    given |= {"tensor_parallel_size": 2, "speculative_config": MTP, "async_scheduling": False}
-    log = log_of(given, 0, 5, 1, version="0.26.0").replace("32,768", "912,128")
-    log = log.replace("max_seq_len=32768", "max_seq_len=912128").replace("0.00x", "1.11x")
-    log = log.replace("_tokens': 2048", "_tokens': 8192").replace("tokens=2048", "tokens=8192")
-    log = log.replace(": 0 tokens", ": 1,009,661 tokens").replace(
-        "scheduling is en", "scheduling is dis"
-    )
-    assert told(log, tmp_path, hardware="h20").num_gpu_blocks_override == 7236
+@pytest.mark.parametrize("printed", PRINTED.values(), ids=PRINTED)
+def test_pools_of_public_servers(printed: Printed, tmp_path: Path) -> None:
+    config = told(printed.log(printed.version), tmp_path, hardware=printed.hardware)
+    assert config.num_gpu_blocks_override == printed.blocks
+    if printed.gib:
+        run = make_config(
+            {
+                **printed.given,
+                "kv_cache_memory_bytes": int(printed.gib * 2**30),
+                "max_num_batched_tokens": printed.batched,
+                "vllm_version": printed.version,
+                "hardware": printed.hardware,
+            }
+        )
+        # Memory is printed with two digits behind the point.
+        assert assemble(run).blocks.gpu.size + 1 == pytest.approx(
+            printed.blocks, abs=1 + 0.005 / printed.gib * printed.blocks
+        )
+
+
+def test_windows_keep_the_tokens_of_two_steps(tmp_path: Path) -> None:
+    """Since 0.26."""
+    log = PRINTED["unlike layers"].log("0.26.0")
+    assert told(log, tmp_path, hardware="h100").num_gpu_blocks_override == 66_077
 
 
 def test_tokens_of_whole_requests(tmp_path: Path) -> None:
@@ -231,11 +311,11 @@ PUBLIC: list[tuple[str, dict[str, Any], int | str]] = [
         {"model": "qwen3-next-80b-a3b"},
         ":9: hardware: the GPU has about 44 GiB",
     ),
-    # The printed concurrency is that of 2,866 blocks; tokens do not tell the last two.
+    # Tokens do not tell the last two.
     (
         "L4-vllm0.13.0-Qwen3-Next-W4A16-2xL40S",
         {"model": "qwen3-next-80b-a3b", "hardware": "l40s"},
-        2864,
+        2866,
     ),
     (
         "L5-vllm0.18-Qwen2.5-72B-tp4-L40S-headless",

@@ -142,6 +142,28 @@ def test_requests_of_gemma_4_that_a_pool_holds() -> None:
     assert blocks / request * 262_144 == pytest.approx(525_000, rel=0.06)
 
 
+@pytest.mark.parametrize(
+    ("name", "said", "bytes_each"),
+    [
+        ("nemotron-nano-9b-v2", None, 4),  # its config.json says nothing
+        ("nemotron-nano-9b-v2", "auto", 4),
+        ("nemotron-nano-9b-v2", "float16", 2),
+        ("qwen3-next-80b-a3b", None, 2),
+        ("qwen3-next-80b-a3b", "float32", 4),
+    ],
+)
+def test_the_type_of_recurrent_states(name: str, said: str | None, bytes_each: int) -> None:
+    """The inputs of the convolution stay as they are: vLLM 0.33.0, models/config.py,
+    `NemotronHForCausalLMConfig`, and mamba_utils.py, `_mamba_state_dtype`."""
+    config = make_config({"model": name, "mamba_ssm_cache_dtype": said})
+    found = model_of(config)
+    assert found.linear is not None
+    convolved = found.linear.convolved(1) * (found.linear.linear_conv_kernel_dim - 1)
+    kept = 2 * convolved + bytes_each * found.linear.recurrent_elements
+    states = [each for each in found.shard(1).kv_groups if each.kind == "linear_attention"]
+    assert {each.state_bytes for each in states} == {kept}
+
+
 @pytest.mark.parametrize(("version", "multiple"), [("0.19.0", 64), ("0.33.0", 128)])
 def test_states_beside_latent_vectors(version: str, multiple: int) -> None:
     """Their kernels take blocks of more tokens."""

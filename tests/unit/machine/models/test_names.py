@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from kvsim.errors import ConfigError
 from kvsim.machine import load_model
-from kvsim.machine.models import meaning
+from kvsim.machine.models import meaning, model_of
+from kvsim.settings.config import make_config
 from kvsim.settings.library import names
 
 
@@ -87,6 +88,25 @@ def test_case_dashes_and_publishers_do_not_matter(name: str, data: st.DataObject
     dash = data.draw(st.sampled_from("-_"))
     found = meaning(f"somebody/{spelt.replace('-', dash)}", names("models"))
     assert found == (name, None)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "method", "stored"),
+    [
+        ("RedHatAI/Qwen3.6-35B-A3B-NVFP4", "compressed-tensors", "modelopt_fp4"),
+        ("RedHatAI/Qwen3-32B-quantized.w4a16", "compressed-tensors", "w4a16"),
+        ("nvidia/Qwen3.6-27B-NVFP4", "modelopt", "modelopt_fp4"),
+        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", "gptq_marlin", "gptq-int8"),
+        ("Qwen/Qwen3-32B", "compressed-tensors", "compressed-tensors"),  # no name says better
+        ("Qwen/Qwen3-32B-AWQ", "bitsandbytes", "bitsandbytes"),
+    ],
+)
+def test_a_format_of_files_does_not_say_how_many_bits_a_weight_takes(
+    spelling: str, method: str, stored: str
+) -> None:
+    """`quantization` in every start-up log of a quantised checkpoint, and in many commands."""
+    model = model_of(make_config({"model": spelling, "quantization": method}))
+    assert model.quantization is not None and model.quantization.method == stored
 
 
 def test_a_run_can_say_what_a_name_was_taken_for() -> None:

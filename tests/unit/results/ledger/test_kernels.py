@@ -13,7 +13,7 @@ from kvsim.core.plan import Plan
 from kvsim.core.request import Request
 from kvsim.cost.explain import Work
 from kvsim.results.ledger import KERNELS
-from kvsim.results.ledger.account import Rows, alone_ns, completions, split_piece, work_of
+from kvsim.results.ledger.account import alone_ns, completions, split_piece, work_of
 from kvsim.run.assembly import assemble
 from kvsim.settings.config import make_config
 
@@ -68,7 +68,7 @@ def test_rows_of_logits_are_found_again(engine: str) -> None:
     steps = result.steps
     instants = steps["start_ns"], steps["end_ns"]
     prompts = completions(*instants, result.requests, result.transitions)
-    work = work_of(Rows(steps), 0, len(prompts), prompts)
+    work = work_of(steps, prompts)
     computes = steps["prefill_seqs"] + steps["decode_seqs"] > 0
     assert work.samples[computes].tolist() == plans.samples
     assert result.requests["num_preemptions"].sum() > 0

@@ -24,7 +24,7 @@ from kvsim.results.ledger import PROMPT_PARTS
 from kvsim.results.ledger.prompts import Known, Rules, classify, cut_off
 from kvsim.workload import HashContent, ParentContent, Row, SegmentContent, TokenContent, Trace
 from kvsim.workload.keys import streams
-from kvsim.workload.streams import Piece
+from kvsim.workload.streams import Span
 
 CACHING: dict[str, dict[str, Any]] = {
     "0.6.3": {"enable_prefix_caching": True},
@@ -305,7 +305,7 @@ def identities(stream: Any, length: int) -> list[int]:
 
 @settings(max_examples=examples(60))
 @given(data=st.data())
-def test_pieces_find_the_same_prefixes_as_tokens_one_by_one(data: st.DataObject) -> None:
+def test_spans_find_the_same_prefixes_as_tokens_one_by_one(data: st.DataObject) -> None:
     content = st.one_of(
         st.none(),
         st.builds(
@@ -336,11 +336,11 @@ def test_pieces_find_the_same_prefixes_as_tokens_one_by_one(data: st.DataObject)
     for place, stream in enumerate(streams(trace)):
         own = identities(stream, 40)[stream.shared_tokens :]
         assert all(keys.isdisjoint(own) for keys in everybody[:place] + everybody[place + 1 :])
-        pieces: list[Piece] = stream.pieces(32)
+        spans: list[Span] = stream.spans(1)
         keys = identities(stream, 32)
-        assert [p.first for p in pieces] == [0, *(p.last for p in pieces[:-1])]
+        assert [first for first, _, _ in spans] == [0, *(last for _, last, _ in spans[:-1])]
         dull = next((i for i, key in enumerate(keys) if key not in seen), 32)
-        assert known.prefix(0, pieces) == dull
-        assert known.prefix(0, stream.pieces(0)) == 0
-        known.add(0, pieces)
+        assert known.prefix(spans, 32) == dull
+        assert known.prefix(spans, 0) == 0
+        known.add(spans, 32)
         seen.update(keys)

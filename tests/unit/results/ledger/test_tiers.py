@@ -95,12 +95,9 @@ def assert_explained(without: Result, tier: Result) -> None:
     """The difference of mean and p99 is the sum of that of its parts, without a rest."""
     pairs = pair(without.requests, tier.requests)
     assert pairs is not None
-    for fall in waterfalls(pairs, without.requests, tier.requests):
+    for fall in waterfalls(pairs):
         end = "finish_ns" if fall.metric == "e2el" else "first_token_ns"
-        first, other = (
-            (each.requests[end] - each.requests["arrival_ns"])[rows]
-            for each, rows in ((without, pairs.first_rows), (tier, pairs.other_rows))
-        )
+        first, other = pairs.values(end) - pairs.values("arrival_ns")
         if fall.statistic == "mean":
             assert fall.difference * len(first) == int(np.sum(other)) - int(np.sum(first))
         else:

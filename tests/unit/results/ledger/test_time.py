@@ -14,7 +14,7 @@ from worlds import MS, config, trace
 
 import kvsim
 from kvsim.results.ledger import KERNELS, TIME_PARTS
-from kvsim.results.ledger.time import with_drafts
+from kvsim.results.ledger.account import part_ns
 
 
 def parts(result: kvsim.Result, place: int) -> dict[str, float]:
@@ -185,10 +185,5 @@ def test_drafts_that_are_accepted_take_their_share_of_what_verifying_adds(
     """Rounded down, as whole numbers have it; the rest is of those that are rejected."""
     shares = [(ns, drafts, min(accepted, drafts)) for ns, drafts, accepted in steps]
     verifying, drafts, accepted = (np.array(column) for column in zip(*shares, strict=True))
-    further = with_drafts(
-        np.zeros((2, len(shares)), dtype=np.int64), 7, verifying, drafts, accepted
-    )
     taken = [ns * some // every for ns, every, some in shares]
-    assert further[2:].T.tolist() == [
-        [7, some, ns - some] for some, (ns, *_) in zip(taken, shares, strict=True)
-    ]
+    assert part_ns(verifying, accepted, drafts).tolist() == taken

@@ -1,6 +1,7 @@
 """Advice: a planted fault is found, nothing where nothing matters, and the line can be pasted."""
 
 import json
+import re
 from dataclasses import replace
 from html import escape
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from kvsim.errors import ConfigError
 from kvsim.machine import model_of
 from kvsim.results.numerals import SPACE
 from kvsim.run.simulation import simulate
-from kvsim.search.advice import not_tried, record, rows, sentences
+from kvsim.search.advice import build_page, not_tried, present, record, rows, sentences
 from kvsim.search.advise import Tried, advise, changed, changes_of, trials_on
 from kvsim.search.compare import How, Load, load_of
 from kvsim.search.slo import parse_slo
@@ -66,9 +67,9 @@ def few_slots(trace):
 @long
 def test_a_planted_fault_is_found_and_mended(few_slots):
     advice = few_slots.advice
-    assert advice.base.met(advice.objectives) == 0
+    assert advice.base.met == 0
     assert advice.best.settings["max_num_seqs"] >= 16
-    assert advice.best.met(advice.objectives) == 4
+    assert advice.best.met == 4
     assert advice.best.verdict.high < 0
     now, change, _ = sentences(advice)
     assert now.replace(SPACE, " ").startswith("The present settings miss TTFT p99 < 300 ms: it is ")
@@ -94,6 +95,16 @@ def test_what_makes_no_difference_is_said_and_stops_early(few_slots):
     listed = [name.strip() for name, change, _ in rows(advice) if change == "no difference"]
     assert "off" in listed
     assert "watermark" in sentences(advice)[2]
+
+
+@pytest.mark.parametrize(("bound", "tone"), [(">=", "better"), (">", "worse"), ("<", "worse")])
+def test_a_figure_at_its_limit_is_shown_as_its_objective_takes_it(few_slots, bound, tone):
+    advice, trace = few_slots.advice, few_slots.load.trace
+    slo = parse_slo(f"completed{bound}{len(trace.rows)}")
+    base = replace(advice.base, objectives=slo)
+    judged = advice._replace(decides=slo.each[0], base=base, best=base, singles=[], untried=[])
+    page = build_page(judged, trace, present(judged), [], "")
+    assert re.search(f'<dd class="value {tone}">{len(trace.rows)}<', page)
 
 
 def only(monkeypatch, *keys):
@@ -129,7 +140,8 @@ def test_an_exact_replay_is_run_once_and_keeps_good_settings(trace):
     assert advice.best is advice.base
     kept = sentences(advice)[1]
     assert kept.startswith("No tested change helps: of ") and "kvsim size" not in kept
-    missed = advice._replace(objectives=parse_slo("p99_ttft<0.000001s"))
+    base = replace(advice.base, objectives=parse_slo("p99_ttft<0.000001s"))
+    missed = advice._replace(base=base, best=base)
     assert sentences(missed)[1].endswith("the replicas or the rate that would do.")
 
 
@@ -277,10 +289,8 @@ def _table(config):
 
 
 def test_a_change_that_ends_the_run_is_no_advice(few_slots):
-    broken = Tried(few_slots.advice.best.changes, few_slots.config)
-    broken.runs = [
-        run._replace(record={**run.record, "outcome": {"kind": "deadlock"}})
-        for run in few_slots.advice.best.runs
-    ]
+    best = few_slots.advice.best
+    broken = Tried(best.changes, few_slots.config, best.objectives)
+    broken.runs = [{**run, "outcome": {"kind": "deadlock"}} for run in best.runs]
     assert broken.mean(few_slots.advice.decides) is None
     assert not few_slots.advice.helps(broken)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kvsim.errors import ConfigError
 from kvsim.search.size import KNOBS, Bounds, make_knob
+from kvsim.search.size_verdict import written
 from kvsim.workload.spec import Workload, make_trace
 
 LOAD = make_trace(Workload("random", requests=20, input_len=60, output_len=40), 3)
@@ -43,6 +44,22 @@ def test_each_replica_of_a_fleet_has_the_settings_of_a_run(name):
     fleet = {"replicas": 2, "router": "random"}
     alone = knob(name, num_gpu_blocks_override=blocks)
     assert knob(name, num_gpu_blocks_override=blocks, **fleet).ladder == alone.ladder
+
+
+@pytest.mark.parametrize(
+    ("name", "first"), [("kv_offloading_size", 0), ("max_num_batched_tokens", 64)]
+)
+def test_a_ladder_from_0_has_values_of_the_setting(name, first):
+    each = knob(name, low=0, high=512)
+    assert each.ladder == (first, 512)
+    assert list(map(type, each.ladder)) == [type(each.snap(first))] * 2
+
+
+@pytest.mark.parametrize("name", KNOBS)
+def test_values_that_differ_are_written_differently(name):
+    each = knob(name, num_gpu_blocks_override=None if name == "gpu_memory_utilization" else 400)
+    values = {*each.ladder, *map(each.snap, (1.05, 1.46, 2.34, 23.4))}
+    assert len({written(each, value) for value in values}) == len(values)
 
 
 def test_a_rate_starts_at_that_of_the_base():
@@ -82,6 +99,10 @@ def test_a_value_between_is_between_or_there_is_none(name, data):
             "beside kv_cache_memory_bytes",
         ),
         ("watermark", (None, float("nan")), {}, "--to"),
+        ("watermark", (None, 3), {}, "--to: watermark"),
+        ("request_rate", (0, 2), {}, "--from: request_rate"),
+        ("replicas", (0, 2), {}, "--from: replicas"),
+        ("max_num_seqs", (0.4, 2), {}, "--from: max_num_seqs"),
     ],
 )
 def test_bad_searches_are_refused(name, bounds, settings, word):

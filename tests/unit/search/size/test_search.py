@@ -31,7 +31,7 @@ from kvsim.search.size import (
 from kvsim.search.size_verdict import verdict
 from kvsim.search.slo import parse_slo
 from kvsim.search.store import Store
-from kvsim.search.sweep import TTFT, Outcome, joined
+from kvsim.search.sweep import TTFT, joined
 from kvsim.settings.config import make_config, to_table
 from kvsim.workload.spec import Workload, make_trace
 
@@ -55,12 +55,10 @@ class MadeUp(Laboratory):
     def look(self, values):
         fresh = [value for value in dict.fromkeys(values) if value not in self.tried]
         self.asked = [*getattr(self, "asked", ()), *fresh]
-        outcomes = [
-            Outcome({"n": value}, seed, record(self.ttft(value, seed)))
-            for value in fresh
-            for seed in self.seeds
+        runs = [
+            ({"n": value}, record(self.ttft(value, seed))) for value in fresh for seed in self.seeds
         ]
-        self.tried |= {c.settings["n"]: c for c in joined(outcomes, self.objectives)}
+        self.tried |= {c.settings["n"]: c for c in joined(runs, self.objectives)}
 
     def ttft(self, value, seed):
         return self.base(value, seed)

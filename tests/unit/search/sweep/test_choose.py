@@ -2,7 +2,10 @@
 
 import math
 
-from kvsim.search.sweep import TTFT, Outcome, Plan, Planned, Traced, choose, pareto
+import pytest
+
+from kvsim.search.sweep import TTFT, Plan, Planned, Traced, choose, pareto, sweep_table
+from kvsim.search.sweep_page import heat_maps
 
 
 def record(ttft, throughput, memory=100, kind="finished", reason=""):
@@ -26,12 +29,12 @@ def record(ttft, throughput, memory=100, kind="finished", reason=""):
 
 
 def sweep(rows, slo=None):
-    """A plan and outcomes of (settings, seed, record)."""
+    """A plan and its records, of (settings, seed, record)."""
     points = [Planned(settings, seed, str(i)) for i, (settings, seed, _) in enumerate(rows)]
     trace = Traced("load.jsonl", "native", "0", 9)
     base = {"engine": "e", "model": "m", "hardware": "h", "watermark": None}
     plan = Plan("0", trace=trace, base=base, points=points, slo=slo)
-    return plan, [Outcome(*row) for row in rows]
+    return plan, [record for *_, record in rows]
 
 
 def test_the_best_meet_all_on_every_seed_and_are_farthest_from_limits():
@@ -135,3 +138,16 @@ def test_a_difference_too_small_to_matter_beats_nothing():
 POINTS = [(100 + 3 * (37 * i % 61), round(50 * math.sin(i) + 60, 3)) for i in range(40)] + [
     (100, 80.0)
 ] * 2
+
+
+def test_words_that_look_like_numbers_are_words_in_the_table():
+    rows = [({"vllm_version": each}, 0, record(1, 1)) for each in ("0.1", "0.10")]
+    table = sweep_table(*sweep(rows))
+    assert table.column("vllm_version").to_pylist() == ["0.1", "0.10"]
+
+
+@pytest.mark.parametrize(("slo", "colour"), [("preemptions<=3", "good"), ("preemptions<3", "bad")])
+def test_a_map_has_the_colour_of_the_objective_at_its_limit(slo, colour):
+    rows = [({"a": a, "b": b}, 0, record(1, 1)) for a in (1, 2) for b in (1, 2)]
+    text = str(heat_maps(choose(*sweep(rows, slo)), ("a", "b")))
+    assert text.count(f"--colour: var(--{colour})") == 4

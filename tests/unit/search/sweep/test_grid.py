@@ -24,10 +24,20 @@ def test_a_grid_is_every_combination_the_last_fastest():
 
 
 def test_lists_are_taken_row_by_row():
-    lists = ["watermark=0,0.01", "max_num_seqs=8,8"]
+    lists = ["watermark=0,0.01,0.02", "max_num_seqs=8,9, 8"]
     assert settings((), lists) == [
         {"watermark": 0, "max_num_seqs": 8},
-        {"watermark": 0.01, "max_num_seqs": 8},
+        {"watermark": 0.01, "max_num_seqs": 9},
+        {"watermark": 0.02, "max_num_seqs": 8},
+    ]
+
+
+def test_values_in_brackets_may_come_twice_in_a_list():
+    lists = ["max_num_seqs=1,2,3", "scheduler_args.weights=[1,2],[1,2],[2,1]"]
+    assert [each["scheduler_args.weights"] for each in settings((), lists)] == [
+        [1, 2],
+        [1, 2],
+        [2, 1],
     ]
 
 
@@ -47,6 +57,23 @@ def test_a_file_of_rows(tmp_path, text):
         {"watermark": 0, "preemption_mode": "swap"},
         {"watermark": 0.01, "preemption_mode": "recompute"},
     ]
+
+
+def test_a_file_may_begin_with_a_byte_order_mark_and_have_cells_of_several_lines(tmp_path):
+    path = tmp_path / "rows"
+    path.write_text('watermark,cost.model\n\n0,"a\nb"\n0.1,c\n', "utf-8-sig")
+    assert settings((), [str(path)]) == [
+        {"watermark": 0, "cost.model": "a\nb"},
+        {"watermark": 0.1, "cost.model": "c"},
+    ]
+    path.write_text('{"watermark": 0}\n', "utf-8-sig")
+    assert settings((), [str(path)]) == [{"watermark": 0}]
+
+
+def test_a_release_in_a_file_of_rows_is_no_number(tmp_path):
+    path = tmp_path / "rows"
+    path.write_text("vllm_version,watermark\n0.10,0.1\n")
+    assert settings((), [str(path)]) == [{"vllm_version": "0.10", "watermark": 0.1}]
 
 
 def test_random_points_depend_on_their_seed_alone():
@@ -85,6 +112,7 @@ def test_inner_keys_leave_their_neighbours_alone():
         ((["watermark=0"], ["watermark=0.1"]), {}, "varied twice"),
         (((), ["watermark=0,0.1", "max_num_seqs=1,2,3"]), {}, "row by row"),
         (((), ["watermark=0", "rows.csv"]), {}, "stands alone"),
+        (((), ["preemption_mode=,"]), {}, "empty"),
         (((), ["/nowhere"]), {}, "/nowhere"),
         ((["watermark=0,1.5"],), {}, "< 1.0"),
         ((["max_num_seqs=1,0"],), {}, ">= 1"),
@@ -111,6 +139,7 @@ def test_bad_spaces_are_refused(arguments, options, word):
         ("watermark,watermark\n0,0\n", "rows:1: a key is given twice"),
         ("watermark,n\n0\n", "rows:2: 1 values for 2 keys"),
         ("watermark\n0\n2\n", "rows:3: watermark"),
+        ('victim\n"last\n', "rows:2: not CSV"),
         ('{"watermark": 0}\n{"n": 1}\n', "rows:2: keys n"),
         ('{"watermark": 0}\n{"n"\n', "rows:2: not JSON"),
         ('{"watermark": 0}\n[1]\n', "rows:2: expected an object"),

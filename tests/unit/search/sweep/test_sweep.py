@@ -65,7 +65,7 @@ def results(folder):
 
 @pytest.fixture(scope="module")
 def swept(load, tmp_path_factory):
-    """A sweep run in this process: its folder, plan and outcomes."""
+    """A sweep run in this process: its folder, plan and records."""
     folder = tmp_path_factory.mktemp("swept")
     base = to_table(load_config(None, {"request_rate": 50.0, "max_model_len": 256}))
     grid = ["watermark=0,0.1", "num_gpu_blocks_override=10,40,60"]
@@ -80,8 +80,8 @@ def swept(load, tmp_path_factory):
 
 
 def test_rows_are_what_the_runs_say(swept, load):
-    _, plan, outcomes, points = swept
-    table = sweep_table(plan, outcomes).to_pylist()
+    _, plan, records, points = swept
+    table = sweep_table(plan, records).to_pylist()
     assert len(table) == 12
     for row, point in zip(table, points, strict=True):
         assert {key: row[key] for key in plan.axes} == point.settings
@@ -164,9 +164,13 @@ def test_runs_that_share_their_keys_do_not_notice():
 
 
 def test_columns_do_not_depend_on_what_happened(swept):
-    _, plan, outcomes, _ = swept
-    refused = [outcome for outcome in outcomes if outcome.record["outcome"]["kind"] == "refused"]
-    assert sweep_table(plan, refused).schema == sweep_table(plan, outcomes).schema
+    _, plan, records, _ = swept
+    runs = zip(plan.points, records, strict=True)
+    refused = [(p, each) for p, each in runs if each["outcome"]["kind"] == "refused"]
+    few = structs.replace(plan, points=[point for point, _ in refused])
+    assert (
+        sweep_table(few, [each for _, each in refused]).schema == sweep_table(plan, records).schema
+    )
 
 
 def test_larger_blocks_cost_the_same_bytes_and_fp8_is_no_saving(load):
@@ -294,6 +298,11 @@ def test_merging_different_sweeps_is_refused(kvsim, folder):
     result = kvsim("sweep", "--merge", "a", "b", "--out", "c", check=False)
     assert result.returncode == 2
     assert "another sweep" in result.stderr
+    slo = ["--slo", "p99_ttft<2s"]
+    kvsim("sweep", *space, *slo, "--out", "judged", "--jobs", "1")
+    result = kvsim("sweep", "--merge", "b", "judged", "--out", "c", check=False)
+    assert result.returncode == 2
+    assert "judged: its --slo is p99_ttft<2s, that of b None" in result.stderr
     assert not (folder / "c").exists()
 
 
@@ -332,6 +341,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(kvsim, folder, arguments, word
         (["--merge"], "no folders"),
         (["--merge", "nowhere"], "nowhere/sweep.json"),
         (["--merge", "a", "--grid", "n=1,2"], "leave out --trace"),
+        (["--merge", "a", "--slo", "p99_ttft<2s"], "and --slo"),
         (["--seeds", "2"], "--trace"),
     ],
 )

@@ -21,6 +21,8 @@ from kvsim.settings.config import RunConfig
         ("enable_prefix_caching=true,false", (True, False)),
         ("request_rate=1,inf", (1, math.inf)),
         ("cost.model=constant", ("constant",)),
+        ("vllm_version=0.9,0.10", ("0.9", "0.10")),
+        ('vllm_version="0.9",0.10', ("0.9", "0.10")),
         ("watermark=lin(0,0.1,3)", (0.0, 0.05, 0.1)),
         ("request_rate=log(1,64,7)", (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)),
         ("num_gpu_blocks_override=lin(100,200,3)", (100, 150, 200)),
@@ -61,6 +63,11 @@ def test_laws_stay_within_their_ends_and_repeat(text, low, high, kind):
 def test_a_choice_takes_each_value():
     law = parse_law("--random", "preemption_mode=choice(recompute,swap)")
     assert {law.draw(random) for random in [Random(1)] for _ in range(50)} == {"recompute", "swap"}
+
+
+def test_a_release_is_drawn_as_it_is_written():
+    law = parse_law("--random", "vllm_version=choice(0.10, 0.9.2)")
+    assert {law.draw(random) for random in [Random(1)] for _ in range(50)} == {"0.10", "0.9.2"}
 
 
 def test_whole_numbers_are_known_by_the_settings_types():

@@ -67,6 +67,7 @@ def said(command: str) -> dict[str, Any]:
         ("vllm serve m -sc.method mtp -sc.num_speculative_tokens 2", {
             "speculative_config": {"method": "mtp", "num_speculative_tokens": 2},
         }),
+        ("vllm serve m --mamba_ssm_cache_dtype float32", {"mamba_ssm_cache_dtype": "float32"}),
         ("vllm serve m --enforce-eager --dtype half", {"enforce_eager": True, "dtype": "float16"}),
         ("vllm serve m --kv-cache-dtype fp8_e4m3", {"kv_cache_dtype": "fp8_e4m3"}),
         ("vllm serve m --swap-space 8 --preemption-mode swap", {}),
