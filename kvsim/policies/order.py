@@ -58,11 +58,6 @@ class Order:
         for block, key in zip(blocks, keys, strict=True):
             self.store(block, key)
 
-    def hit_table(self, blocks: list[int]) -> None:
-        """Calls `hit` for the leading blocks of a table."""
-        for block in blocks:
-            self.hit(block)
-
     def put_table(
         self,
         blocks: list[int],
@@ -165,11 +160,6 @@ class _Checked(Order):
     def hit(self, block: int) -> None:
         self._idle.pop(block, None)
         self._order.hit(block)
-
-    def hit_table(self, blocks: list[int]) -> None:
-        for block in blocks:
-            self._idle.pop(block, None)
-        self._order.hit_table(blocks)
 
     def put(self, block: int, key: int | None, tokens: int, access_ns: int) -> None:
         self._idle[block] = None
@@ -473,10 +463,6 @@ class Replacement(Order):
     def hit(self, block: int) -> None:
         self._idle.pop(block, None)
         self.used(block)
-
-    def hit_table(self, blocks: list[int]) -> None:
-        for block in reversed(blocks):
-            self.hit(block)
 
     def put(self, block: int, key: int | None, tokens: int, access_ns: int) -> None:
         self._idle[block] = None
