@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
 
-from kvsim.policies.order import Order, Queue, make_order
+from kvsim.policies.order import Order, Queue, make_order, out_of_date
 from kvsim.policies.replacement import (
     AdaptiveReplacement,
     Belady,
@@ -59,7 +59,7 @@ class Evictor(Order):
         self._streaks: deque[_Streak] = deque()
         self._home: dict[int, Chain] = {}
         """block → the chain that holds it. Other blocks in a chain have left."""
-        self._chains = 0
+        self._chains = self._listed = 0
 
     def __len__(self) -> int:
         return len(self._home)
@@ -87,6 +87,13 @@ class Evictor(Order):
         self._home.update(dict.fromkeys(blocks, chain))
         self._chains += 1
         heappush(self._streaks[-1].heap, (-tokens[-1], self._chains, chain))
+        self._listed += len(chain)
+        # Where few are evicted, those that have left would fill memory.
+        if self._listed > out_of_date(len(self._home)):
+            for streak in self._streaks:
+                streak.sweep(self._home)
+            self._streaks = deque(streak for streak in self._streaks if streak.heap)
+            self._listed = len(self._home)
 
     def pop(self) -> int:
         return self.pop_many(1)[0]
@@ -130,6 +137,13 @@ class _Streak:
     def longest(self) -> int:
         """The tokens of the candidate, after `trim`."""
         return -self.heap[0][0]
+
+    def sweep(self, home: dict[int, Chain]) -> None:
+        """Forgets all blocks that have left."""
+        for _, _, chain in self.heap:
+            chain[:] = [entry for entry in chain if home.get(entry[1]) is chain]
+        self.heap = [(-chain[-1][0], order, chain) for _, order, chain in self.heap if chain]
+        heapify(self.heap)
 
     def trim(self, home: dict[int, Chain]) -> bool:
         """Brings the candidate to the top. Returns False if nothing is left."""

@@ -201,6 +201,12 @@ class _Checked(Order):
         del self._idle[block]
 
 
+def out_of_date(idle: int) -> int:
+    """The entries for so many idle blocks among which those of blocks that have left are worth a
+    pass: rarely enough to take no time, soon enough to take little memory."""
+    return 2 * idle + 1000
+
+
 class Stack(Order):
     """Last returned, first reused; blocks never used come last, in ascending order.
 
