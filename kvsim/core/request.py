@@ -265,12 +265,13 @@ class Request:
         """Its sequences of tokens: the request itself, and the samples that were forked from it."""
         return [self, *self.forked]
 
-    def count(self, state: i64) -> i64:
-        """The number of its sequences in this state."""
-        found: i64 = self.state == state
+    def in_state(self, state: i64) -> list[Request]:
+        """Its sequences in this state."""
+        found: list[Request] = [self] if self.state == state else []
         sequence: Request
         for sequence in self.forked:
-            found += sequence.state == state
+            if sequence.state == state:
+                found.append(sequence)
         return found
 
     def width(self) -> i64:
