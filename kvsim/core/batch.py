@@ -328,7 +328,7 @@ class Batch:
         """Counts the gaps between tokens that were noted."""
         self._note_gaps()
         if len(self._times):
-            self.token_gaps_ns.add_vectors(self._gaps_ns, self._times)
+            self.token_gaps_ns.add(self._gaps_ns, self._times)
             self._gaps_ns, self._times = EMPTY, EMPTY
 
     def complete(self, request: Request) -> None:

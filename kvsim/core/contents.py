@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from sys import maxsize
 from typing import Any, Final
 
-from librt.vecs import append
+from librt.vecs import append, vec
 from mypy_extensions import i64
 
 from kvsim.core import guard
 from kvsim.core.request import Request
-from kvsim.core.vectors import longer
+from kvsim.core.vectors import EMPTY, longer
 
 WIDTH: Final = 1 << 24
 """Numbers from one base to the next: more than the units of the longest stream."""
@@ -26,108 +26,85 @@ class Numbering:
 
     unit: i64
     """Tokens of a unit."""
-    ahead: bool
-    """Whether the number of a unit also stands for the token after it."""
+    _step: i64
+    _shift: i64
+    """Unit d goes by place `d * step + shift` of a stream."""
     _bases: dict[int, int]
+    """Offset of a span, or key of a unit → its base, or its number."""
     _given: i64
 
     def __init__(self, unit: int, ahead: bool = False) -> None:
-        self.unit, self.ahead = unit, ahead
+        """`ahead`: the number of a unit also stands for the token after it, by whose position it
+        then goes."""
+        self.unit = unit
+        self._step, self._shift = (unit, unit) if ahead else (1, 0)
         self._bases = {}
         self._given = 0
 
     def extend(self, request: Request, units: i64) -> None:
         """Numbers the first `units` units of a request, whose tokens must be known."""
-        if len(request.contents) >= units:
-            return
-        if not request._spans:
-            stream = request._stream
-            assert stream is not None, "block identities are needed"
-            if not hasattr(stream, "spans"):
-                self._extend_by_keys(request, units)
-                return
-            request._spans = stream.spans(1 if self.ahead else self.unit)
         contents = request.contents
-        # With `ahead`, a unit goes by the position of the token behind it.
-        step: i64 = self.unit if self.ahead else 1
-        shift: i64 = self.unit if self.ahead else 0
+        if len(contents) >= units:
+            return
+        assert request._stream is not None, "block identities are needed"
+        runs: vec[i64] = self.reach(request._runs, request._stream, units)
+        run: i64 = request._run
+        step, shift = self._step, self._shift
         end: i64 = units * step + shift
         at: i64 = len(contents) * step + shift
         while at < end:
-            while request._until <= at:
-                self._next_span(request)
-            base: i64 = request._base
-            stop: i64 = min(request._until, end)
+            while runs[run + 1] <= at:
+                run += 2
+            base: i64 = runs[run]
+            stop: i64 = min(runs[run + 1], end)
             place: i64 = len(contents)
             contents = longer(contents, (stop - at + step - 1) // step)
             while at < stop:
                 contents[place] = base + at
                 place += 1
                 at += step
-        request.contents = contents
+        request.contents, request._runs, request._run = contents, runs, run
 
-    def _next_span(self, request: Request) -> None:
-        """The next units to be numbered are those of the next span."""
-        first, last, offset = request._spans[request._span]
-        begin: i64 = first
-        begin *= 1 if self.ahead else self.unit
-        private: i64 = min(request._stream.shared_tokens, WIDTH)
-        request._span += 1
-        request._until = last
-        request._base = self._base(offset, begin >= private, request)
+    def reach(self, runs: vec[i64], stream: Any, units: i64) -> vec[i64]:
+        """`runs` of a stream for at least its first `units` units, whose tokens must be known.
 
-    def number(self, key: int) -> i64:
-        """The number of a single key of a stream."""
-        return self._base(key, False, None)
+        They are runs of consecutive numbers: of each, the number of a unit less its place, and
+        where the run ends.
+        """
+        step, shift = self._step, self._shift
+        if len(runs) and runs[len(runs) - 1] > (units - 1) * step + shift:
+            return runs
+        size: i64 = self.unit // step
+        if hasattr(stream, "spans"):
+            return self.runs(stream.spans(size), stream.shared_tokens)
+        # A stream that gives its keys alone: each unit is a run of its own.
+        unit: i64
+        for unit in range(len(runs) // 2, units):
+            at: i64 = unit * step + shift
+            key = stream.keys(at, at + 1, size)[0]
+            runs = append(append(runs, self._number(key) - at), at + 1)
+        return runs
 
-    def runs_of(self, stream: Any) -> list[tuple[int, int]]:
-        """`runs` of a stream; none if it gives its keys one by one."""
-        if not hasattr(stream, "spans"):
-            return []
-        return self.runs(stream.spans(self.unit), stream.shared_tokens)
-
-    def runs(
-        self, spans: Iterable[tuple[int, int, int]], shared_tokens: int
-    ) -> list[tuple[int, int]]:
-        """All units of a stream, as (base, last): the number of a unit before `last`, and not
-        before that of the run before, is `base` plus its place. Units behind `shared_tokens` are in
-        no other stream."""
-        found: list[tuple[int, int]] = []
-        base: i64
+    def runs(self, spans: Iterable[tuple[int, int, int]], shared_tokens: i64) -> vec[i64]:
+        """All units of a stream as `reach` has them. Those behind `shared_tokens` are in no other
+        stream."""
+        found: vec[i64] = EMPTY
         for first, last, offset in spans:
-            if first * int(self.unit) >= shared_tokens:
+            begin: i64 = first
+            # To keep it in the table of all would only fill memory.
+            if begin * (self.unit // self._step) >= shared_tokens:
                 self._given += 1
-                base = self._given * WIDTH
-                return [*found, (base, maxsize)]
-            base = self._base(offset, False, None)
-            found.append((base, last))
+                return append(append(found, self._given * WIDTH), maxsize)
+            found = append(append(found, self._number(offset)), last)
         return found
 
-    def _base(self, offset: int, private: bool, request: Request | None) -> i64:
-        """The base of an offset. That of a private one is kept with its request alone."""
-        # In no other stream: to keep it in the table of all would only fill memory.
-        if private and request is not None:
-            if request._private == 0:
-                self._given += 1
-                request._private = self._given * WIDTH
-            return request._private
-        known = self._bases.get(offset)
+    def _number(self, key: int) -> i64:
+        """The base of an offset, or the number of a key."""
+        known = self._bases.get(key)
         if known is None:
             self._given += 1
-            known = self._bases[offset] = self._given * WIDTH
+            known = self._bases[key] = self._given * WIDTH
         return known
 
-    def _extend_by_keys(self, request: Request, units: i64) -> None:
-        """The same for a stream without spans, key by key."""
-        stream, contents, unit = request._stream, request.contents, self.unit
-        done: i64 = len(contents)
-        for place in range(done, units):
-            if self.ahead:
-                key = stream.keys((place + 1) * unit, (place + 1) * unit + 1, 1)[0]
-            else:
-                key = stream.keys(place, place + 1, unit)[0]
-            contents = append(contents, self.number(key))
-        request.contents = contents
 
-
-guard.keep(Numbering, closed="extend number")
+guard.keep(Numbering, closed="extend")

@@ -50,8 +50,6 @@ class Move(NamedTuple):
     """Tokens that the step computes for it, drafts included."""
     drafts: int
     """Drafts among them that are verified."""
-    padded: bool
-    """Whether its drafts are placeholders without content, which are never accepted."""
     resumed: bool
     """Whether it was admitted in this step."""
 
@@ -343,10 +341,7 @@ class Plan:
         found: list[Move] = []
         for k in range(self.num_requests):
             admitted: bool = k >= self.num_continued
-            drafts: i64 = self.drafts[k]
-            # An admission brings no drafts of its own.
-            padded: bool = admitted and drafts > 0
-            found.append(Move(self.places[k], self.scheduled[k], drafts, padded, admitted))
+            found.append(Move(self.places[k], self.scheduled[k], self.drafts[k], admitted))
         return found
 
     @property

@@ -73,8 +73,6 @@ class Pool:
     blank_last: bool
     """Whether blocks without content go to the end of the free blocks, too; with an `order`, before
     those that it holds."""
-    evictions: i64
-    """Blocks whose content was lost to another use."""
     order: Any
     """Which free block with content is reused first (`kvsim.policies.order.Order`); None: the one
     released first."""
@@ -110,7 +108,7 @@ class Pool:
         self.size = self.num_free = size
         self.first = self.fresh = first
         self.end = first + size
-        self.num_cached = self.evictions = self._blank = 0
+        self.num_cached = self._blank = 0
         self.groups, self.unit = groups, unit
         self.named, self.names = set(), False
         self.blank_last = False
@@ -243,7 +241,6 @@ class Pool:
         for place in range(start, end):
             if cells[blocks[place] * FIELDS + CONTENT]:
                 self.num_cached -= 1
-                self.evictions += 1
                 self.forget(blocks[place])
         return blocks
 

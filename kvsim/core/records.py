@@ -11,8 +11,8 @@ PackedColumns   rows ──► piece: each column apart, in the narrowest intege
                            ▼
                          a temporary file without a name, gone with the process
 
-Tally           numbers ──► two lists ──► arrays, as they came ──► sorted, each number once
-                        `_LISTED` entries    whenever they outgrow what is sorted already
+Tally           numbers ──► arrays, as they came ──► sorted, each number once
+                              whenever they outgrow what is sorted already
 ```
 """
 
@@ -231,8 +231,6 @@ class _Piece(NamedTuple):
     """Offset in the file; -1 in memory."""
 
 
-_LISTED = 1 << 16
-"""Entries that the lists hold."""
 _ROUGH = 1 << 20
 """Entries that may wait to be sorted; as many as are sorted may wait in any case."""
 
@@ -240,73 +238,49 @@ _ROUGH = 1 << 20
 class Tally(Mapping[int, int]):
     """Number → how often it occurred. Use it as a mapping for few numbers, `arrays` for many."""
 
-    def __init__(self) -> None:
-        self._numbers: list[int] = []
-        self._times: list[int] = []
-        self._pieces: list[tuple[Ints, Ints]] = []
-        """Pairs (numbers, times); the first piece is sorted."""
-        self._table: dict[int, int] | None = None
+    def __init__(self, *known: tuple[Ints, Ints]) -> None:
+        """`known`: at most one pair (numbers, times) of another tally."""
+        self._pieces = list(known)
+        """Such pairs, as they were added; the first one is sorted, each number once."""
 
-    def add(self, number: int, times: int = 1) -> None:
-        """Count a number `times` times."""
-        self._numbers.append(number)
-        self._times.append(times)
-        if len(self._times) >= _LISTED:
-            self._pack()
-
-    def add_vectors(self, numbers: Any, times: Any) -> None:
+    def add(self, numbers: Any, times: Any) -> None:
         """Count each of these 64-bit integers as often as the other buffer says."""
         import numpy as np
 
-        self._pack()
         counts = np.frombuffer(times, np.int64)
         narrow = counts.astype(np.min_scalar_type(counts.max(initial=0)))
         self._pieces.append((np.frombuffer(numbers, np.int64), narrow))
-        self._table = None
-        if sum(len(piece[1]) for piece in self._pieces[1:]) > max(_ROUGH, len(self._pieces[0][0])):
+        known, *waiting = [len(piece[0]) for piece in self._pieces]
+        if not waiting or sum(waiting) > max(_ROUGH, known):
             self._merge()
 
     def arrays(self) -> tuple[Ints, Ints]:
         """The numbers, ascending, and how often each occurred; int64."""
-        self._pack()
-        if len(self._pieces) > 1:
+        if len(self._pieces) != 1:
             self._merge()
         return self._pieces[0]
 
     def __getitem__(self, number: int) -> int:
-        return self._as_dict()[number]
+        numbers, times = self.arrays()
+        place = int(numbers.searchsorted(number))
+        if numbers[place : place + 1].tolist() != [number]:
+            raise KeyError(number)
+        return int(times[place])
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._as_dict())
+        return iter(self.arrays()[0].tolist())
 
     def __len__(self) -> int:
         return len(self.arrays()[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, self.arrays()
-
-    def _as_dict(self) -> dict[int, int]:
-        numbers, times = self.arrays()
-        if self._table is None:
-            self._table = dict(zip(numbers.tolist(), times.tolist(), strict=True))
-        return self._table
-
-    def _pack(self) -> None:
-        import numpy as np
-
-        if self._times or not self._pieces:
-            times = np.array(self._times, np.int64)
-            narrow = times.astype(np.min_scalar_type(times.max(initial=0)))
-            self._pieces.append((np.array(self._numbers, np.int64), narrow))
-            self._numbers, self._times, self._table = [], [], None
-            waiting = sum(len(times) for _, times in self._pieces[1:])
-            if len(self._pieces) == 1 or waiting > max(_ROUGH, len(self._pieces[0][0])):
-                self._merge()
+        return Tally, (self.arrays(),)
 
     def _merge(self) -> None:
         import numpy as np
 
-        numbers, times = map(np.concatenate, zip(*self._pieces, strict=True))
+        nothing = np.empty(0, np.int64), np.empty(0, np.uint8)
+        numbers, times = map(np.concatenate, zip(nothing, *self._pieces, strict=True))
         self._pieces = []
         order = np.argsort(numbers, kind="stable")
         numbers, times = numbers[order], times[order].astype(np.int64)
@@ -314,9 +288,3 @@ class Tally(Mapping[int, int]):
         # Where the sorted numbers change; cut to their length, as there may be none.
         first = np.flatnonzero(np.concatenate([[True], numbers[1:] != numbers[:-1]])[: len(times)])
         self._pieces = [(numbers[first], np.add.reduceat(times, first) if len(first) else times)]
-
-
-def _restored(numbers: Ints, times: Ints) -> Tally:
-    tally = Tally()
-    tally._pieces = [(numbers, times)]
-    return tally

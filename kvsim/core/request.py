@@ -209,13 +209,10 @@ class Request:
     contents: vec[i64]
     """Numbers of what its leading units of tokens are, extended on demand."""
     _stream: Any
-    _spans: list[tuple[int, int, int]]
-    _span: i64
-    """The next of these spans; `_base` and `_until` are those of the one before
-    (`kvsim.core.contents.Numbering`)."""
-    _base: i64
-    _until: i64
-    _private: i64
+    _runs: vec[i64]
+    """What `contents` is made of (`kvsim.core.contents.Numbering.reach`), and where the run is in
+    it that was used last."""
+    _run: i64
     _end: i64
 
     def __init__(
@@ -249,9 +246,9 @@ class Request:
         """Gives a new request its prompt of `input_length` tokens, which `stream` identifies."""
         self.input_length = self.length = input_length
         self.tables = []
-        self.contents = EMPTY
-        self._stream, self._spans = stream, []
-        self._span = self._base = self._until = self._private = 0
+        self._stream = stream
+        self.contents = self._runs = EMPTY
+        self._run = 0
 
     def __repr__(self) -> str:
         return f"<Request {self.id}: {self.computed} of {self.length} tokens>"
@@ -268,12 +265,13 @@ class Request:
         """Its sequences of tokens: the request itself, and the samples that were forked from it."""
         return [self, *self.forked]
 
-    def count(self, state: i64) -> i64:
-        """The number of its sequences in this state."""
-        found: i64 = self.state == state
+    def in_state(self, state: i64) -> list[Request]:
+        """Its sequences in this state."""
+        found: list[Request] = [self] if self.state == state else []
         sequence: Request
         for sequence in self.forked:
-            found += sequence.state == state
+            if sequence.state == state:
+                found.append(sequence)
         return found
 
     def width(self) -> i64:
@@ -293,12 +291,6 @@ class Request:
         if self.seen == 0:
             return 0
         return max(0, min(self.seen, min(self.length, end) - 1) - before)
-
-    def identities(self, tokens: int) -> Any:
-        """What identifies its first `tokens` tokens, all of which must be known; None where no
-        other request has one of them."""
-        assert tokens <= self.length, "a token that does not exist yet has no identity"
-        return self._stream
 
     @property
     def request(self) -> Request:
@@ -328,4 +320,4 @@ def _noted(request: Request, extra: Any) -> Any:
 
 
 guard.keep(Table, "blocks")
-guard.keep(Request, "tables contents forked", "begin identities child", extra=_noted)
+guard.keep(Request, "tables contents forked", "begin child", extra=_noted)

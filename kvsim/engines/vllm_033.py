@@ -356,7 +356,7 @@ class Vllm033(Vllm063):
         before = len(batch.ended)
         k: i64
         for k, request in enumerate(plan.requests):
-            for sequence in [each for each in request.sequences if each.state == RUNNING]:
+            for sequence in request.in_state(RUNNING):
                 # Every prompt step draws n samples (`engine/llm_engine.py`). That includes one that
                 # recomputes the last of earlier samples.
                 children = request.n - 1 if sequence.prompt_stage else 0

@@ -132,7 +132,8 @@ class _Cache:
 
     def _take_closed(self, keys: Sequence[int], held: list[int], now_ns: int) -> None:
         """Uses or stores all blocks; the ends among them can be evicted afterwards."""
-        self._order.hit_table(held)
+        for block in reversed(held):
+            self._order.hit(block)
         missing = range(len(held), len(keys))
         for depth in missing:
             if depth:

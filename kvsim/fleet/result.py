@@ -217,7 +217,7 @@ class FleetResult:
         """Time between consecutive tokens of a sequence → how often it occurred."""
         gaps = Tally()
         for replica in self.replicas:
-            gaps.add_vectors(*replica.token_gaps_ns.arrays())
+            gaps.add(*replica.token_gaps_ns.arrays())
         return gaps
 
     @cached_property

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
 
-from kvsim.policies.order import Order, Queue, make_order
+from kvsim.policies.order import Order, Queue, make_order, out_of_date
 from kvsim.policies.replacement import (
     AdaptiveReplacement,
     Belady,
@@ -33,6 +33,10 @@ class LeastRecentlyUsed(Queue):
     """
 
 
+Chain = list[tuple[int, int]]
+"""Blocks of a table that became idle together, as (tokens, block): tokens ascend."""
+
+
 class Evictor(Order):
     """Idle blocks with content, in the eviction order of vLLM 0.6.3.post1.
 
@@ -53,9 +57,9 @@ class Evictor(Order):
 
     def __init__(self, first: int = 0, size: int = 0) -> None:
         self._streaks: deque[_Streak] = deque()
-        self._home: dict[int, list[tuple[int, int]]] = {}
+        self._home: dict[int, Chain] = {}
         """block → the chain that holds it. Other blocks in a chain have left."""
-        self._chains = 0
+        self._chains = self._listed = 0
 
     def __len__(self) -> int:
         return len(self._home)
@@ -63,27 +67,11 @@ class Evictor(Order):
     def __iter__(self) -> Iterator[int]:
         return iter(self._home)
 
-    def store_table(self, blocks: list[int], keys: list[int]) -> None:
-        """Content does not matter."""
-
     def hit(self, block: int) -> None:
         self._home.pop(block, None)
 
     def put(self, block: int, key: int | None, tokens: int, access_ns: int) -> None:
-        """Inserts a block at the back."""
-        streak = self._streaks[-1] if self._streaks else None
-        if streak is None or streak.last != access_ns:
-            streak = _Streak(access_ns)
-            self._streaks.append(streak)
-        chain = streak.open
-        # Tokens ascend within a chain, so another table begins here.
-        if chain is None or chain[-1][0] >= tokens:
-            streak.close()
-            self._chains += 1
-            chain = streak.open = []
-            streak.order = self._chains
-        chain.append((tokens, block))
-        self._home[block] = chain
+        self.put_table([block], [key], [tokens], access_ns)
 
     def put_table(
         self,
@@ -93,72 +81,72 @@ class Evictor(Order):
         access_ns: int,
     ) -> None:
         """Inserts the blocks of a table at the back, first to last."""
-        if not blocks:
-            return
-        self.put(blocks[0], keys[0], tokens[0], access_ns)
-        # Tokens ascend in a table, so its other blocks follow in the same chain.
-        chain = self._home[blocks[0]]
-        chain.extend(zip(tokens[1:], blocks[1:], strict=True))
+        if not self._streaks or self._streaks[-1].last != access_ns:
+            self._streaks.append(_Streak(access_ns))
+        chain = list(zip(tokens, blocks, strict=True))
         self._home.update(dict.fromkeys(blocks, chain))
+        self._chains += 1
+        heappush(self._streaks[-1].heap, (-tokens[-1], self._chains, chain))
+        self._listed += len(chain)
+        # Where few are evicted, those that have left would fill memory.
+        if self._listed > out_of_date(len(self._home)):
+            for streak in self._streaks:
+                streak.sweep(self._home)
+            self._streaks = deque(streak for streak in self._streaks if streak.heap)
+            self._listed = len(self._home)
 
     def pop(self) -> int:
-        """Removes and returns the block on which the engine's walk ends."""
-        return self._evicted(1)[0]
+        return self.pop_many(1)[0]
 
     def pop_many(self, number: int) -> list[int]:
+        """Removes and returns the blocks on which so many walks of the engine end."""
         evicted: list[int] = []
         while len(evicted) < number:
             evicted += self._evicted(number - len(evicted))
         return evicted
 
     def _evicted(self, most: int) -> list[int]:
-        """Removes and returns at most so many blocks that go next: one, or several where all are in
-        the first streak, which the next one is later than."""
+        """Removes and returns at least one and at most so many blocks that go next."""
         streaks, home = self._streaks, self._home
         while not streaks[0].trim(home):
             streaks.popleft()
         candidate = streaks[0]
-        last, tokens, passed = candidate.last, candidate.longest, False
         for streak in islice(streaks, 1, None):
-            if not streak.trim(home):
-                continue
-            if streak.last > last:
-                break
-            passed = True
-            if streak.longest > tokens:
-                candidate, last, tokens = streak, streak.last, streak.longest
-        # Where a later streak was looked at, it may hold the next candidate: one at a time.
-        return candidate.take(1 if passed else most, home)
+            if streak.trim(home):
+                if streak.last > candidate.last:
+                    break
+                # The next candidate may be in this streak.
+                most = 1
+                if streak.longest > candidate.longest:
+                    candidate = streak
+        return candidate.take(most, home)
 
 
 class _Streak:
     """Consecutively inserted entries with equal `last`."""
 
-    __slots__ = ("heap", "last", "open", "order")
+    __slots__ = ("heap", "last")
 
     def __init__(self, last: int) -> None:
         self.last = last
-        self.heap: list[tuple[int, int, list[tuple[int, int]]]] = []
+        self.heap: list[tuple[int, int, Chain]] = []
         """(−tokens of the tail, insertion number, chain). The first number may be out of date; it
         is then too small, because chains only get shorter."""
-        self.open: list[tuple[int, int]] | None = None
-        """The chain that still grows. It is not in the heap."""
-        self.order = 0
 
     @property
     def longest(self) -> int:
-        """Returns the tokens of the candidate, after `trim`."""
+        """The tokens of the candidate, after `trim`."""
         return -self.heap[0][0]
 
-    def close(self) -> None:
-        """Moves the growing chain, if any, into the heap."""
-        if self.open is not None:
-            heappush(self.heap, (-self.open[-1][0], self.order, self.open))
-            self.open = None
+    def sweep(self, home: dict[int, Chain]) -> None:
+        """Forgets all blocks that have left."""
+        for _, _, chain in self.heap:
+            chain[:] = [entry for entry in chain if home.get(entry[1]) is chain]
+        self.heap = [(-chain[-1][0], order, chain) for _, order, chain in self.heap if chain]
+        heapify(self.heap)
 
-    def trim(self, home: dict[int, list[tuple[int, int]]]) -> bool:
-        """Brings the true candidate to the top. Returns False if nothing is left."""
-        self.close()
+    def trim(self, home: dict[int, Chain]) -> bool:
+        """Brings the candidate to the top. Returns False if nothing is left."""
         heap = self.heap
         while heap:
             key, order, chain = heap[0]
@@ -172,18 +160,18 @@ class _Streak:
                 return True
         return False
 
-    def take(self, most: int, home: dict[int, list[tuple[int, int]]]) -> list[int]:
-        """Removes and returns at most so many candidates, one after another."""
+    def take(self, most: int, home: dict[int, Chain]) -> list[int]:
+        """Removes and returns the candidate, after `trim`, and those of its chain, at most so many
+        in all, that are candidates next."""
+        chain = self.heap[0][2]
+        # Of the other chains, one of two is next.
+        other = -min(self.heap[1:3])[0] if len(self.heap) > 1 else 0
         blocks: list[int] = []
-        while len(blocks) < most and self.trim(home):
-            chain, several = self.heap[0][2], len(self.heap) > 1
-            while chain and home.get(block := chain[-1][1]) is chain:
-                chain.pop()
+        while chain and len(blocks) < most and (not blocks or chain[-1][0] > other):
+            block = chain.pop()[1]
+            if home.get(block) is chain:
                 del home[block]
                 blocks.append(block)
-                # The tail of another chain may be the longest now.
-                if several or len(blocks) == most:
-                    break
         return blocks
 
 

@@ -58,11 +58,6 @@ class Order:
         for block, key in zip(blocks, keys, strict=True):
             self.store(block, key)
 
-    def hit_table(self, blocks: list[int]) -> None:
-        """Calls `hit` for the leading blocks of a table."""
-        for block in blocks:
-            self.hit(block)
-
     def put_table(
         self,
         blocks: list[int],
@@ -166,11 +161,6 @@ class _Checked(Order):
         self._idle.pop(block, None)
         self._order.hit(block)
 
-    def hit_table(self, blocks: list[int]) -> None:
-        for block in blocks:
-            self._idle.pop(block, None)
-        self._order.hit_table(blocks)
-
     def put(self, block: int, key: int | None, tokens: int, access_ns: int) -> None:
         self._idle[block] = None
         self._order.put(block, key, tokens, access_ns)
@@ -209,6 +199,12 @@ class _Checked(Order):
                 " that was `put` and not `hit` since"
             )
         del self._idle[block]
+
+
+def out_of_date(idle: int) -> int:
+    """The entries for so many idle blocks among which those of blocks that have left are worth a
+    pass: rarely enough to take no time, soon enough to take little memory."""
+    return 2 * idle + 1000
 
 
 class Stack(Order):
@@ -473,10 +469,6 @@ class Replacement(Order):
     def hit(self, block: int) -> None:
         self._idle.pop(block, None)
         self.used(block)
-
-    def hit_table(self, blocks: list[int]) -> None:
-        for block in reversed(blocks):
-            self.hit(block)
 
     def put(self, block: int, key: int | None, tokens: int, access_ns: int) -> None:
         self._idle[block] = None

@@ -15,7 +15,7 @@ from math import inf
 from typing import Any
 
 from kvsim.policies.future import Future
-from kvsim.policies.order import Replacement
+from kvsim.policies.order import Replacement, out_of_date
 
 
 class Ranked(Replacement):
@@ -48,6 +48,10 @@ class Ranked(Replacement):
         """Ranks an idle block, again if it was before."""
         number = self._valid[block] = next(self._numbers)
         heappush(self._heap, (self.rank(block), number, block))
+        # Where few are evicted, what is out of date would fill memory.
+        if len(self._heap) > out_of_date(len(self._idle)):
+            self._heap = [e for e in self._heap if e[2] in self._idle and self._valid[e[2]] == e[1]]
+            heapify(self._heap)
 
     def choose(self) -> int:
         heap, valid, idle = self._heap, self._valid, self._idle

@@ -101,7 +101,7 @@ class CostAware:
         return max(candidates, key=lambda request: self._score(request, blocks))
 
     def _score(self, request: Request, blocks: BlockManager) -> float:
-        running = [s for s in request.sequences if s.state == RUNNING]
+        running = request.in_state(RUNNING)
         own = sum(map(blocks.own_blocks, running))
         tokens = sum(int(s.length) for s in running)
         generated = max(int(s.length) for s in running) - int(request.input_length)
@@ -161,7 +161,7 @@ def by_priority(request: Request) -> tuple[int, int]:
 def _computed(request: Request) -> int:
     """Returns the tokens whose KV the request would lose. Samples share their prompt, so the
     longest counts."""
-    return max(s.computed for s in request.sequences if s.state == RUNNING)
+    return max(sequence.computed for sequence in request.in_state(RUNNING))
 
 
 Means = Callable[[Request, Batch], str]
@@ -210,7 +210,7 @@ class Cheapest:
         """Returns `recompute` or `swap` for a victim."""
         blocks: Any = batch.blocks
         assert batch.plan is not None
-        moving = [s for s in victim.sequences if s.state == RUNNING]
+        moving = victim.in_state(RUNNING)
         full = blocks.swap_need(moving, blocks.cpu) > blocks.cpu.free
         # Several that do not fit are swapped all the same, and the engine dies of it.
         if full and len(moving) == 1:

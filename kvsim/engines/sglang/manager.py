@@ -247,10 +247,9 @@ class SglangTables(BlockManager):
     def _text(self, text: Text | None, request: Request, pages: i64) -> Text:
         """What the first `pages` pages of a request hold, and maybe more."""
         if text is None:
-            stream = request._stream
             owner = None if self.tree.rank.own is None else request
-            text = Text(self.block_size, self.numbering.runs_of(stream), stream, owner)
-        text.reach(pages, self.numbering)
+            text = Text(self.block_size, EMPTY, request._stream, owner)
+        text.runs = self.numbering.reach(text.runs, text._stream, pages)
         return text
 
     def admit(self, request: Request) -> None:

@@ -23,7 +23,6 @@ from typing import Any, Final
 from librt.vecs import append, extend, vec
 from mypy_extensions import i64, mypyc_attr
 
-from kvsim.core.contents import Numbering
 from kvsim.core.vectors import EMPTY, zeros
 from kvsim.errors import ConfigError
 from kvsim.policies.named import callable_with, find_rule
@@ -37,38 +36,17 @@ class Text:
 
     page_size: i64
     runs: vec[i64]
-    """Of each run, the number of a page less its place, and where the run ends."""
+    """Of each run, the number of a page less its place, and where the run ends
+    (`kvsim.core.contents.Numbering.reach`)."""
     request: Any
     """Of which it is, for an outsider's rank of nodes; None: of nobody."""
     _stream: Any
 
     def __init__(
-        self,
-        page_size: i64,
-        runs: list[tuple[int, int]],
-        stream: Any = None,
-        request: Any = None,
+        self, page_size: i64, runs: vec[i64], stream: Any = None, request: Any = None
     ) -> None:
-        """`runs`: pairs as in the attribute of this name."""
-        self.page_size, self._stream, self.request = page_size, stream, request
-        pairs: vec[i64] = zeros(2 * len(runs))
-        at: i64 = 0
-        for base, end in runs:
-            pairs[at], pairs[at + 1] = base, end
-            at += 2
-        self.runs = pairs
-
-    def reach(self, pages: i64, numbering: Numbering) -> None:
-        """Sees to it that the first `pages` pages have numbers. Their tokens must be known."""
-        place: i64 = 0
-        if len(self.runs):
-            place = self.runs[len(self.runs) - 1]
-        if place >= pages:
-            return
-        # A stream that gives no spans: each page is a run of its own.
-        for key in self._stream.keys(place, pages, self.page_size):
-            self.runs = append(append(self.runs, numbering.number(key) - place), place + 1)
-            place += 1
+        self.page_size, self.runs = page_size, runs
+        self._stream, self.request = stream, request
 
     def run_at(self, page: i64) -> i64:
         """Where the run that holds a page is in `runs`."""
@@ -107,7 +85,7 @@ class Text:
         return keys
 
 
-NO_TEXT: Final = Text(1, [])
+NO_TEXT: Final = Text(1, EMPTY)
 
 
 @mypyc_attr(free_list_len=1)

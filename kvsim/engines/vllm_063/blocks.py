@@ -533,9 +533,7 @@ class Contiguous(Naive):
 def waiting_sequence(request: Request) -> Request:
     """The sequence of a waiting request that needs blocks. With `n` > 1 it may be the last
     remaining sample."""
-    if not request.forked:
-        return request
-    return next(sequence for sequence in request.sequences if sequence.state == WAITING)
+    return request.in_state(WAITING)[0] if request.forked else request
 
 
 guard.keep(Naive)

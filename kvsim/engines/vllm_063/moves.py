@@ -27,10 +27,9 @@ def admit(batch: Batch, request: Request) -> None:
     """Takes the head of the waiting queue out of it, and gives it its blocks."""
     blocks: Naive = tables_of(batch)
     batch.waiting.popleft()
-    for sequence in request.sequences:
-        if sequence.state == WAITING:
-            blocks.allocate(sequence)
-            sequence.state = RUNNING
+    for sequence in request.in_state(WAITING):
+        blocks.allocate(sequence)
+        sequence.state = RUNNING
     batch.admitted(request)
 
 
@@ -42,25 +41,23 @@ def grow(blocks: Naive, plan: Plan, request: Request) -> None:
         if copies:
             plan.copies += copies
         return
-    for sequence in request.sequences:
-        if sequence.state == RUNNING:
-            plan.copies += blocks.append(sequence)
+    for sequence in request.in_state(RUNNING):
+        plan.copies += blocks.append(sequence)
 
 
 def recompute(batch: Batch, request: Request) -> None:
     """Frees the blocks of a running request; its KV will be computed again."""
     blocks: Naive = tables_of(batch)
-    for sequence in request.sequences:
-        if sequence.state == RUNNING:
-            blocks.free(sequence)
-            batch.preempt(sequence)
+    for sequence in request.in_state(RUNNING):
+        blocks.free(sequence)
+        batch.preempt(sequence)
 
 
 def swap_out(batch: Batch, request: Request) -> Pairs:
     """Moves the blocks of a running request to the CPU, and returns the copies. Raises
     `EngineStopped` if the CPU pool is too small, as vLLM does."""
     blocks: Naive = tables_of(batch)
-    moving = [sequence for sequence in request.sequences if sequence.state == RUNNING]
+    moving = request.in_state(RUNNING)
     need = blocks.swap_need(moving, blocks.cpu)
     if need > blocks.cpu.free:
         rule = blocks.swap_space_rule
@@ -73,17 +70,14 @@ def swap_out(batch: Batch, request: Request) -> Pairs:
 def swap_in(batch: Batch, request: Request) -> None:
     """Takes the head of the swapped queue out of it, and moves its blocks back to the GPU."""
     batch.swapped.popleft()
-    moving = [sequence for sequence in request.sequences if sequence.state == SWAPPED]
-    batch.swap_in(request, tables_of(batch).swap_in(moving))
+    batch.swap_in(request, tables_of(batch).swap_in(request.in_state(SWAPPED)))
 
 
 def prefill(batch: Batch, plan: Plan, request: Request, scheduled: i64, charged: i64) -> None:
     """Adds a chunk of `scheduled` known tokens to the step, of which `charged` count against the
     token budget. Those that hit the prefix cache are not computed."""
     blocks: Naive = tables_of(batch)
-    sequence: Request = request
-    if sequence.state != RUNNING:
-        sequence = next(each for each in request.forked if each.state == RUNNING)
+    sequence: Request = request.in_state(RUNNING)[0]
     before: i64 = sequence.computed
     end: i64 = before + scheduled
     cached: i64 = 0
@@ -109,10 +103,9 @@ def decode(batch: Batch, blocks: Naive, plan: Plan, request: Request, tokens: i6
         blocks.scheduled(request, batch.now_ns)
         plan.add_decode(request.length)
         return
-    for sequence in request.sequences:
-        if sequence.state == RUNNING:
-            blocks.scheduled(sequence, batch.now_ns)
-            plan.add_decode(sequence.length)
+    for sequence in request.in_state(RUNNING):
+        blocks.scheduled(sequence, batch.now_ns)
+        plan.add_decode(sequence.length)
 
 
 # -- when its time has passed --------------------------------------------------------------------
@@ -143,9 +136,8 @@ def publish(blocks: Naive, plan: Plan) -> None:
     places = [*upto, *[each for each in range(plan.num_requests) if each not in upto]]
     requests = plan.requests
     for each in places:
-        for sequence in requests[each].sequences:
-            if sequence.state == RUNNING:
-                blocks.publish(sequence, upto.get(each, sequence.length))
+        for sequence in requests[each].in_state(RUNNING):
+            blocks.publish(sequence, upto.get(each, sequence.length))
 
 
 def compute(request: Request, tokens: i64) -> None:
@@ -174,7 +166,7 @@ def sample(batch: Batch, blocks: Naive, request: Request) -> None:
             blocks.free(request)
             batch.complete(request)
         return
-    for sequence in [each for each in request.sequences if each.state == RUNNING]:
+    for sequence in request.in_state(RUNNING):
         sample_sequence(batch, blocks, sequence, 0 if request.forked else request.n - 1)
     complete(batch, request)
 

@@ -226,7 +226,7 @@ class Vllm063(Scheduler):
         tested: bool = blocks.hits_save.tested
         while waiting:
             request: Request = waiting[0]
-            if request.count(WAITING) != 1:
+            if len(request.in_state(WAITING)) != 1:
                 raise died("swapped-request-in-waiting-queue", request)
             saved = self._saved(blocks, request) if charged else 0
             tokens = self._new_tokens(request, WAITING, self.chunked, saved)
@@ -311,8 +311,7 @@ class Vllm063(Scheduler):
         swapped = batch.swapped
         while swapped:
             request: Request = swapped[0]
-            moving = [each for each in request.sequences if each.state == SWAPPED]
-            need = blocks.swap_need(moving, blocks.gpu)
+            need = blocks.swap_need(request.in_state(SWAPPED), blocks.gpu)
             if self._outgrown(blocks, need):
                 # Its CPU blocks stay taken for ever, as in the engine.
                 swapped.popleft()
@@ -421,7 +420,7 @@ class Vllm063(Scheduler):
         """Preempts a victim, which joins no queue yet (`core/scheduler.py:1454`)."""
         if self.means(victim, batch) == SWAP:
             pairs += swap_out(batch, victim)
-        elif victim.count(RUNNING) != 1:
+        elif len(victim.in_state(RUNNING)) != 1:
             raise died("recompute-of-parallel-samples", victim, line=self._line)
         else:
             recompute(batch, victim)

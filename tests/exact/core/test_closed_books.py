@@ -181,7 +181,7 @@ QUESTIONS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "_end": lambda policy, batch, request: request._end,
     "_output_length": lambda policy, batch, request: batch._output_length(0),
     "_stream": lambda policy, batch, request: request._stream,
-    "_spans": lambda policy, batch, request: request._spans,
+    "_runs": lambda policy, batch, request: request._runs,
     "extend": lambda policy, batch, request: policy.blocks.numbering.extend(request, 9),
     "arriving": until_the_last(lambda batch: batch.token),
     "begin": lambda policy, batch, request: request.begin(None, 5),

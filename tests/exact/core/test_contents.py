@@ -63,11 +63,6 @@ def test_units_have_equal_numbers_where_they_have_equal_keys(
     numbered(trace, unit, ahead, bare, random.Random(seed))
 
 
-def test_single_keys_have_numbers_of_their_own() -> None:
-    numbering = Numbering(4)
-    assert numbering.number(5) == numbering.number(5) != numbering.number(6)
-
-
 def test_samples_share_their_prompt_and_nothing_behind_it() -> None:
     trace = Trace("t", "native", "", [Row(index, str(index), 0, 0, 32, 16) for index in range(2)])
     one, other = (

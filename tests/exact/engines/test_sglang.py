@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
 from kvsim.core.records import PREEMPTED
 from kvsim.core.request import Request
+from kvsim.core.vectors import numbers
 from kvsim.engines.sglang.scheduler import Sglang, SglangOverlap
 from kvsim.engines.sglang.server import MIB, max_running_requests, mem_fraction_static
 from kvsim.engines.sglang.tree import Node, Text
@@ -158,7 +160,7 @@ def test_texts_in_runs_are_those_written_out(
     one: list[tuple[int, int]], other: list[tuple[int, int]], pages: int, start: int
 ) -> None:
     start = min(start, pages - 1)
-    mine, theirs = Text(1, one), Text(1, other)
+    mine, theirs = (Text(1, numbers([*chain.from_iterable(each)])) for each in (one, other))
     plain, compared = written_out(one, pages), written_out(other, pages)
     assert [mine.number(page) for page in range(pages)] == plain
     differs = (at for at in range(start, pages) if plain[at] != compared[at])

@@ -1,6 +1,8 @@
 """Orders of idle blocks."""
 
+import pickle
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +10,8 @@ from hypothesis import strategies as st
 from marks import mostly_long
 from twins.evictor import WalkingEvictor
 
-from kvsim.policies.eviction import Evictor
+from kvsim.policies import eviction, replacement
+from kvsim.policies.eviction import EVICTIONS, Evictor
 from kvsim.policies.order import Queue
 
 
@@ -54,6 +57,53 @@ def test_the_walk_compares_with_the_current_candidate() -> None:
     evictor.put(2, 2, 32, access_ns=3)  # longer: the candidate from here on, with its own time
     evictor.put(3, 3, 64, access_ns=5)  # later than 3: the walk ends, although 5 is below 9
     assert evictor.pop() == 2
+
+
+@pytest.mark.parametrize("name", [name for name in EVICTIONS if name != "belady"])
+def test_what_is_hit_again_and_again_takes_no_memory(name: str) -> None:
+    order: Any = EVICTIONS[name](1, 50)
+    blocks, tokens = list(range(1, 51)), [16 * place for place in range(1, 51)]
+    order.store_table(blocks, blocks)
+    sizes = []
+    for now in range(400):
+        order.put_table(blocks, blocks, tokens, now)
+        sizes.append(len(pickle.dumps(order)))
+        for block in blocks:
+            order.hit(block)
+    assert max(sizes[100:]) <= 1.5 * max(sizes[:100])
+
+
+def evicted(name: str, seed: int) -> list[int]:
+    """What goes, in order, while blocks come, are hit, and go at random."""
+    rng, found = random.Random(seed), []
+    order: Any = EVICTIONS[name](1, 20)
+    here, idle, now = list(range(1, 21)), set[int](), 0
+    for block in here:
+        order.store(block, block)
+    for now in range(400):
+        block = rng.choice(here)
+        if block not in idle:
+            order.put(block, block, 16 * rng.randint(1, 9), now // 3)
+            idle.add(block)
+        elif rng.random() < 0.7:
+            order.hit(block)
+            idle.remove(block)
+        else:
+            found.append(order.pop())
+            idle.remove(found[-1])
+            order.store(found[-1], found[-1])
+    return found
+
+
+@pytest.mark.parametrize("name", ["vllm-0.6.3", "filo", "mru", "lfu"])
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_forgotten_in_time_changes_no_choice(
+    name: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = evicted(name, seed)
+    for module in (eviction, replacement):
+        monkeypatch.setattr(module, "out_of_date", lambda idle: idle + 1)
+    assert len(expected) > 20 and evicted(name, seed) == expected
 
 
 @pytest.mark.parametrize("seed", mostly_long(30, quick=8))
