@@ -28,7 +28,6 @@ from kvsim.engines.vllm_v1.groups import (
     Full,
     Group,
     Layout,
-    Prompt,
 )
 from kvsim.engines.vllm_v1.releases import LATEST, Release
 from kvsim.policies.eviction import LeastRecentlyUsed, make_eviction
@@ -75,8 +74,8 @@ class KVCacheManager(BlockManager):
 
     gpu: Pool
     groups: list[Group]
-    kinds: list[list[Group]]
-    """Groups with equal rules, which are looked up together; full attention first."""
+    kinds: list[Group]
+    """The first group of each kind, full attention first."""
     layout: Layout
     caching: bool
     release: Release
@@ -100,7 +99,8 @@ class KVCacheManager(BlockManager):
     """Chunks of at most so many tokens save no state on their way."""
     _holding: i64
     """Number of groups with a slot for each token."""
-    _marked: bool
+    _picks: bool
+    """Whether any group does."""
     _most_tokens: i64
     _detached: list[list[int]]
     """Tables of requests that have ended, whose blocks are given back later."""
@@ -147,8 +147,6 @@ class KVCacheManager(BlockManager):
             lookahead_keys,
             eagle_drop,
         )
-        self._begin_kinds()
-        self._begin_questions()
         self._most_tokens = min(
             max_num_batched_tokens, long_prefill_token_threshold or max_num_batched_tokens
         )
@@ -159,7 +157,9 @@ class KVCacheManager(BlockManager):
         self.numbering = Numbering(self.layout.key_tokens, lookahead_keys)
         order = make_eviction(eviction, block_size=self.block_size, num_gpu_blocks=num_gpu_blocks)
         own = None if order is LeastRecentlyUsed else order
-        self.gpu = Pool(num_gpu_blocks - 1, own, len(groups), self.layout.key_tokens)
+        self.gpu = Pool(num_gpu_blocks - 1, own, len(groups))
+        self._begin_kinds()
+        self._begin_questions()
         self.gpu.names = bool(self._aligned)
         self.gpu.blank_last = not release.evicts_blank_blocks_first or (
             release.queues_blank_blocks_uncached and not enable_prefix_caching
@@ -171,15 +171,13 @@ class KVCacheManager(BlockManager):
         layout, eagle = self.layout, any(group.eagle for group in self.groups)
         kinds: dict[Any, list[Group]] = {}
         for number, group in enumerate(self.groups):
-            group.number = number
-            kinds.setdefault(group.rules(), []).append(group)
-        for alike in kinds.values():
-            drop = layout.drops_last and any(group.eagle or not eagle for group in alike)
-            for group in alike:
-                group.drop = drop
-        self.kinds = sorted(kinds.values(), key=lambda alike: not alike[0].full)
-        unlike = len({int(group.block_size) for group in self.groups}) > 1
-        self._marked = unlike or any(group.marked() for group in self.groups)
+            group.join(number, layout, self.gpu)
+            group.alike = kinds.setdefault(group.rules(), [])
+            group.alike.append(group)
+        for group in self.groups:
+            group.drop = layout.drops_last and any(each.eagle or not eagle for each in group.alike)
+        firsts = [alike[0] for alike in kinds.values()]
+        self.kinds = sorted(firsts, key=lambda group: not group.full)
 
     def _begin_questions(self) -> None:
         """Notes what need not be asked of these groups, where no method is overridden that is."""
@@ -192,6 +190,7 @@ class KVCacheManager(BlockManager):
         sizes = [each.block_size for each in self._aligned]
         self._short_chunk = min([self.layout.max_model_len, *sizes])
         self._holding = sum([group.holds_tokens for group in groups])
+        self._picks = any(group.picks for group in groups)
 
     # -- for those who look on -------------------------------------------------------------------
 
@@ -292,69 +291,63 @@ class KVCacheManager(BlockManager):
 
     def forget_hits(self) -> None:
         """Nothing was looked up for the request that is admitted next."""
-        group: Group
-        for group in self.groups:
-            group.first_hit = group.num_hits = 0
+        kind: Group
+        for kind in self.kinds:
+            kind.hold(0, 0)
 
     def find_common(self, contents: vec[i64], units: i64, longest: i64, pool: Pool) -> i64:
         """Looks up the longest hit of at most `longest` tokens on which all groups agree, in a
         pool. Each kind shortens what the others found (`find_longest_cache_hit`)."""
-        layout: Layout = self.layout
+        known: i64 = units * self.layout.key_tokens
         self._junction = 0
-        alike: list[Group]
-        rules: Group
+        kind: Group
         group: Group
         for group in self.groups:
             # A kind that drops its last block looks beyond `longest`, at most at all units.
-            lacking: i64 = max(longest, units * layout.key_tokens) // group.block_size
-            lacking -= len(group.hits)
+            lacking: i64 = max(longest, known) // group.block_size - len(group.hits)
             if lacking > 0:
                 group.hits = longer(group.hits, lacking)
         if len(self.groups) == 1:
             # One group agrees with itself; this is what nearly every model comes to.
-            alike = self.kinds[0]
-            rules = alike[0]
-            # With one group, `align` is its block size.
-            return rules.find(alike, contents, longest, rules.drop, layout.align, pool) * (
-                layout.align
-            )
-        tokens: i64 = self._agree(contents, units * layout.key_tokens, longest, pool)
-        for alike in self.kinds:
-            rules = alike[0]
+            kind = self.kinds[0]
+            kind.find(contents, longest, kind.drop, pool)
+            return kind.num_hits * kind.block_size
+        tokens: i64 = self._agree(contents, known, longest, pool)
+        for kind in self.kinds:
             # A prefix of a hit of full attention is a hit, so it is cut to what the others found.
-            if rules.full:
-                rules.num_hits = min(
-                    rules.num_hits, (tokens + rules.block_size - 1) // rules.block_size
-                )
-            for group in alike:
-                group.first_hit, group.num_hits = rules.first_hit, rules.num_hits
+            if kind.full:
+                size: i64 = kind.block_size
+                kind.hold(0, min(kind.num_hits, (tokens + size - 1) // size))
         return tokens
 
     def _agree(self, contents: vec[i64], known: i64, tokens: i64, pool: Pool) -> i64:
-        """The longest hit of at most `tokens` tokens on which several kinds agree."""
-        alike: list[Group]
-        rules: Group
+        """The longest hit of at most `tokens` tokens, of `known` ones, on which several kinds
+        agree."""
+        kind: Group
         best: i64 = 0
         common: i64
         dropped: list[Group] = []
-        for alike in self.kinds:
-            alike[0].num_hits = -1
+        for kind in self.kinds:
+            kind.num_hits = -1
         # Full attention and one other kind: what the other one finds is final.
-        simple: bool = len(self.kinds) == 2 and self.kinds[0][0].full
+        simple: bool = len(self.kinds) == 2 and self.kinds[0].full
         searches: bool = True
         while searches:
             common = tokens
-            for alike in self.kinds:
-                rules = alike[0]
-                if rules.full and rules.num_hits >= 0:  # Found before: leading blocks stay.
-                    common = min(common, rules.num_hits * rules.block_size)
+            for kind in self.kinds:
+                size: i64 = kind.block_size
+                if kind.full and kind.num_hits >= 0:  # Found before: leading blocks stay.
+                    common = min(common, kind.num_hits * size)
                     continue
-                drops: bool = rules.drop and rules not in dropped
-                hit: i64 = self._hit(alike, contents, known, common, drops, pool)
+                drops: bool = kind.drop and kind not in dropped
+                # To lose its last block, it may look at one more.
+                beyond: bool = drops and kind.holds_tokens
+                kind.find(contents, min(common + size, known) if beyond else common, drops, pool)
+                hit: i64 = kind.num_hits * size
                 # A kind drops its last block once; if another kind then finds less, its last block
                 # is another one, and it drops again.
                 if drops:
-                    dropped.append(rules)
+                    dropped.append(kind)
                 elif hit < common:
                     dropped.clear()
                 common = hit
@@ -363,23 +356,6 @@ class KVCacheManager(BlockManager):
             tokens = min(common, tokens)
         self._junction = best if best > tokens else 0
         return tokens
-
-    def _hit(
-        self,
-        alike: list[Group],
-        contents: vec[i64],
-        known: i64,
-        tokens: i64,
-        drops: bool,
-        pool: Pool,
-    ) -> i64:
-        """The longest hit of at most `tokens` tokens of groups with equal rules. One that `drops`
-        its last block may look at a block more, of the `known` tokens."""
-        rules: Group = alike[0]
-        size: i64 = rules.block_size
-        if drops and rules.holds_tokens:
-            tokens = min(tokens + size, known)
-        return rules.find(alike, contents, tokens, drops, self.layout.align, pool) * size
 
     def find_hits(self, keys: Sequence[int], max_tokens: int, pool: Pool) -> Hits:
         """The longest hit of at most `max_tokens` tokens in a pool, for connectors. Positions count
@@ -422,7 +398,7 @@ class KVCacheManager(BlockManager):
         saves: bool = end >= prefill_end
         group: AlignedMamba
         for group in self._aligned:
-            saves = saves and group.saves(start, end, saved, layout)
+            saves = saves and group.saves(start, end, saved)
         if end < prefill_end:
             aligned: i64 = end // size * size
             # A chunk without a block end waits for a step with more room, unless no step ever has
@@ -450,13 +426,12 @@ class KVCacheManager(BlockManager):
             stops.append(start + (request.junction - start) // size * size)
         return stops
 
-    def prompt(self, request: Request) -> Prompt:
-        """Where later sequences may leave or resume a request."""
+    def _ends(self, request: Request) -> list[int]:
+        """Tokens at which sequences with the same prompt resume."""
         tokens, align = int(request.input_length), int(self.layout.align)
-        ends = [tokens - 1]
         if self.layout.drops_last:
-            ends = [max(end // align - 1, 0) * align for end in (tokens - 1, tokens)]
-        return Prompt(tokens, int(request.junction), tuple(ends))
+            return [max(end // align - 1, 0) * align for end in (tokens - 1, tokens)]
+        return [tokens - 1]
 
     def reserved(self, requests: Iterable[Request], extra: i64) -> i64:
         """The free blocks that requests still need for all their known tokens, with `extra` more
@@ -573,7 +548,7 @@ class KVCacheManager(BlockManager):
             request.keyed = max(request.keyed, units)
         known = known // unit * unit
         self.number(request)
-        prompt: Prompt | None = self.prompt(request) if self._marked else None
+        ends: list[int] = self._ends(request) if self._picks else []
         group: Group
         k: i64
         for k in range(len(self.groups)):
@@ -581,7 +556,7 @@ class KVCacheManager(BlockManager):
             most: i64 = min(self.registered_tokens(k, upto), known)
             if self.gpu.watched:
                 self._note_keys(request, request.tables[k], group, most)
-            group.register(request.tables[k], request, most, prompt, self.gpu, layout)
+            group.register(request.tables[k], request, most, ends)
 
     def _saves(self, request: Request) -> bool:
         """Whether a chunk of a request may have saved a state that its units do not tell of."""
@@ -621,7 +596,7 @@ class KVCacheManager(BlockManager):
         leaves: i64 = self.layout.max_model_len
         group: Group
         for group in self.groups:
-            group.trim(request.tables[group.number], computed, self.gpu)
+            group.trim(request.tables[group.number], computed)
             leaves = min(leaves, group.leaves(computed))
         if not self._steady:
             leaves = 0
@@ -719,7 +694,7 @@ class KVCacheManager(BlockManager):
         tables: list[Table] = request.tables
         for k in range(len(self.groups)):
             table: Table = tables[k] if tables else NO_TABLE
-            missing += self.groups[k].missing(table, ask, hits, self.gpu, self.layout)
+            missing += self.groups[k].missing(table, ask, hits)
         return missing
 
     def _take(self, request: Request, ask: Ask, hits: bool, external: i64) -> None:
@@ -739,14 +714,14 @@ class KVCacheManager(BlockManager):
             # Before any group takes a new block: hits are among the free blocks until they are
             # adopted, and would be taken.
             for k in range(len(self.groups)):
-                self.groups[k].adopt(tables[k], ask.start, self.gpu)
+                self.groups[k].adopt(tables[k], ask.start)
             for k in range(len(self.groups)):
-                self.groups[k].make_room(tables[k], ask.start, external, self.gpu)
+                self.groups[k].make_room(tables[k], ask.start, external)
         room: i64 = self.layout.max_model_len
         for k in range(len(self.groups)):
             group, table = self.groups[k], tables[k]
-            group.grow(table, ask, self.gpu, self.layout)
-            room = min(room, group.room(table, self.layout))
+            group.grow(table, ask)
+            room = min(room, group.room(table))
         if not self._steady:
             room = 0
         request.room = room

@@ -518,7 +518,7 @@ class Offloading(Connector):
         """Returns the chunks of a group that are offered: those that a later load can use, and
         whose blocks are all there."""
         group, size, first = chunks.group, self.blocks_per_chunk, chunks.next
-        masked = self._align > 0 and group.rules.marked()
+        masked = self._align > 0 and group.rules.picks
         if not masked and 0 not in chunks.blocks[first * size : end * size]:
             return [*range(first, end)]
         offered: set[int] = set()

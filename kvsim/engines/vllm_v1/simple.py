@@ -79,7 +79,7 @@ class SimpleOffload(Connector):
             raise ValueError("SimpleCPUOffloadConnector needs a group of full attention")
         self._blocks = blocks
         size = number - 1 if blocks.caching else 0
-        self.cpu = Pool(size, None, len(blocks.groups), blocks.layout.key_tokens)
+        self.cpu = Pool(size, None, len(blocks.groups))
         self.capacity = self.capacity_blocks = size
         blocks.tier = self
         self._preemptions = 0
