@@ -53,15 +53,16 @@ class Admission:
     """Tokens behind them that a connector loads."""
     whole: bool
     """Whether the whole known sequence must fit."""
+    watermark: i64
+    """Blocks that stay free, also after the test of the whole sequence."""
     loads: bool = False
     """Whether it only loads for now, so that its blocks are not registered yet."""
-    watermark: i64 = 0
-    """Blocks that stay free, also after the test of the whole sequence."""
     reserved: i64 = 0
     """Further blocks that stay free."""
 
-    def __init__(self, found: i64, external: i64, whole: bool) -> None:
-        self.found, self.external, self.whole = found, external, whole
+    def __init__(self, found: i64, external: i64, whole: bool, watermark: i64 = 0) -> None:
+        self.found, self.external = found, external
+        self.whole, self.watermark = whole, watermark
 
 
 HOLDS_BLOCKS: Final = Admission(-1, 0, False)
