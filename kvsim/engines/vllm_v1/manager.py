@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import gcd, lcm
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from librt.vecs import append, vec
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from kvsim.core import guard
@@ -19,7 +19,7 @@ from kvsim.core.contents import Numbering
 from kvsim.core.plan import Plan
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request, Table
-from kvsim.core.vectors import EMPTY, longer, zeros
+from kvsim.core.vectors import longer, zeros
 from kvsim.engines.vllm_v1.groups import (
     NEVER,
     STEADY,
@@ -32,15 +32,6 @@ from kvsim.engines.vllm_v1.groups import (
 from kvsim.engines.vllm_v1.releases import LATEST, Release
 from kvsim.policies.eviction import LeastRecentlyUsed, make_eviction
 from kvsim.policies.tables import FULL_HITS, FullHit
-
-
-class Hits(NamedTuple):
-    """What a look-up found of a request, block by block."""
-
-    tokens: int
-    """Tokens that need not be computed."""
-    blocks: list[list[int]]
-    """For each group the blocks in token order; 0 where none is needed."""
 
 
 @mypyc_attr(acyclic=True, free_list_len=1)
@@ -358,18 +349,24 @@ class KVCacheManager(BlockManager):
         self._junction = best if best > tokens else 0
         return tokens
 
-    def find_hits(self, keys: Sequence[int], max_tokens: int, pool: Pool) -> Hits:
-        """The longest hit of at most `max_tokens` tokens in a pool, for connectors. Positions count
-        from the first of `keys`."""
-        contents: vec[i64] = EMPTY
-        for key in keys:
-            contents = append(contents, key)
+    def find_behind(
+        self, request: Request, computed: i64, pool: Pool
+    ) -> tuple[int, list[list[int]]]:
+        """The longest hit of a request in another pool, behind its first `computed` tokens, from
+        which positions count: its tokens, and of each group the blocks in token order, 0 where none
+        is needed."""
+        first: i64 = computed // self.layout.key_tokens
+        units: i64 = self._known(request) // self.layout.key_tokens - first
+        longest: i64 = request.length - 1 - computed
+        if units <= 0 or longest <= 0:
+            return 0, []
+        contents: vec[i64] = self.number(request)[first : first + units]
         # What was found for the request that is admitted next stays as it is.
         kept = [(group.hits, group.first_hit, group.num_hits) for group in self.groups]
         for group in self.groups:
             # A vector of its own, as the look-up writes to it.
             group.hits = zeros(len(group.hits))
-        tokens = self.find_common(contents, len(keys), max_tokens, pool)
+        tokens = self.find_common(contents, units, longest, pool)
         blocks = []
         for group, before in zip(self.groups, kept, strict=True):
             first, hits = group.first_hit, group.num_hits
@@ -377,7 +374,7 @@ class KVCacheManager(BlockManager):
             found += [group.hits[place] for place in range(len(found), hits)]
             blocks.append(found)
             group.hits, group.first_hit, group.num_hits = before
-        return Hits(tokens, blocks)
+        return tokens, blocks
 
     def cut(self, request: Request, start: i64, tokens: i64) -> i64:
         """How many of the next `tokens` tokens from `start` a step computes, so that states at
