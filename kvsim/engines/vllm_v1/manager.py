@@ -79,8 +79,6 @@ class KVCacheManager(BlockManager):
     _steady: bool
     """Whether every group is of a kind that changes only where `Request.room` and
     `Request.leaves` say, and nothing is overridden that the others ask less often."""
-    _overridden: bool
-    """Whether `trim` or `publish` is, so that both are called for every token."""
     _publishes_all: bool
     """Whether `publish` is called for every token, not only for the last one of a unit."""
     cuts: bool
@@ -92,7 +90,7 @@ class KVCacheManager(BlockManager):
     _holding: i64
     """Number of groups with a slot for each token."""
     _picks: bool
-    """Whether any group does."""
+    """Whether any group picks the blocks that others may hit."""
     _most_tokens: i64
     _detached: list[list[int]]
     """Tables of requests that have ended, whose blocks are given back later."""
@@ -174,10 +172,10 @@ class KVCacheManager(BlockManager):
     def _begin_questions(self) -> None:
         """Notes what need not be asked of these groups, where no method is overridden that is."""
         kind, own, groups = type(self), KVCacheManager, self.groups
-        self._overridden = kind.trim is not own.trim or kind.publish is not own.publish
-        self._steady = all(type(group) in STEADY for group in groups) and not self._overridden
+        overridden = kind.trim is not own.trim or kind.publish is not own.publish
+        self._steady = all(type(group) in STEADY for group in groups) and not overridden
         self._aligned = [each for each in groups if isinstance(each, AlignedMamba)]
-        self._publishes_all = bool(self._aligned) or self._overridden
+        self._publishes_all = bool(self._aligned) or overridden
         self.cuts = bool(self._aligned) or kind.cut is not own.cut
         sizes = [each.block_size for each in self._aligned]
         self._short_chunk = min([self.layout.max_model_len, *sizes])
@@ -530,20 +528,18 @@ class KVCacheManager(BlockManager):
         if upto < request.next_unit:
             return
         if not self.caching:
-            request.next_unit = 0 if self._overridden else NEVER
+            request.next_unit = 0 if self._publishes_all else NEVER
             return
         layout: Layout = self.layout
         unit: i64 = layout.key_tokens
         known: i64 = self._known(request)
         units: i64 = min(upto, known) // unit
-        if units <= request.published and not (self._aligned and self._saves(request)):
-            return
         if units > request.published:
             request.published = units
-            request.next_unit = (units + 1) * unit
-            if self._publishes_all:
-                request.next_unit = 0
+            request.next_unit = 0 if self._publishes_all else (units + 1) * unit
             request.keyed = max(request.keyed, units)
+        elif not self._saves(request):
+            return
         known = known // unit * unit
         self.number(request)
         ends: list[int] = self._ends(request) if self._picks else []
@@ -558,9 +554,8 @@ class KVCacheManager(BlockManager):
 
     def _saves(self, request: Request) -> bool:
         """Whether a chunk of a request may have saved a state that its units do not tell of."""
-        return self.layout.lookahead_keys or any(
-            request.tables[group.number].export_tokens for group in self._aligned
-        )
+        late = self.layout.lookahead_keys
+        return any(late or request.tables[each.number].export_tokens for each in self._aligned)
 
     def registered_tokens(self, number: i64, upto: i64) -> i64:
         """How many of the first `upto` tokens of a request a group lets others hit."""

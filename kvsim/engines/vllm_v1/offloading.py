@@ -126,26 +126,22 @@ class Search:
         """Returns up to where the tier can restore the first `top` tokens of one group, `base` if
         it has no chunk behind that; and whether it is known, as some may still be written. With
         `drops`, the last chunk is lost."""
-        tokens = chunks.group.tokens
+        group, tokens = chunks.group, chunks.group.tokens
         top = min(top, len(chunks.keys) * tokens)
         if top - base < tokens:
             return base, True
-        count = self._count(chunks, base, top, drops)
+        # With `drops`, one chunk more is asked for, which is lost again.
+        last = min(-(-top // tokens) + drops, len(chunks.keys))
+        keys = chunks.keys[base // tokens : last]
+        if group.window:
+            needed = group.load_chunks(min(top, (last - drops) * tokens))
+            count = self._last_window(keys, group.window_chunks + drops, needed + drops)
+        else:
+            count = self._leading(keys)
         if count is None:
             return top, False
         end = min(top, tokens * (base // tokens + count - drops))
         return end if end - base >= tokens else base, True
-
-    def _count(self, chunks: _Chunks, base: int, top: int, pops: bool) -> int | None:
-        """Returns the chunks of one group, counted from that of token `base`, up to whose end the
-        tier can restore it. With `pops`, one chunk more is asked for, which is lost again."""
-        group, tokens = chunks.group, chunks.group.tokens
-        last = min(-(-top // tokens) + pops, len(chunks.keys))
-        keys = chunks.keys[base // tokens : last]
-        if not group.window:
-            return self._leading(keys)
-        end = min(top, (last - pops) * tokens)
-        return self._last_window(keys, group.window_chunks + pops, group.load_chunks(end) + pops)
 
     def _leading(self, keys: list[Key]) -> int | None:
         """Returns the number of leading chunks that are present; None if one is being written."""
