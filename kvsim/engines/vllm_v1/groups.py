@@ -673,7 +673,7 @@ class AlignedMamba(Mamba):
 
 
 guard.keep(Layout)
-guard.keep(Group, "hits")
+guard.keep(Group, "hits alike")
 
 STEADY = (Full, Sliding, Chunked, Mamba, AlignedMamba)
 """Kinds whose tables change only where `room` and `leaves` say."""

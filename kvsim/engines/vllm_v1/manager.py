@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from math import gcd, lcm
 from typing import Any, Final
 
@@ -597,37 +598,20 @@ class KVCacheManager(BlockManager):
 
     def free(self, request: Request) -> None:
         """Gives back all its blocks."""
-        if not request.tables:
-            self._leave(request)
-            return
-        self.empty_slots -= self._empty(request)
-        # Before they are given back: an order hears whose blocks it gets.
-        self._tell(request)
         table: Table
         # The tail of a sequence is the least likely to be hit, so it is reused first.
         forwards: bool = not (self.caching or self.release.frees_last_block_first)
-        for table in request.tables:
+        for table in self._leave(request):
             if forwards:
                 self.gpu.drop(list(table.blocks))
             else:
                 self.gpu.release(table.blocks, 0, len(table.blocks), request.access_ns)
-        self._leave(request)
 
     def detach(self, request: Request) -> list[list[int]]:
         """Takes the tables from a request without giving their blocks back."""
-        tables = [list(table.blocks) for table in request.tables]
-        if tables:
-            self.empty_slots -= self._empty(request)
-            self._tell(request)
-        self._leave(request)
+        tables = [list(table.blocks) for table in self._leave(request)]
         self._detached += tables
         return tables
-
-    def _tell(self, request: Request) -> None:
-        """Tells an order that hears of requests which blocks one is about to give back."""
-        hears = self.hears
-        if hears is not None:
-            hears.released(request, [block for table in self.tables(request) for block in table])
 
     def drop_tables(self, tables: list[list[int]]) -> None:
         """Gives back what `detach` took, table by table."""
@@ -727,12 +711,19 @@ class KVCacheManager(BlockManager):
     def _prefill_end(self, request: Request) -> i64:
         return max(request.input_length, request.length - 1)
 
-    def _leave(self, request: Request) -> None:
-        """Forgets a request."""
+    def _leave(self, request: Request) -> list[Table]:
+        """Forgets a request. Returns its tables, whose blocks are not given back yet."""
+        tables: list[Table] = request.tables
+        if tables:
+            self.empty_slots -= self._empty(request)
+            hears = self.hears
+            if hears is not None:
+                hears.released(request, [*chain(*self.tables(request))])
         # `keyed` stays: what was numbered outlives a preemption.
         request.junction = request.filled = request.seen = request.published = 0
         request.next_unit = request.room = request.leaves = 0
         request.tables = []
+        return tables
 
     def _empty(self, request: Request) -> i64:
         """The slots of a request that hold no token."""
