@@ -12,7 +12,6 @@ for the blocks with content (`Order`). Source: vLLM 0.33.0, `v1/core/block_pool.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import Any, Final
 
 from librt.vecs import append, vec
@@ -189,20 +188,12 @@ class Pool:
         return block
 
     def free_list(self) -> Iterator[int]:
-        """The free blocks in the order in which they are reused, without those of an order."""
-        yield from self._blanks()
-        yield from range(self.fresh, self.end)
-        yield from self._queued()
-
-    def _blanks(self) -> Iterator[int]:
-        """The free blocks without content that were used before, the next one first."""
+        """The free blocks in the order in which they are reused."""
         block: i64 = self._blank
         while block:
             yield block
             block = self._cells[block * FIELDS + NEXT]
-
-    def _queued(self) -> Iterator[int]:
-        """The free blocks in the queue, oldest first."""
+        yield from range(self.fresh, self.end)
         k: i64
         for k in range(self._head, self._tail):
             if self._queue[k]:
@@ -448,13 +439,8 @@ class Pool:
 
     def audit(self) -> None:
         """Asserts that every block is in exactly one place, and every content can be found."""
-        idle: vec[i64] = zeros(self.fresh)
-        held = () if self.order is None else self.order
+        idle: vec[i64] = self._audit_free()
         block: i64
-        for block in chain(self._blanks(), self._queued(), held):
-            assert self.first <= block < self.fresh, "a block is free that was never used"
-            assert idle[block] == 0, "a block is free twice"
-            idle[block] = 1
         free: i64 = self.end - self.fresh  # Never used.
         cached: i64 = 0
         cells: vec[i64] = self._cells
@@ -468,6 +454,27 @@ class Pool:
         assert free == self.num_free, "free blocks were miscounted"
         assert cached == self.num_cached, "free blocks with content were miscounted"
         self._audit_contents()
+
+    def _audit_free(self) -> vec[i64]:
+        """Of each block that was ever used, 1 if it is free. Asserts that none is so twice."""
+        idle: vec[i64] = zeros(self.fresh)
+        block: i64 = self._blank
+        while block:
+            self._audit_idle(idle, block)
+            block = self._cells[block * FIELDS + NEXT]
+        k: i64
+        for k in range(self._head, self._tail):
+            if self._queue[k]:
+                self._audit_idle(idle, self._queue[k])
+        if self.order is not None:
+            for block in self.order:
+                self._audit_idle(idle, block)
+        return idle
+
+    def _audit_idle(self, idle: vec[i64], block: i64) -> None:
+        assert self.first <= block < self.fresh, "a block is free that was never used"
+        assert idle[block] == 0, "a block is free twice"
+        idle[block] = 1
 
     def _audit_contents(self) -> None:
         """Asserts that the table of contents has every content, and no others."""
