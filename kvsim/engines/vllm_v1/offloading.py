@@ -463,9 +463,11 @@ class Offloading(Connector):
         size, copy = self.blocks_per_chunk, _Copy([*places])
         sources: list[list[int]] = []
         for chunks, offered in offers:
-            stored = [at for at in offered if chunks.keys[at] in places]
-            held = [chunks.blocks[at * size : (at + 1) * size] for at in stored]
-            blocks = [block for chunk in held for block in chunk if block]
+            held: list[int] = []
+            for at in offered:
+                if chunks.keys[at] in places:
+                    held += chunks.blocks[at * size : (at + 1) * size]
+            blocks = [block for block in held if block]
             sources.append(blocks)
             # Blocks behind a window may be reused while the request runs, others not before its
             # end.
@@ -493,8 +495,10 @@ class Offloading(Connector):
         whose blocks are all there."""
         group, size, first = chunks.group, self.blocks_per_chunk, chunks.next
         if not (self._align and group.rules.picks):
-            whole = range(first, end)
-            return [at for at in whole if 0 not in chunks.blocks[at * size : (at + 1) * size]]
+            chosen, blocks = range(first, end), chunks.blocks
+            if 0 not in blocks[first * size : end * size]:
+                return [*chosen]
+            return [at for at in chosen if 0 not in blocks[at * size : (at + 1) * size]]
         offered: set[int] = set()
         ended = request.finish_ns >= 0
         mask = self._mask(group, request, known.junction, end, ended)
