@@ -326,15 +326,11 @@ class KVCacheManager(BlockManager):
         while searches:
             common = tokens
             for kind in self.kinds:
-                size: i64 = kind.block_size
                 if kind.full and kind.num_hits >= 0:  # Found before: leading blocks stay.
-                    common = min(common, kind.num_hits * size)
+                    common = min(common, kind.num_hits * kind.block_size)
                     continue
                 drops: bool = kind.drop and kind not in dropped
-                # To lose its last block, it may look at one more.
-                beyond: bool = drops and kind.holds_tokens
-                kind.find(contents, min(common + size, known) if beyond else common, drops, pool)
-                hit: i64 = kind.num_hits * size
+                hit: i64 = self._hit(kind, contents, known, common, drops, pool)
                 # A kind drops its last block once; if another kind then finds less, its last block
                 # is another one, and it drops again.
                 if drops:
@@ -347,6 +343,16 @@ class KVCacheManager(BlockManager):
             tokens = min(common, tokens)
         self._junction = best if best > tokens else 0
         return tokens
+
+    def _hit(
+        self, kind: Group, contents: vec[i64], known: i64, tokens: i64, drops: bool, pool: Pool
+    ) -> i64:
+        """The longest hit of at most `tokens` tokens of one kind. To lose its last block, it may
+        look at one more of the `known` tokens."""
+        if drops and kind.holds_tokens:
+            tokens = min(tokens + kind.block_size, known)
+        kind.find(contents, tokens, drops, pool)
+        return kind.num_hits * kind.block_size
 
     def find_behind(
         self, request: Request, computed: i64, pool: Pool
@@ -555,8 +561,9 @@ class KVCacheManager(BlockManager):
 
     def _saves(self, request: Request) -> bool:
         """Whether a chunk of a request may have saved a state that its units do not tell of."""
-        late = self.layout.lookahead_keys
-        return any(late or request.tables[each.number].export_tokens for each in self._aligned)
+        if self.layout.lookahead_keys:
+            return len(self._aligned) > 0
+        return any(request.tables[group.number].export_tokens for group in self._aligned)
 
     def registered_tokens(self, number: i64, upto: i64) -> i64:
         """How many of the first `upto` tokens of a request a group lets others hit."""
