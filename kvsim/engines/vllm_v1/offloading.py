@@ -434,22 +434,30 @@ class Offloading(Connector):
         if self.prompts_only:
             tokens = min(tokens, request.input_length)
         ends = [(chunks, self._whole(chunks, request, tokens)) for chunks in known.groups]
-        stores: list[Job] = []
+        stores: list[Job] | None = []
         if ended or any(end > chunks.next for chunks, end in ends):
-            offers = [(chunks, self._offers(chunks, request, end, known)) for chunks, end in ends]
-            keys = [chunks.keys[at] for chunks, offered in offers for at in offered]
-            places = self.tier.offer(keys, known.access) if keys else {}
-            if places is None:
-                self.happened[REFUSED] += 1
-                return []
-            for chunks, end in ends:
-                chunks.next = max(chunks.next, end)
-            if places:
-                stores.append(self._store(request, offers, places, flush))
+            stores = self._offer(request, known, ends, flush)
+        if stores is None:
+            self.happened[REFUSED] += 1
+            return []
         known.stored = self.prompts_only and all(
             chunks.next >= request.input_length // chunks.group.tokens for chunks in known.groups
         )
         return stores
+
+    def _offer(
+        self, request: Request, known: _Known, ends: list[tuple[_Chunks, int]], flush: set[int]
+    ) -> list[Job] | None:
+        """Offers the chunks of each group before its end. Returns the store, if there is one; None:
+        the tier has no room now."""
+        offers = [(chunks, self._offers(chunks, request, end, known)) for chunks, end in ends]
+        keys = [chunks.keys[at] for chunks, offered in offers for at in offered]
+        places = self.tier.offer(keys, known.access) if keys else {}
+        if places is None:
+            return None
+        for chunks, end in ends:
+            chunks.next = max(chunks.next, end)
+        return [self._store(request, offers, places, flush)] if places else []
 
     def _store(
         self,
