@@ -89,25 +89,6 @@ class Ask:
         self.whole = whole
 
 
-class Prompt(NamedTuple):
-    """The places at which later sequences may leave or resume a sequence."""
-
-    tokens: int
-    """Tokens of its prompt."""
-    junction: int
-    """Tokens of a prefix that another sequence shares, though not all groups had kept it; 0 if
-    there is none."""
-    marks: tuple[int, ...]
-    """Tokens at which a sequence with the same prompt resumes."""
-
-    def all_marks(self, block_size: int, drop: bool) -> list[int]:
-        """The marks, and those around the junction."""
-        marks, junction = [*self.marks], self.junction
-        if junction:
-            marks += [junction, junction - block_size] if drop else [junction]
-        return marks
-
-
 class Mask(NamedTuple):
     """Where later sequences can resume, and so which blocks are worth keeping."""
 
@@ -133,6 +114,8 @@ class Group:
     block_size: i64
     eagle: bool
     """Whether the layers of an EAGLE draft are in it."""
+    picks: bool
+    """Whether `keeps` may turn blocks down."""
     holds_tokens: bool
     """Whether its blocks have a slot for each token."""
     full: bool
@@ -143,6 +126,13 @@ class Group:
     """The most tokens that a token reads, itself included; 0: all before it."""
     number: i64
     """Its place among the groups of the engine."""
+    alike: list[Group]
+    """It and those with equal `rules`, which are looked up together."""
+    units: i64
+    """Units of content in a block."""
+    layout: Layout
+    pool: Pool
+    """The one that all groups take blocks from."""
     hits: vec[i64]
     """The blocks that the last look-up found, from `first_hit` to before `num_hits`."""
     first_hit: i64
@@ -151,9 +141,14 @@ class Group:
 
     def __init__(self, *, block_size: int, eagle: bool = False) -> None:
         self.block_size, self.eagle = block_size, eagle
-        self.holds_tokens, self.full, self.drop = True, False, False
+        self.holds_tokens, self.full, self.drop, self.picks = True, False, False, False
         self.window = self.number = self.first_hit = self.num_hits = 0
-        self.hits = EMPTY
+        self.alike, self.hits = [self], EMPTY
+
+    def join(self, number: int, layout: Layout, pool: Pool) -> None:
+        """It becomes a group of an engine."""
+        self.number, self.layout, self.pool = number, layout, pool
+        self.units = self.block_size // layout.key_tokens
 
     def rules(self) -> tuple[Any, ...]:
         """What it has in common with groups that are looked up together with it."""
@@ -174,7 +169,7 @@ class Group:
         """The computed tokens from which on `trim` gives back more than at `computed`."""
         return NEVER
 
-    def room(self, table: Table, layout: Layout) -> i64:
+    def room(self, table: Table) -> i64:
         """Tokens for which a table needs no further blocks."""
         return len(table.blocks) * self.block_size
 
@@ -187,16 +182,16 @@ class Group:
         most: i64 = self.most_blocks(layout)
         return most if most else -(-layout.max_model_len // self.block_size)
 
-    def wanted(self, ask: Ask, layout: Layout) -> i64:
+    def wanted(self, ask: Ask) -> i64:
         """Table entries for all slots."""
         return (ask.slots + self.block_size - 1) // self.block_size
 
-    def missing(self, table: Table, ask: Ask, hits: bool, pool: Pool, layout: Layout) -> i64:
+    def missing(self, table: Table, ask: Ask, hits: bool) -> i64:
         """The free blocks that `adopt` and `grow` would use (`get_num_blocks_to_allocate`).
         `hits`: whether those of the last look-up are for this request."""
-        wanted: i64 = self.wanted(ask, layout)
+        wanted: i64 = self.wanted(ask)
         if ask.whole:
-            most: i64 = self.most_blocks(layout)
+            most: i64 = self.most_blocks(self.layout)
             if most:
                 wanted = min(wanted, most)
         held: i64 = len(table.blocks)
@@ -209,49 +204,47 @@ class Group:
             return max(wanted - max(behind, held), 0)
         new: i64 = max(wanted - max(behind, self.num_hits + held), 0)
         # A hit that nobody holds counts as free now, and is not any more once it is touched.
-        return new + self.idle_hits(max(behind - held, 0), pool)
+        return new + self.idle_hits(max(behind - held, 0))
 
-    def idle_hits(self, start: i64, pool: Pool) -> i64:
+    def idle_hits(self, start: i64) -> i64:
         """Blocks of the last look-up from entry `start` on that nobody holds."""
         idle: i64 = 0
         k: i64
         for k in range(max(start, self.first_hit), self.num_hits):
-            idle += pool.refs(self.hits[k]) == 0
+            idle += self.pool.refs(self.hits[k]) == 0
         return idle
 
-    def find(
-        self, alike: list[Group], contents: vec[i64], most: i64, drop: bool, align: i64, pool: Pool
-    ) -> i64:
-        """Looks up the longest hit of at most `most` tokens, a multiple of `align`, and returns its
-        entries (`find_longest_cache_hit`). With `drop`, the hit loses its last block. A block
-        counts if all groups that are `alike` have it."""
+    def find(self, contents: vec[i64], most: i64, drop: bool, pool: Pool) -> None:
+        """Looks up the longest hit of at most `most` tokens in a pool, a multiple of
+        `Layout.align`, and holds it (`find_longest_cache_hit`). With `drop`, the hit loses its last
+        block. A block counts if all groups that are `alike` have it."""
         raise NotImplementedError
 
-    def present(
-        self, alike: list[Group], contents: vec[i64], place: i64, units: i64, pool: Pool
-    ) -> bool:
+    def present(self, contents: vec[i64], place: i64, pool: Pool) -> bool:
         """Notes the blocks at one place as hits if all groups have them."""
         group: Group
-        content: i64 = contents[(place + 1) * units - 1]
-        for group in alike:
+        content: i64 = contents[(place + 1) * self.units - 1]
+        for group in self.alike:
             block: i64 = pool.find(content * pool.groups + group.number)
             if block == 0:
                 return False
             group.hits[place] = block
         return True
 
+    def hold(self, first: i64, end: i64) -> None:
+        """The hits of all groups alike are the entries from `first` to before `end`."""
+        group: Group
+        for group in self.alike:
+            group.first_hit, group.num_hits = first, end
+
     def keeps(self, first: int, last: int, mask: Mask) -> list[bool] | None:
         """Which of the blocks `first .. last - 1` a later hit could use; None for all
         (`reachable_block_mask`)."""
         return None
 
-    def marked(self) -> bool:
-        """Whether `keeps` asks for marks."""
-        return False
-
     # -- moves ---------------------------------------------------------------------------------
 
-    def adopt(self, table: Table, start: i64, pool: Pool) -> None:
+    def adopt(self, table: Table, start: i64) -> None:
         """Begins a table with the blocks of the last look-up, except those behind the window of a
         sequence with `start` computed tokens (`allocate_new_computed_blocks`)."""
         behind: i64 = self.skipped(start) // self.block_size
@@ -260,26 +253,26 @@ class Group:
         hits: vec[i64] = self.hits
         k: i64
         for k in range(first, self.num_hits):
-            pool.touch(hits[k])
+            self.pool.touch(hits[k])
             blocks[k] = hits[k]
         table.blocks = blocks
         table.registered = len(blocks)
         table.known = True
 
-    def make_room(self, table: Table, start: i64, external: i64, pool: Pool) -> None:
+    def make_room(self, table: Table, start: i64, external: i64) -> None:
         """Adds blocks for the last `external` of `start` tokens, which a connector loads."""
         if external and start > self.skipped(start):
             lacking: i64 = (start + self.block_size - 1) // self.block_size - len(table.blocks)
             if lacking > 0:
-                table.blocks = pool.extended(table.blocks, lacking)
+                table.blocks = self.pool.extended(table.blocks, lacking)
 
-    def grow(self, table: Table, ask: Ask, pool: Pool, layout: Layout) -> None:
+    def grow(self, table: Table, ask: Ask) -> None:
         """Adds the blocks that the slots need (`allocate_new_blocks`)."""
-        lacking: i64 = self.wanted(ask, layout) - len(table.blocks)
+        lacking: i64 = self.wanted(ask) - len(table.blocks)
         if lacking > 0:
-            table.blocks = pool.extended(table.blocks, lacking)
+            table.blocks = self.pool.extended(table.blocks, lacking)
 
-    def trim(self, table: Table, processed: i64, pool: Pool) -> None:
+    def trim(self, table: Table, processed: i64) -> None:
         """Gives back the blocks that nobody reads once `processed` tokens are computed
         (`remove_skipped_blocks`)."""
         behind: i64 = min(self.skipped(processed) // self.block_size, len(table.blocks))
@@ -288,31 +281,22 @@ class Group:
         while start > 0 and table.blocks[start - 1]:
             start -= 1
         if start < behind:
-            pool.release(table.blocks, start, behind, -1)
+            self.pool.release(table.blocks, start, behind, -1)
             k: i64
             for k in range(start, behind):
                 table.blocks[k] = 0
 
-    def register(
-        self,
-        table: Table,
-        request: Request,
-        upto: i64,
-        prompt: Prompt | None,
-        pool: Pool,
-        layout: Layout,
-    ) -> None:
-        """Lets others hit the full blocks of the first `upto` tokens (`cache_blocks`)."""
+    def register(self, table: Table, request: Request, upto: i64, ends: list[int]) -> None:
+        """Lets others hit the full blocks of the first `upto` tokens (`cache_blocks`). `ends`:
+        tokens at which sequences with the same prompt resume, where a group `picks`."""
         first: i64 = table.registered
         last: i64 = upto // self.block_size
         if last <= first:
             return
-        units: i64 = self.block_size // layout.key_tokens
+        kept = self.keeps(first, last, self._mask(request, ends)) if self.picks else None
+        pool: Pool = self.pool
+        units: i64 = self.units
         contents: vec[i64] = request.contents
-        kept: list[bool] | None = None
-        if prompt is not None:
-            marks = prompt.all_marks(self.block_size, self.drop)
-            kept = self.keeps(first, last, Mask(layout.align, layout.retention, self.drop, marks))
         blocks: vec[i64] = table.blocks
         groups: i64 = pool.groups
         place: i64
@@ -325,6 +309,13 @@ class Group:
         table.registered = last
         table.known = True
 
+    def _mask(self, request: Request, ends: list[int]) -> Mask:
+        """Where later sequences can resume a request: also around its junction."""
+        marks, junction = [*ends], int(request.junction)
+        if junction:
+            marks += [junction, junction - self.block_size] if self.drop else [junction]
+        return Mask(self.layout.align, self.layout.retention, self.drop, marks)
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Full(Group):
@@ -336,36 +327,27 @@ class Full(Group):
         super().__init__(block_size=block_size, eagle=eagle)
         self.full = True
 
-    def find(
-        self, alike: list[Group], contents: vec[i64], most: i64, drop: bool, align: i64, pool: Pool
-    ) -> i64:
-        units: i64 = self.block_size // pool.unit
+    def find(self, contents: vec[i64], most: i64, drop: bool, pool: Pool) -> None:
+        align: i64 = self.layout.align
         entries: i64 = 0
         longest: i64 = most // self.block_size
-        while entries < longest and self.present(alike, contents, entries, units, pool):
+        while entries < longest and self.present(contents, entries, pool):
             entries += 1
         tokens: i64 = entries * self.block_size
         if drop and tokens:
             tokens -= self.block_size
-        self.first_hit, self.num_hits = 0, tokens // align * align // self.block_size
-        return self.num_hits
+        self.hold(0, tokens // align * align // self.block_size)
 
-    def register(
-        self,
-        table: Table,
-        request: Request,
-        upto: i64,
-        prompt: Prompt | None,
-        pool: Pool,
-        layout: Layout,
-    ) -> None:
-        super().register(table, request, upto, None, pool, layout)
-        if prompt is not None and self.block_size > layout.key_tokens:
-            self._keep_tail(table, request, upto, pool, layout.key_tokens)
+    def register(self, table: Table, request: Request, upto: i64, ends: list[int]) -> None:
+        super().register(table, request, upto, ends)
+        if self.units > 1:
+            self._keep_tail(table, request, upto)
 
-    def _keep_tail(self, table: Table, request: Request, upto: i64, pool: Pool, unit: i64) -> None:
+    def _keep_tail(self, table: Table, request: Request, upto: i64) -> None:
         """Names the block in which the prompt ends. No look-up finds it, because hits end at block
         ends, but a block with content is reused after those without."""
+        pool: Pool = self.pool
+        unit: i64 = self.layout.key_tokens
         tokens: i64 = request.input_length if self.drop else request.input_length - 1
         end: i64 = tokens // unit * unit
         place: i64 = end // self.block_size
@@ -384,7 +366,7 @@ class Sliding(Group):
 
     def __init__(self, *, block_size: int, window: int, eagle: bool = False) -> None:
         super().__init__(block_size=block_size, eagle=eagle)
-        self.window = window
+        self.window, self.picks = window, True
 
     def skipped(self, computed: i64) -> i64:
         return max(0, computed - self.window + 1)
@@ -399,27 +381,22 @@ class Sliding(Group):
         tokens: i64 = min(self.window - 1 + layout.max_in_flight_tokens, layout.max_model_len)
         return (tokens + self.block_size - 1) // self.block_size + 1
 
-    def marked(self) -> bool:
-        return True
-
     def blocks_of_window(self, drop: bool) -> i64:
         """The consecutive blocks that a hit needs."""
         # The token itself is computed, so a hit needs the `window - 1` before it.
         return (self.window - 1 + self.block_size - 1) // self.block_size + (1 if drop else 0)
 
-    def find(
-        self, alike: list[Group], contents: vec[i64], most: i64, drop: bool, align: i64, pool: Pool
-    ) -> i64:
+    def find(self, contents: vec[i64], most: i64, drop: bool, pool: Pool) -> None:
         """The last run of blocks that fills a window, or else the run at the very start."""
+        align: i64 = self.layout.align
         size: i64 = self.block_size
-        units: i64 = size // pool.unit
         # A window of one token needs no block, yet the engine looks for one.
         need: i64 = max(self.blocks_of_window(drop), 1)
         run: i64 = 0
         place: i64 = most // size
         while place and run < need:
             place -= 1
-            if not self.present(alike, contents, place, units, pool):
+            if not self.present(contents, place, pool):
                 run = 0
             # A run ends where all groups can resume; within the run, any place will do.
             elif run or (place if drop else place + 1) * size % align == 0:
@@ -430,8 +407,7 @@ class Sliding(Group):
             end = end * size // align * align // size
         if drop and end:
             end = (end - 1) * size // align * align // size
-        self.first_hit, self.num_hits = place, end
-        return end
+        self.hold(place, end)
 
     def keeps(self, first: int, last: int, mask: Mask) -> list[bool] | None:
         align, interval, drop, marks, horizon = mask
@@ -480,20 +456,16 @@ class Chunked(Group):
         tokens: i64 = min(self.window + layout.max_in_flight_tokens, layout.max_model_len)
         return (tokens + self.block_size - 1) // self.block_size
 
-    def find(
-        self, alike: list[Group], contents: vec[i64], most: i64, drop: bool, align: i64, pool: Pool
-    ) -> i64:
+    def find(self, contents: vec[i64], most: i64, drop: bool, pool: Pool) -> None:
         """Everything before the last chunk, without a look-up, and the leading blocks of that chunk
         that are there."""
-        units: i64 = self.block_size // pool.unit
         # Chunks that are over are never read again, so they count as hit without a block.
         first: i64 = self.skipped(most) // self.block_size
         place: i64 = first
         longest: i64 = most // self.block_size
-        while place < longest and self.present(alike, contents, place, units, pool):
+        while place < longest and self.present(contents, place, pool):
             place += 1
-        self.first_hit, self.num_hits = first, place
-        return place
+        self.hold(first, place)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -527,12 +499,14 @@ class Mamba(Group):
         return *super().rules(), self.checkpoint, int(self.checkpoint_alignment)
 
     def with_prefix_cache(self) -> Group:
-        return AlignedMamba(
+        made = AlignedMamba(
             block_size=self.block_size,
             eagle=self.eagle,
             checkpoint=self.checkpoint,
             checkpoint_alignment=self.checkpoint_alignment,
         )
+        made.picks = True
+        return made
 
     def skipped(self, computed: i64) -> i64:
         return max(computed - 1, 0)
@@ -542,30 +516,25 @@ class Mamba(Group):
         size: i64 = self.block_size
         return (self.skipped(computed) // size + 1) * size + 1
 
-    def room(self, table: Table, layout: Layout) -> i64:
-        return (len(table.blocks) - layout.num_spec_tokens) * self.block_size
+    def room(self, table: Table) -> i64:
+        return (len(table.blocks) - self.layout.num_spec_tokens) * self.block_size
 
     def peak_blocks(self, layout: Layout) -> int:
         return 1 + layout.num_spec_tokens
 
-    def wanted(self, ask: Ask, layout: Layout) -> i64:
-        return (ask.slots + self.block_size - 1) // self.block_size + layout.num_spec_tokens
+    def wanted(self, ask: Ask) -> i64:
+        return super().wanted(ask) + self.layout.num_spec_tokens
 
-    def find(
-        self, alike: list[Group], contents: vec[i64], most: i64, drop: bool, align: i64, pool: Pool
-    ) -> i64:
+    def find(self, contents: vec[i64], most: i64, drop: bool, pool: Pool) -> None:
         """The last state that is there."""
         size: i64 = self.block_size
-        units: i64 = size // pool.unit
         place: i64
         for place in range(most // size - 1, -1, -1):
-            if (place + 1) * size % align == 0 and self.present(
-                alike, contents, place, units, pool
-            ):
-                self.first_hit, self.num_hits = place, place + 1
-                return place + 1
-        self.first_hit = self.num_hits = 0
-        return 0
+            ends: bool = (place + 1) * size % self.layout.align == 0
+            if ends and self.present(contents, place, pool):
+                self.hold(place, place + 1)
+                return
+        self.hold(0, 0)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -583,29 +552,27 @@ class AlignedMamba(Mamba):
     def peak_blocks(self, layout: Layout) -> int:
         return 2 + layout.num_spec_tokens + self.checkpoint
 
-    def marked(self) -> bool:
-        return True
-
-    def missing(self, table: Table, ask: Ask, hits: bool, pool: Pool, layout: Layout) -> i64:
+    def missing(self, table: Table, ask: Ask, hits: bool) -> i64:
+        pool: Pool = self.pool
         found: i64 = self.num_hits if hits else 0
         if found and int(pool.content(self.hits[found - 1])) in pool.named:
             # Another request computes this state in this very step. Who asks for more blocks than
             # there are waits for the next one.
             return pool.size + 2
-        drafts: i64 = layout.num_spec_tokens
+        drafts: i64 = self.layout.num_spec_tokens
         wanted: i64 = (ask.tokens + self.block_size - 1) // self.block_size + drafts
         new: i64 = wanted - found - len(table.blocks)
         if new > 0:
-            most: i64 = 2 if self._export(table, ask, layout) else 1
+            most: i64 = 2 if self._export(table, ask) else 1
             # Entries between the last state and the new one stay empty.
             new = min(new, most if table.grown else most + drafts)
-        return new + (self.idle_hits(0, pool) if hits else 0)
+        return new + (self.idle_hits(0) if hits else 0)
 
-    def grow(self, table: Table, ask: Ask, pool: Pool, layout: Layout) -> None:
-        drafts: i64 = layout.num_spec_tokens
+    def grow(self, table: Table, ask: Ask) -> None:
+        drafts: i64 = self.layout.num_spec_tokens
         blocks: vec[i64] = table.blocks
         wanted: i64 = (ask.tokens + self.block_size - 1) // self.block_size + drafts
-        table.export_tokens = self._export(table, ask, layout)
+        table.export_tokens = self._export(table, ask)
         table.export_place = (ask.tokens + self.block_size - 1) // self.block_size - 2
         exports: bool = table.export_tokens > 0
         held: i64 = len(blocks)
@@ -624,14 +591,14 @@ class AlignedMamba(Mamba):
                 blocks = append(blocks, blocks[place])
                 blocks[place] = 0
         while len(blocks) < wanted:
-            blocks = append(blocks, pool.take())
+            blocks = append(blocks, self.pool.take())
         table.blocks = blocks
 
-    def trim(self, table: Table, processed: i64, pool: Pool) -> None:
+    def trim(self, table: Table, processed: i64) -> None:
         blocks: vec[i64] = table.blocks
         behind: i64 = min(self.skipped(processed) // self.block_size, len(blocks))
         if behind > table.trimmed:
-            pool.release(blocks, table.trimmed, behind, -1)
+            self.pool.release(blocks, table.trimmed, behind, -1)
             k: i64
             for k in range(table.trimmed, behind):
                 blocks[k] = 0
@@ -648,33 +615,26 @@ class AlignedMamba(Mamba):
             for place in range(first + 1, last + 1)
         ]
 
-    def register(
-        self,
-        table: Table,
-        request: Request,
-        upto: i64,
-        prompt: Prompt | None,
-        pool: Pool,
-        layout: Layout,
-    ) -> None:
-        super().register(table, request, upto, prompt, pool, layout)
-        if table.export_tokens == 0:
-            return
-        assert prompt is not None
+    def register(self, table: Table, request: Request, upto: i64, ends: list[int]) -> None:
+        super().register(table, request, upto, ends)
         tokens: i64 = table.export_tokens
+        if tokens == 0:
+            return
+        pool: Pool = self.pool
         block: i64 = table.blocks[table.export_place]
-        if not self._worth(tokens, prompt, layout):
+        if not self._worth(tokens, request):
             pool.unname(block)
         elif pool.end_of(block) != tokens:
-            unit: i64 = tokens // layout.key_tokens
+            unit: i64 = tokens // self.layout.key_tokens
             if unit > len(request.contents):
                 raise died("state-of-drafts", request)
             content: i64 = request.contents[unit - 1]
             pool.label(block, content * pool.groups + self.number, tokens)
 
-    def _worth(self, tokens: i64, prompt: Prompt, layout: Layout) -> bool:
+    def _worth(self, tokens: i64, request: Request) -> bool:
         """Whether a state that a chunk saved on its way is kept for others."""
-        if tokens == layout.resumes_at(prompt.tokens, layout.align) or tokens == prompt.junction:
+        layout: Layout = self.layout
+        if tokens in (layout.resumes_at(request.input_length, layout.align), request.junction):
             return True
         if tokens % self.block_size:
             return False
@@ -682,36 +642,38 @@ class AlignedMamba(Mamba):
         kept = self.keeps(place - 1, place, Mask(layout.align, layout.retention, False))
         return kept is None or kept[0]
 
-    def _export(self, table: Table, ask: Ask, layout: Layout) -> i64:
+    def _export(self, table: Table, ask: Ask) -> i64:
         """Tokens of the state that the chunk saves on its way; 0 if there is none."""
+        layout: Layout = self.layout
         end: i64 = ask.tokens
         tokens: i64 = layout.resumes_at(end, layout.align)
         place: i64 = (end + self.block_size - 1) // self.block_size - 2
         # Where only ends of prompts are kept, earlier chunks save nothing.
         prefill_end: i64 = ask.prefill_end if layout.retention == 0 else 0
-        if end < prefill_end or not self.saves(ask.start, end, tokens, layout):
+        if end < prefill_end or not self.saves(ask.start, end, tokens):
             return 0
         held: i64 = len(table.blocks)
         if place >= held or table.blocks[place] == 0:
             return tokens
         return tokens if table.grown and place >= held - layout.num_spec_tokens else 0
 
-    def saves(self, start: i64, end: i64, tokens: i64, layout: Layout) -> bool:
+    def saves(self, start: i64, end: i64, tokens: i64) -> bool:
         """Whether the chunk from `start` to `end` can save the state after `tokens` tokens on its
         way (`is_mamba_prefill_checkpoint_valid`)."""
         size: i64 = self.block_size
+        unit: i64 = self.layout.key_tokens
         return (
             self.checkpoint
-            and start % layout.key_tokens == 0
+            and start % unit == 0
             and (end + size - 1) // size - 2 > (start - 1) // size
-            and start + layout.key_tokens <= tokens
+            and start + unit <= tokens
             and start < tokens < end
             and (tokens - start) % self.checkpoint_alignment == 0
         )
 
 
 guard.keep(Layout)
-guard.keep(Group, "hits")
+guard.keep(Group, "hits alike")
 
 STEADY = (Full, Sliding, Chunked, Mamba, AlignedMamba)
 """Kinds whose tables change only where `room` and `leaves` say."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from math import gcd, lcm
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from librt.vecs import append, vec
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from kvsim.core import guard
@@ -19,7 +20,7 @@ from kvsim.core.contents import Numbering
 from kvsim.core.plan import Plan
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request, Table
-from kvsim.core.vectors import EMPTY, longer, zeros
+from kvsim.core.vectors import longer, zeros
 from kvsim.engines.vllm_v1.groups import (
     NEVER,
     STEADY,
@@ -28,20 +29,10 @@ from kvsim.engines.vllm_v1.groups import (
     Full,
     Group,
     Layout,
-    Prompt,
 )
 from kvsim.engines.vllm_v1.releases import LATEST, Release
 from kvsim.policies.eviction import LeastRecentlyUsed, make_eviction
 from kvsim.policies.tables import FULL_HITS, FullHit
-
-
-class Hits(NamedTuple):
-    """What a look-up found of a request, block by block."""
-
-    tokens: int
-    """Tokens that need not be computed."""
-    blocks: list[list[int]]
-    """For each group the blocks in token order; 0 where none is needed."""
 
 
 @mypyc_attr(acyclic=True, free_list_len=1)
@@ -54,15 +45,16 @@ class Admission:
     """Tokens behind them that a connector loads."""
     whole: bool
     """Whether the whole known sequence must fit."""
+    watermark: i64
+    """Blocks that stay free, also after the test of the whole sequence."""
     loads: bool = False
     """Whether it only loads for now, so that its blocks are not registered yet."""
-    watermark: i64 = 0
-    """Blocks that stay free, also after the test of the whole sequence."""
     reserved: i64 = 0
     """Further blocks that stay free."""
 
-    def __init__(self, found: i64, external: i64, whole: bool) -> None:
-        self.found, self.external, self.whole = found, external, whole
+    def __init__(self, found: i64, external: i64, whole: bool, watermark: i64 = 0) -> None:
+        self.found, self.external = found, external
+        self.whole, self.watermark = whole, watermark
 
 
 HOLDS_BLOCKS: Final = Admission(-1, 0, False)
@@ -75,8 +67,8 @@ class KVCacheManager(BlockManager):
 
     gpu: Pool
     groups: list[Group]
-    kinds: list[list[Group]]
-    """Groups with equal rules, which are looked up together; full attention first."""
+    kinds: list[Group]
+    """The first group of each kind, full attention first."""
     layout: Layout
     caching: bool
     release: Release
@@ -88,8 +80,6 @@ class KVCacheManager(BlockManager):
     _steady: bool
     """Whether every group is of a kind that changes only where `Request.room` and
     `Request.leaves` say, and nothing is overridden that the others ask less often."""
-    _overridden: bool
-    """Whether `trim` or `publish` is, so that both are called for every token."""
     _publishes_all: bool
     """Whether `publish` is called for every token, not only for the last one of a unit."""
     cuts: bool
@@ -100,7 +90,8 @@ class KVCacheManager(BlockManager):
     """Chunks of at most so many tokens save no state on their way."""
     _holding: i64
     """Number of groups with a slot for each token."""
-    _marked: bool
+    _picks: bool
+    """Whether any group picks the blocks that others may hit."""
     _most_tokens: i64
     _detached: list[list[int]]
     """Tables of requests that have ended, whose blocks are given back later."""
@@ -147,8 +138,6 @@ class KVCacheManager(BlockManager):
             lookahead_keys,
             eagle_drop,
         )
-        self._begin_kinds()
-        self._begin_questions()
         self._most_tokens = min(
             max_num_batched_tokens, long_prefill_token_threshold or max_num_batched_tokens
         )
@@ -159,7 +148,9 @@ class KVCacheManager(BlockManager):
         self.numbering = Numbering(self.layout.key_tokens, lookahead_keys)
         order = make_eviction(eviction, block_size=self.block_size, num_gpu_blocks=num_gpu_blocks)
         own = None if order is LeastRecentlyUsed else order
-        self.gpu = Pool(num_gpu_blocks - 1, own, len(groups), self.layout.key_tokens)
+        self.gpu = Pool(num_gpu_blocks - 1, own, len(groups))
+        self._begin_kinds()
+        self._begin_questions()
         self.gpu.names = bool(self._aligned)
         self.gpu.blank_last = not release.evicts_blank_blocks_first or (
             release.queues_blank_blocks_uncached and not enable_prefix_caching
@@ -171,27 +162,26 @@ class KVCacheManager(BlockManager):
         layout, eagle = self.layout, any(group.eagle for group in self.groups)
         kinds: dict[Any, list[Group]] = {}
         for number, group in enumerate(self.groups):
-            group.number = number
-            kinds.setdefault(group.rules(), []).append(group)
-        for alike in kinds.values():
-            drop = layout.drops_last and any(group.eagle or not eagle for group in alike)
-            for group in alike:
-                group.drop = drop
-        self.kinds = sorted(kinds.values(), key=lambda alike: not alike[0].full)
-        unlike = len({int(group.block_size) for group in self.groups}) > 1
-        self._marked = unlike or any(group.marked() for group in self.groups)
+            group.join(number, layout, self.gpu)
+            group.alike = kinds.setdefault(group.rules(), [])
+            group.alike.append(group)
+        for group in self.groups:
+            group.drop = layout.drops_last and any(each.eagle or not eagle for each in group.alike)
+        firsts = [alike[0] for alike in kinds.values()]
+        self.kinds = sorted(firsts, key=lambda group: not group.full)
 
     def _begin_questions(self) -> None:
         """Notes what need not be asked of these groups, where no method is overridden that is."""
         kind, own, groups = type(self), KVCacheManager, self.groups
-        self._overridden = kind.trim is not own.trim or kind.publish is not own.publish
-        self._steady = all(type(group) in STEADY for group in groups) and not self._overridden
+        overridden = kind.trim is not own.trim or kind.publish is not own.publish
+        self._steady = all(type(group) in STEADY for group in groups) and not overridden
         self._aligned = [each for each in groups if isinstance(each, AlignedMamba)]
-        self._publishes_all = bool(self._aligned) or self._overridden
+        self._publishes_all = bool(self._aligned) or overridden
         self.cuts = bool(self._aligned) or kind.cut is not own.cut
         sizes = [each.block_size for each in self._aligned]
         self._short_chunk = min([self.layout.max_model_len, *sizes])
         self._holding = sum([group.holds_tokens for group in groups])
+        self._picks = any(group.picks for group in groups)
 
     # -- for those who look on -------------------------------------------------------------------
 
@@ -292,69 +282,59 @@ class KVCacheManager(BlockManager):
 
     def forget_hits(self) -> None:
         """Nothing was looked up for the request that is admitted next."""
-        group: Group
-        for group in self.groups:
-            group.first_hit = group.num_hits = 0
+        kind: Group
+        for kind in self.kinds:
+            kind.hold(0, 0)
 
     def find_common(self, contents: vec[i64], units: i64, longest: i64, pool: Pool) -> i64:
         """Looks up the longest hit of at most `longest` tokens on which all groups agree, in a
         pool. Each kind shortens what the others found (`find_longest_cache_hit`)."""
-        layout: Layout = self.layout
+        known: i64 = units * self.layout.key_tokens
         self._junction = 0
-        alike: list[Group]
-        rules: Group
+        kind: Group
         group: Group
         for group in self.groups:
             # A kind that drops its last block looks beyond `longest`, at most at all units.
-            lacking: i64 = max(longest, units * layout.key_tokens) // group.block_size
-            lacking -= len(group.hits)
+            lacking: i64 = max(longest, known) // group.block_size - len(group.hits)
             if lacking > 0:
                 group.hits = longer(group.hits, lacking)
         if len(self.groups) == 1:
             # One group agrees with itself; this is what nearly every model comes to.
-            alike = self.kinds[0]
-            rules = alike[0]
-            # With one group, `align` is its block size.
-            return rules.find(alike, contents, longest, rules.drop, layout.align, pool) * (
-                layout.align
-            )
-        tokens: i64 = self._agree(contents, units * layout.key_tokens, longest, pool)
-        for alike in self.kinds:
-            rules = alike[0]
+            kind = self.kinds[0]
+            kind.find(contents, longest, kind.drop, pool)
+            return kind.num_hits * kind.block_size
+        tokens: i64 = self._agree(contents, known, longest, pool)
+        for kind in self.kinds:
             # A prefix of a hit of full attention is a hit, so it is cut to what the others found.
-            if rules.full:
-                rules.num_hits = min(
-                    rules.num_hits, (tokens + rules.block_size - 1) // rules.block_size
-                )
-            for group in alike:
-                group.first_hit, group.num_hits = rules.first_hit, rules.num_hits
+            if kind.full:
+                size: i64 = kind.block_size
+                kind.hold(0, min(kind.num_hits, (tokens + size - 1) // size))
         return tokens
 
     def _agree(self, contents: vec[i64], known: i64, tokens: i64, pool: Pool) -> i64:
-        """The longest hit of at most `tokens` tokens on which several kinds agree."""
-        alike: list[Group]
-        rules: Group
+        """The longest hit of at most `tokens` tokens, of `known` ones, on which several kinds
+        agree."""
+        kind: Group
         best: i64 = 0
         common: i64
         dropped: list[Group] = []
-        for alike in self.kinds:
-            alike[0].num_hits = -1
+        for kind in self.kinds:
+            kind.num_hits = -1
         # Full attention and one other kind: what the other one finds is final.
-        simple: bool = len(self.kinds) == 2 and self.kinds[0][0].full
+        simple: bool = len(self.kinds) == 2 and self.kinds[0].full
         searches: bool = True
         while searches:
             common = tokens
-            for alike in self.kinds:
-                rules = alike[0]
-                if rules.full and rules.num_hits >= 0:  # Found before: leading blocks stay.
-                    common = min(common, rules.num_hits * rules.block_size)
+            for kind in self.kinds:
+                if kind.full and kind.num_hits >= 0:  # Found before: leading blocks stay.
+                    common = min(common, kind.num_hits * kind.block_size)
                     continue
-                drops: bool = rules.drop and rules not in dropped
-                hit: i64 = self._hit(alike, contents, known, common, drops, pool)
+                drops: bool = kind.drop and kind not in dropped
+                hit: i64 = self._hit(kind, contents, known, common, drops, pool)
                 # A kind drops its last block once; if another kind then finds less, its last block
                 # is another one, and it drops again.
                 if drops:
-                    dropped.append(rules)
+                    dropped.append(kind)
                 elif hit < common:
                     dropped.clear()
                 common = hit
@@ -365,34 +345,33 @@ class KVCacheManager(BlockManager):
         return tokens
 
     def _hit(
-        self,
-        alike: list[Group],
-        contents: vec[i64],
-        known: i64,
-        tokens: i64,
-        drops: bool,
-        pool: Pool,
+        self, kind: Group, contents: vec[i64], known: i64, tokens: i64, drops: bool, pool: Pool
     ) -> i64:
-        """The longest hit of at most `tokens` tokens of groups with equal rules. One that `drops`
-        its last block may look at a block more, of the `known` tokens."""
-        rules: Group = alike[0]
-        size: i64 = rules.block_size
-        if drops and rules.holds_tokens:
-            tokens = min(tokens + size, known)
-        return rules.find(alike, contents, tokens, drops, self.layout.align, pool) * size
+        """The longest hit of at most `tokens` tokens of one kind. To lose its last block, it may
+        look at one more of the `known` tokens."""
+        if drops and kind.holds_tokens:
+            tokens = min(tokens + kind.block_size, known)
+        kind.find(contents, tokens, drops, pool)
+        return kind.num_hits * kind.block_size
 
-    def find_hits(self, keys: Sequence[int], max_tokens: int, pool: Pool) -> Hits:
-        """The longest hit of at most `max_tokens` tokens in a pool, for connectors. Positions count
-        from the first of `keys`."""
-        contents: vec[i64] = EMPTY
-        for key in keys:
-            contents = append(contents, key)
+    def find_behind(
+        self, request: Request, computed: i64, pool: Pool
+    ) -> tuple[int, list[list[int]]]:
+        """The longest hit of a request in another pool, behind its first `computed` tokens, from
+        which positions count: its tokens, and of each group the blocks in token order, 0 where none
+        is needed."""
+        first: i64 = computed // self.layout.key_tokens
+        units: i64 = self._known(request) // self.layout.key_tokens - first
+        longest: i64 = request.length - 1 - computed
+        if units <= 0 or longest <= 0:
+            return 0, []
+        contents: vec[i64] = self.number(request)[first : first + units]
         # What was found for the request that is admitted next stays as it is.
         kept = [(group.hits, group.first_hit, group.num_hits) for group in self.groups]
         for group in self.groups:
             # A vector of its own, as the look-up writes to it.
             group.hits = zeros(len(group.hits))
-        tokens = self.find_common(contents, len(keys), max_tokens, pool)
+        tokens = self.find_common(contents, units, longest, pool)
         blocks = []
         for group, before in zip(self.groups, kept, strict=True):
             first, hits = group.first_hit, group.num_hits
@@ -400,7 +379,7 @@ class KVCacheManager(BlockManager):
             found += [group.hits[place] for place in range(len(found), hits)]
             blocks.append(found)
             group.hits, group.first_hit, group.num_hits = before
-        return Hits(tokens, blocks)
+        return tokens, blocks
 
     def cut(self, request: Request, start: i64, tokens: i64) -> i64:
         """How many of the next `tokens` tokens from `start` a step computes, so that states at
@@ -422,7 +401,7 @@ class KVCacheManager(BlockManager):
         saves: bool = end >= prefill_end
         group: AlignedMamba
         for group in self._aligned:
-            saves = saves and group.saves(start, end, saved, layout)
+            saves = saves and group.saves(start, end, saved)
         if end < prefill_end:
             aligned: i64 = end // size * size
             # A chunk without a block end waits for a step with more room, unless no step ever has
@@ -450,13 +429,12 @@ class KVCacheManager(BlockManager):
             stops.append(start + (request.junction - start) // size * size)
         return stops
 
-    def prompt(self, request: Request) -> Prompt:
-        """Where later sequences may leave or resume a request."""
+    def _ends(self, request: Request) -> list[int]:
+        """Tokens at which sequences with the same prompt resume."""
         tokens, align = int(request.input_length), int(self.layout.align)
-        ends = [tokens - 1]
         if self.layout.drops_last:
-            ends = [max(end // align - 1, 0) * align for end in (tokens - 1, tokens)]
-        return Prompt(tokens, int(request.junction), tuple(ends))
+            return [max(end // align - 1, 0) * align for end in (tokens - 1, tokens)]
+        return [tokens - 1]
 
     def reserved(self, requests: Iterable[Request], extra: i64) -> i64:
         """The free blocks that requests still need for all their known tokens, with `extra` more
@@ -557,23 +535,21 @@ class KVCacheManager(BlockManager):
         if upto < request.next_unit:
             return
         if not self.caching:
-            request.next_unit = 0 if self._overridden else NEVER
+            request.next_unit = 0 if self._publishes_all else NEVER
             return
         layout: Layout = self.layout
         unit: i64 = layout.key_tokens
         known: i64 = self._known(request)
         units: i64 = min(upto, known) // unit
-        if units <= request.published and not (self._aligned and self._saves(request)):
-            return
         if units > request.published:
             request.published = units
-            request.next_unit = (units + 1) * unit
-            if self._publishes_all:
-                request.next_unit = 0
+            request.next_unit = 0 if self._publishes_all else (units + 1) * unit
             request.keyed = max(request.keyed, units)
+        elif not self._saves(request):
+            return
         known = known // unit * unit
         self.number(request)
-        prompt: Prompt | None = self.prompt(request) if self._marked else None
+        ends: list[int] = self._ends(request) if self._picks else []
         group: Group
         k: i64
         for k in range(len(self.groups)):
@@ -581,13 +557,13 @@ class KVCacheManager(BlockManager):
             most: i64 = min(self.registered_tokens(k, upto), known)
             if self.gpu.watched:
                 self._note_keys(request, request.tables[k], group, most)
-            group.register(request.tables[k], request, most, prompt, self.gpu, layout)
+            group.register(request.tables[k], request, most, ends)
 
     def _saves(self, request: Request) -> bool:
         """Whether a chunk of a request may have saved a state that its units do not tell of."""
-        return self.layout.lookahead_keys or any(
-            request.tables[group.number].export_tokens for group in self._aligned
-        )
+        if self.layout.lookahead_keys:
+            return len(self._aligned) > 0
+        return any(request.tables[group.number].export_tokens for group in self._aligned)
 
     def registered_tokens(self, number: i64, upto: i64) -> i64:
         """How many of the first `upto` tokens of a request a group lets others hit."""
@@ -621,7 +597,7 @@ class KVCacheManager(BlockManager):
         leaves: i64 = self.layout.max_model_len
         group: Group
         for group in self.groups:
-            group.trim(request.tables[group.number], computed, self.gpu)
+            group.trim(request.tables[group.number], computed)
             leaves = min(leaves, group.leaves(computed))
         if not self._steady:
             leaves = 0
@@ -629,37 +605,20 @@ class KVCacheManager(BlockManager):
 
     def free(self, request: Request) -> None:
         """Gives back all its blocks."""
-        if not request.tables:
-            self._leave(request)
-            return
-        self.empty_slots -= self._empty(request)
-        # Before they are given back: an order hears whose blocks it gets.
-        self._tell(request)
         table: Table
         # The tail of a sequence is the least likely to be hit, so it is reused first.
         forwards: bool = not (self.caching or self.release.frees_last_block_first)
-        for table in request.tables:
+        for table in self._leave(request):
             if forwards:
                 self.gpu.drop(list(table.blocks))
             else:
                 self.gpu.release(table.blocks, 0, len(table.blocks), request.access_ns)
-        self._leave(request)
 
     def detach(self, request: Request) -> list[list[int]]:
         """Takes the tables from a request without giving their blocks back."""
-        tables = [list(table.blocks) for table in request.tables]
-        if tables:
-            self.empty_slots -= self._empty(request)
-            self._tell(request)
-        self._leave(request)
+        tables = [list(table.blocks) for table in self._leave(request)]
         self._detached += tables
         return tables
-
-    def _tell(self, request: Request) -> None:
-        """Tells an order that hears of requests which blocks one is about to give back."""
-        hears = self.hears
-        if hears is not None:
-            hears.released(request, [block for table in self.tables(request) for block in table])
 
     def drop_tables(self, tables: list[list[int]]) -> None:
         """Gives back what `detach` took, table by table."""
@@ -719,7 +678,7 @@ class KVCacheManager(BlockManager):
         tables: list[Table] = request.tables
         for k in range(len(self.groups)):
             table: Table = tables[k] if tables else NO_TABLE
-            missing += self.groups[k].missing(table, ask, hits, self.gpu, self.layout)
+            missing += self.groups[k].missing(table, ask, hits)
         return missing
 
     def _take(self, request: Request, ask: Ask, hits: bool, external: i64) -> None:
@@ -739,14 +698,14 @@ class KVCacheManager(BlockManager):
             # Before any group takes a new block: hits are among the free blocks until they are
             # adopted, and would be taken.
             for k in range(len(self.groups)):
-                self.groups[k].adopt(tables[k], ask.start, self.gpu)
+                self.groups[k].adopt(tables[k], ask.start)
             for k in range(len(self.groups)):
-                self.groups[k].make_room(tables[k], ask.start, external, self.gpu)
+                self.groups[k].make_room(tables[k], ask.start, external)
         room: i64 = self.layout.max_model_len
         for k in range(len(self.groups)):
             group, table = self.groups[k], tables[k]
-            group.grow(table, ask, self.gpu, self.layout)
-            room = min(room, group.room(table, self.layout))
+            group.grow(table, ask)
+            room = min(room, group.room(table))
         if not self._steady:
             room = 0
         request.room = room
@@ -759,12 +718,19 @@ class KVCacheManager(BlockManager):
     def _prefill_end(self, request: Request) -> i64:
         return max(request.input_length, request.length - 1)
 
-    def _leave(self, request: Request) -> None:
-        """Forgets a request."""
+    def _leave(self, request: Request) -> list[Table]:
+        """Forgets a request. Returns its tables, whose blocks are not given back yet."""
+        tables: list[Table] = request.tables
+        if tables:
+            self.empty_slots -= self._empty(request)
+            hears = self.hears
+            if hears is not None:
+                hears.released(request, [*chain(*self.tables(request))])
         # `keyed` stays: what was numbered outlives a preemption.
         request.junction = request.filled = request.seen = request.published = 0
         request.next_unit = request.room = request.leaves = 0
         request.tables = []
+        return tables
 
     def _empty(self, request: Request) -> i64:
         """The slots of a request that hold no token."""

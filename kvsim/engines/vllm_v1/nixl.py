@@ -13,9 +13,6 @@ from kvsim.engines.vllm_v1.connector import Connector, Done, Job, Match, Reporte
 from kvsim.engines.vllm_v1.groups import Group, Sliding
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 
-ROLES = ("kv_producer", "kv_consumer", "kv_both")
-"""Values of `kv_role`."""
-
 
 class Nixl(Connector):
     """Pulls prompts from another engine, and keeps prompts for it."""

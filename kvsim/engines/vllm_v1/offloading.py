@@ -9,7 +9,7 @@ a store reads are not held: who reuses one of them waits for the store (a *flush
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -126,26 +126,22 @@ class Search:
         """Returns up to where the tier can restore the first `top` tokens of one group, `base` if
         it has no chunk behind that; and whether it is known, as some may still be written. With
         `drops`, the last chunk is lost."""
-        tokens = chunks.group.tokens
+        group, tokens = chunks.group, chunks.group.tokens
         top = min(top, len(chunks.keys) * tokens)
         if top - base < tokens:
             return base, True
-        count = self._count(chunks, base, top, drops)
+        # With `drops`, one chunk more is asked for, which is lost again.
+        last = min(-(-top // tokens) + drops, len(chunks.keys))
+        keys = chunks.keys[base // tokens : last]
+        if group.window:
+            needed = group.load_chunks(min(top, (last - drops) * tokens))
+            count = self._last_window(keys, group.window_chunks + drops, needed + drops)
+        else:
+            count = self._leading(keys)
         if count is None:
             return top, False
         end = min(top, tokens * (base // tokens + count - drops))
         return end if end - base >= tokens else base, True
-
-    def _count(self, chunks: _Chunks, base: int, top: int, pops: bool) -> int | None:
-        """Returns the chunks of one group, counted from that of token `base`, up to whose end the
-        tier can restore it. With `pops`, one chunk more is asked for, which is lost again."""
-        group, tokens = chunks.group, chunks.group.tokens
-        last = min(-(-top // tokens) + pops, len(chunks.keys))
-        keys = chunks.keys[base // tokens : last]
-        if not group.window:
-            return self._leading(keys)
-        end = min(top, (last - pops) * tokens)
-        return self._last_window(keys, group.window_chunks + pops, group.load_chunks(end) + pops)
 
     def _leading(self, keys: list[Key]) -> int | None:
         """Returns the number of leading chunks that are present; None if one is being written."""
@@ -197,9 +193,9 @@ class _Known:
 class _Copy:
     """A transfer in flight."""
 
-    def __init__(self, keys: list[Key], held: Iterable[int] = ()) -> None:
+    def __init__(self, keys: list[Key]) -> None:
         self.keys = keys
-        self.held = held
+        self.held: list[int] = []
         """Blocks that it reads and that its request keeps until it is over."""
         self.fenced: set[int] = set()
         """Blocks that it reads and that may be given to somebody else, who waits for it."""
@@ -272,11 +268,11 @@ class Offloading(Connector):
         below = self._from_below(known, found)
         needed = found * self._bytes_per_token
         # Within the step, the last token must be left to compute.
-        within = computed + found < request.length and needed <= self._sync_left
-        if self._sync_budget and within:
+        within = self._sync_budget > 0 and computed + found < request.length
+        within = within and needed <= self._sync_left
+        if within:
             self._sync_left -= needed
-            return Match(found, asynchronous=False, below=below)
-        return Match(found, asynchronous=True, below=below)
+        return Match(found, asynchronous=not within, below=below)
 
     def _search(self, request: Request, known: _Known) -> int | None:
         """Returns the tokens of a request in the tier behind its local ones; None: they may change
@@ -437,14 +433,16 @@ class Offloading(Connector):
         ended, tokens = request.finish_ns >= 0, min(computed, request.length)
         if self.prompts_only:
             tokens = min(tokens, request.input_length)
-        stores: list[Job] | None = []
         ends = [(chunks, self._whole(chunks, request, tokens)) for chunks in known.groups]
+        stores: list[Job] | None = []
         if ended or any(end > chunks.next for chunks, end in ends):
             stores = self._offer(request, known, ends, flush)
         if stores is None:
             self.happened[REFUSED] += 1
             return []
-        known.stored = self._all_offered(request, known)
+        known.stored = self.prompts_only and all(
+            chunks.next >= request.input_length // chunks.group.tokens for chunks in known.groups
+        )
         return stores
 
     def _offer(
@@ -469,42 +467,28 @@ class Offloading(Connector):
         flush: set[int],
     ) -> Job:
         """A store of offered chunks begins, of those that have places in the tier."""
-        known: _Known = request.standing
         self._unstored.difference_update(places)
-        size: i64 = self.blocks_per_chunk
-        place: i64
+        size, copy = self.blocks_per_chunk, _Copy([*places])
         sources: list[list[int]] = []
-        windowed: list[int] = []
-        others: list[int] = []
         for chunks, offered in offers:
-            blocks: list[int] = []
+            held: list[int] = []
             for at in offered:
-                if chunks.keys[at] not in places:
-                    continue
-                for place in range(at * size, (at + 1) * size):
-                    block = chunks.blocks[place]
-                    if block:
-                        blocks.append(block)
+                if chunks.keys[at] in places:
+                    held += chunks.blocks[at * size : (at + 1) * size]
+            blocks = [block for block in held if block]
             sources.append(blocks)
-            (windowed if chunks.group.window else others).extend(blocks)
-        copy = _Copy([*places], others)
-        number = self._begin(known, copy)
-        # Blocks behind a window may be reused while the request runs, others not before its end.
-        copy.fenced.update(windowed)
+            # Blocks behind a window may be reused while the request runs, others not before its
+            # end.
+            if chunks.group.window:
+                copy.fenced.update(blocks)
+            else:
+                copy.held += blocks
+        number = self._begin(request.standing, copy)
         if request.finish_ns >= 0:
-            copy.fenced.update(others)
-            if not self._touched.isdisjoint(others):
+            copy.fenced.update(copy.held)
+            if not self._touched.isdisjoint(copy.held):
                 flush.add(number)
         return Job(number, request, sources, [[*places.values()]], False)
-
-    def _all_offered(self, request: Request, known: _Known) -> bool:
-        """Whether nothing of a request will be offered before it ends."""
-        if not self.prompts_only:
-            return False
-        for chunks in known.groups:
-            if chunks.next < request.input_length // chunks.group.tokens:
-                return False
-        return True
 
     def _whole(self, chunks: _Chunks, request: Request, tokens: int) -> int:
         """Returns the number of chunks of a group that could be stored by now."""
@@ -518,13 +502,15 @@ class Offloading(Connector):
         """Returns the chunks of a group that are offered: those that a later load can use, and
         whose blocks are all there."""
         group, size, first = chunks.group, self.blocks_per_chunk, chunks.next
-        masked = self._align > 0 and group.rules.marked()
-        if not masked and 0 not in chunks.blocks[first * size : end * size]:
-            return [*range(first, end)]
+        if not (self._align and group.rules.picks):
+            chosen, blocks = range(first, end), chunks.blocks
+            if 0 not in blocks[first * size : end * size]:
+                return [*chosen]
+            return [at for at in chosen if 0 not in blocks[at * size : (at + 1) * size]]
         offered: set[int] = set()
         ended = request.finish_ns >= 0
         mask = self._mask(group, request, known.junction, end, ended)
-        if ended and masked:
+        if ended:
             first, offered = self._passed_over(chunks, request, end, known, mask)
         found = []
         for at, used in enumerate(self._used(group, first, end, mask), first):
@@ -553,7 +539,7 @@ class Offloading(Connector):
     def _used(self, group: ChunkedGroup, first: int, end: int, mask: Mask) -> list[list[bool]]:
         """Returns which blocks of each of the chunks `first .. end - 1` a later request can use."""
         size = self.blocks_per_chunk
-        kept = group.rules.keeps(first * size, end * size, mask) if self._align else None
+        kept = group.rules.keeps(first * size, end * size, mask)
         if kept is None:
             kept = [True] * (end - first) * size
         return [kept[at : at + size] for at in range(0, len(kept), size)]
@@ -568,7 +554,7 @@ class Offloading(Connector):
         horizon = end if ended else prompt if end <= prompt else 0
         if interval >= 0 or eagle:
             horizon = 0
-        return Mask(self._align or 1, interval, eagle, marks, horizon * self.blocks_per_chunk)
+        return Mask(self._align, interval, eagle, marks, horizon * self.blocks_per_chunk)
 
     # -- a request is over, or a transfer --------------------------------------------------------
 

@@ -87,6 +87,8 @@ class VllmV1(Scheduler):
     """Tokens that the step may still take on."""
     _inputs: i64
     """Positions of its input that are left."""
+    _most: i64
+    """The most tokens that a request takes on in it."""
     _place: i64
     """Where the running request stands that lacks blocks."""
     _verified_seqs: i64
@@ -153,7 +155,8 @@ class VllmV1(Scheduler):
         self._num_spec_tokens = self.speculation.num_spec_tokens
         self._lookahead, self._slots = self.speculation.lookahead, self.speculation.slots
         self._too_long = ASIDE if release.sets_long_prompts_aside else -TOKENS
-        self._call = self._sent = self._known = self._budget = self._inputs = self._place = 0
+        self._call = self._sent = self._known = self._place = 0
+        self._budget = self._inputs = self._most = 0
         self._prefills, self._kept, self._late = {}, {}, deque()
 
     # -- what a run asks of a scheduler ----------------------------------------------------------
@@ -214,9 +217,9 @@ class VllmV1(Scheduler):
             self._hear(batch, self.worker.pause(now_ns))
         self._call += 1
         self._budget, self._inputs = self.max_num_scheduled_tokens, self.max_num_batched_tokens
-        most: i64 = self._longest_chunk(batch)
+        self._most = self._longest_chunk(batch)
         self.cadence.begin(batch, self._sent + 1)
-        self._schedule_running(batch, plan, most)
+        self._schedule_running(batch, plan)
         # From here on, whoever joins the batch was waiting.
         plan.num_continued = plan.num_requests
         # Blocks that a victim gave back are for those who run: nobody is admitted in the same step.
@@ -225,7 +228,7 @@ class VllmV1(Scheduler):
         else:
             self.before_admissions(batch, now_ns)
             if batch.waiting or batch.holding:
-                self._schedule_waiting(batch, plan, most)
+                self._schedule_waiting(batch, plan)
         if self.finished:
             plan.finished, self.finished = self.finished, []
         # Behind `plan.finished`, of which it hears, and before `computed` counts this step.
@@ -265,9 +268,8 @@ class VllmV1(Scheduler):
         idle = not plan.num_requests and (len(batch) > 0 or self.connector.restless)
         return self.worker.launch(plan.transfers, start_ns, idle, next_ns)
 
-    def _schedule_running(self, batch: Batch, plan: Plan, most: i64) -> None:
-        """Gives running requests slots for the tokens that they take on, at most `most` each, in
-        order."""
+    def _schedule_running(self, batch: Batch, plan: Plan) -> None:
+        """Gives running requests slots for the tokens that they take on, in order."""
         # Locals, for speed: around `_make_room`, which spends tokens, too, they go through `self`.
         blocks: KVCacheManager = self.blocks
         running: list[Request] = batch.running
@@ -279,6 +281,7 @@ class VllmV1(Scheduler):
         longest: i64 = self.max_model_len - 1
         call: i64 = self._call
         stops: bool = self.release.knows_the_last_token
+        most: i64 = self._most
         budget: i64 = self._budget
         inputs: i64 = self._inputs
         k: i64 = 0
@@ -393,7 +396,7 @@ class VllmV1(Scheduler):
 
     # -- admissions ------------------------------------------------------------------------------
 
-    def _schedule_waiting(self, batch: Batch, plan: Plan, most: i64) -> None:
+    def _schedule_waiting(self, batch: Batch, plan: Plan) -> None:
         """Admits requests from the two queues until one is refused, and passes over those that
         cannot be scheduled now."""
         passed: list[Request] = []
@@ -401,7 +404,7 @@ class VllmV1(Scheduler):
         self.adapters.begin(batch.running)
         while queue := batch.holding or batch.waiting:
             request: Request = queue[0]
-            admitted: i64 = self._try(batch, plan, request, most)
+            admitted: i64 = self._try(batch, plan, request)
             if admitted < 0 and admitted != ASIDE:
                 plan.blocked = -admitted
                 request.blocked_steps += 1
@@ -445,7 +448,7 @@ class VllmV1(Scheduler):
             return False
         return self.adapters.admits(request)
 
-    def _try(self, batch: Batch, plan: Plan, request: Request, most: i64) -> i64:
+    def _try(self, batch: Batch, plan: Plan, request: Request) -> i64:
         """Admits the head of a waiting queue, if it can. Returns the tokens that it takes on; 0: it
         cannot be scheduled now; less than 0 for the reason why it is refused."""
         if self._budget <= 0 or self._inputs <= self._slots:
@@ -457,12 +460,12 @@ class VllmV1(Scheduler):
         # Its load is over, or it was preempted and stayed in the batch (`Plan.ghosts`): no look-up.
         if request.computed:
             self.blocks.forget_hits()
-            return self._admit(batch, plan, request, request.computed, 0, NO_MATCH, most)
+            return self._admit(batch, plan, request, 0, NO_MATCH)
         found: i64 = self._find(request)
         match: Match | None = self._match(batch, request, found)
         if match is None:
             return 0
-        return self._admit(batch, plan, request, found + match.tokens, found, match, most)
+        return self._admit(batch, plan, request, found, match)
 
     def _find(self, request: Request) -> i64:
         """Tokens of a waiting request that the prefix cache has."""
@@ -485,29 +488,20 @@ class VllmV1(Scheduler):
             return NO_MATCH
         return match
 
-    def _admit(
-        self,
-        batch: Batch,
-        plan: Plan,
-        request: Request,
-        computed: i64,
-        found: i64,
-        match: Match,
-        most: i64,
-    ) -> i64:
-        """The same for a request of which `computed` tokens are computed, or found."""
+    def _admit(self, batch: Batch, plan: Plan, request: Request, found: i64, match: Match) -> i64:
+        """The same for a request of which tokens were found, or are computed already."""
+        computed: i64 = request.computed + found + match.tokens
         tokens: i64 = 0
         drafts: i64 = 0
+        loads: bool = match.asynchronous
         # Tokens that are loaded while others compute are no work for this step.
-        if not match.asynchronous:
-            tokens, drafts = self._num_new_tokens(plan, request, computed, most)
+        if not loads:
+            tokens, drafts = self._num_new_tokens(plan, request, computed)
             if tokens <= 0:
                 return tokens
-        loads: bool = match.asynchronous
         # With nobody running, nobody would ever free the blocks of the watermark.
         watermark: i64 = self.watermark_blocks if batch.running else 0
-        admission: Admission = Admission(found, match.tokens, self.reserve_full_isl)
-        admission.watermark = watermark
+        admission: Admission = Admission(found, match.tokens, self.reserve_full_isl, watermark)
         if loads:
             admission.loads, admission.reserved = True, self._reserved()
         if not self.blocks.allocate(request, tokens, 0 if loads else self._lookahead, admission):
@@ -540,9 +534,7 @@ class VllmV1(Scheduler):
         if match.asynchronous or upto < request.length:
             self._prefills[request] = None
 
-    def _num_new_tokens(
-        self, plan: Plan, request: Request, computed: i64, most: i64
-    ) -> tuple[i64, i64]:
+    def _num_new_tokens(self, plan: Plan, request: Request, computed: i64) -> tuple[i64, i64]:
         """The tokens that the head of a waiting queue takes on, less than 0 for the reason why it
         is refused; and the drafts among them."""
         if self.cadence.holds and computed < request.length - 1:
@@ -551,7 +543,7 @@ class VllmV1(Scheduler):
         drafts: i64 = self._padding(plan, request, computed)
         if drafts and 1 + drafts > left:
             return -TOKENS, 0
-        tokens: i64 = min(request.length - computed + drafts, most)
+        tokens: i64 = min(request.length - computed + drafts, self._most)
         if tokens > left and not self.chunked:
             return self._too_long, 0
         tokens = min(tokens, left)
@@ -563,7 +555,7 @@ class VllmV1(Scheduler):
         # Some of the padding was cut off. Groups of states do that, others must not.
         if drafts and tokens != 1 + drafts:
             if not self.blocks.keeps_states:
-                raise died("padding-cut", request, padded=1 + drafts, most=most)
+                raise died("padding-cut", request, padded=1 + drafts, most=self._most)
             return 1, 0
         return tokens, drafts
 

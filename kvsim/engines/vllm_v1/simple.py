@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, count, dropwhile, islice
 from typing import Any, NamedTuple
 
-from kvsim.core.plan import Move, Plan
+from kvsim.core.plan import Plan
 from kvsim.core.pool import Pool
-from kvsim.core.request import Request
+from kvsim.core.request import Request, Table
 from kvsim.engines.vllm_v1.connector import Connector, Done, Job, Match, Reported, Transfers
 from kvsim.engines.vllm_v1.cpu_tier import PENDING, READY
-from kvsim.engines.vllm_v1.groups import Chunked, Full, Sliding
-from kvsim.engines.vllm_v1.manager import Hits, KVCacheManager
+from kvsim.engines.vllm_v1.groups import Chunked, Full, Group, Sliding
+from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.machine.hardware import GIB
 
 
@@ -41,6 +41,12 @@ class _Stored:
         """Its tables as the tier knows them."""
         self.counts = [0] * groups
         """Blocks of each group that were stored or passed over."""
+
+    def note(self, tables: list[Table]) -> None:
+        """Notes what was added to the tables of the request."""
+        for known, table in zip(self.blocks, tables, strict=False):
+            if len(known) < len(table.blocks):
+                known += list(table.blocks[len(known) :])
 
 
 class SimpleOffload(Connector):
@@ -79,7 +85,7 @@ class SimpleOffload(Connector):
             raise ValueError("SimpleCPUOffloadConnector needs a group of full attention")
         self._blocks = blocks
         size = number - 1 if blocks.caching else 0
-        self.cpu = Pool(size, None, len(blocks.groups), blocks.layout.key_tokens)
+        self.cpu = Pool(size, None, len(blocks.groups))
         self.capacity = self.capacity_blocks = size
         blocks.tier = self
         self._preemptions = 0
@@ -95,8 +101,9 @@ class SimpleOffload(Connector):
         """Blocks at the head of the free list that are looked at."""
         self._cursor = 0
         """Block of the free list that was looked at last; 0: none."""
-        self._found: dict[Request, Hits] = {}
-        """Hits in the tier, held until blocks are allocated for them."""
+        self._found: dict[Request, list[list[int]]] = {}
+        """Blocks of the tier that were hit, of each group, held until the GPU has blocks for them.
+        """
         self._stored: dict[Request, _Stored] = {}
         self._copied: set[int] = set()
         """GPU blocks that an eager store reads."""
@@ -120,16 +127,12 @@ class SimpleOffload(Connector):
         # every group.
         if any(computed % unit for unit in (blocks.layout.align, *units)):
             return Match()
-        keys = blocks.keys(request)[computed // blocks.layout.key_tokens :]
-        most = request.length - 1 - computed
-        if not keys or most <= 0:
+        tokens, found = blocks.find_behind(request, computed, self.cpu)
+        if not tokens:
             return Match()
-        hits = blocks.find_hits(keys, most, self.cpu)
-        if not hits.tokens:
-            return Match()
-        self.cpu.hit(_there(hits))
-        self._found[request] = hits
-        return Match(hits.tokens, asynchronous=True)
+        self.cpu.hit(_there(found))
+        self._found[request] = found
+        return Match(tokens, asynchronous=True)
 
     def update_state_after_alloc(self, request: Request, local: int, match: Match) -> None:
         blocks = self._blocks
@@ -140,9 +143,7 @@ class SimpleOffload(Connector):
         targets: list[int] = []
         sources: list[int] = []
         tables = blocks.tables(request)
-        for group, found, table in zip(
-            blocks.groups, self._found[request].blocks, tables, strict=True
-        ):
+        for group, found, table in zip(blocks.groups, self._found[request], tables, strict=True):
             first = local // group.block_size
             for place, block in enumerate(found[: -(-match.tokens // group.block_size)], first):
                 if block:
@@ -171,41 +172,44 @@ class SimpleOffload(Connector):
         for request, _ in plan.preempted:
             if request in self._stored:
                 self._stored[request] = _Stored(groups)
+        # A connector hears of new requests first, then of those that come back, then of the others.
+        admitted = plan.requests[plan.num_continued :]
+        admitted.sort(key=lambda request: request.num_preemptions > 0)
+        for request in admitted:
+            if request in self._stored:
+                self._stored[request].blocks = [[] for _ in range(groups)]
         copies: list[Copy] = []
-        for move in sorted(plan.moves, key=_told_first):
-            stored = self._stored.get(move.request)
-            if stored is None:
-                continue
-            if move.resumed:
-                stored.blocks = [[] for _ in range(groups)]
-            for known, table in zip(stored.blocks, self._blocks.tables(move.request), strict=True):
-                known += table[len(known) :]
-            copies += self._reserved(self._selected(move.request, stored, stored.blocks))
+        for request in admitted + plan.requests[: plan.num_continued]:
+            stored = self._stored.get(request)
+            if stored is not None:
+                stored.note(request.tables)
+                copies += self._reserved(self._selected(request, stored, stored.blocks))
         return copies
 
     def _selected(self, request: Request, stored: _Stored, tables: list[list[int]]) -> list[int]:
         """Returns the blocks of a request that can be copied now and are not in the tier yet."""
         blocks, room = self._blocks, self.cpu.free
         confirmed = request.computed - request.placeholders
-        keys, unit = blocks.keys(request), blocks.layout.key_tokens
         chosen: list[int] = []
-        for number, (group, table) in enumerate(zip(blocks.groups, tables, strict=True)):
+        for group, table in zip(blocks.groups, tables, strict=True):
             if len(chosen) >= room:
                 break
-            size = group.block_size
-            ready = min(len(table), blocks.registered_tokens(number, confirmed) // size)
-            for place in range(stored.counts[number], ready):
-                block = table[place]
-                end = (place + 1) * size // unit
-                if not block and end <= len(keys):
-                    # It left the window, and may still be among the free blocks.
-                    block = blocks.find_block(keys[end - 1], number)
+            number = int(group.number)
+            tokens = blocks.registered_tokens(number, confirmed)
+            for place in range(stored.counts[number], min(len(table), tokens // group.block_size)):
+                block = table[place] or self._behind_window(request, group, place)
                 if self._is_new(block):
                     if len(chosen) >= room:
                         break
                     chosen.append(block)
                 stored.counts[number] += 1
         return chosen
+
+    def _behind_window(self, request: Request, group: Group, place: int) -> int:
+        """Returns the block that left the window of a request at a place of its table and may still
+        be among the free blocks; 0: there is none."""
+        keys, end = self._blocks.keys(request), (place + 1) * group.units
+        return self._blocks.find_block(keys[end - 1], group.number) if end <= len(keys) else 0
 
     def _is_new(self, block: int) -> bool:
         """Whether a block has content that the tier lacks."""
@@ -297,9 +301,7 @@ class SimpleOffload(Connector):
 
     def _forget(self, request: Request) -> None:
         """Lets go of the blocks of the tier that were found for a request."""
-        hits = self._found.pop(request, None)
-        if hits is not None:
-            self.cpu.drop(_there(hits))
+        self.cpu.drop(_there(self._found.pop(request, [])))
 
 
 def _begun(
@@ -315,13 +317,5 @@ def _begun(
     return [Job(number, None, [gpu], [cpu])]
 
 
-def _there(hits: Hits) -> list[int]:
-    return [block for table in hits.blocks for block in table if block]
-
-
-def _told_first(move: Move) -> int:
-    """Sort key of the order in which a connector hears of the batch: new requests, those that come
-    back after a preemption, the others."""
-    if not move.resumed:
-        return 2
-    return int(move.request.num_preemptions > 0)
+def _there(found: list[list[int]]) -> list[int]:
+    return [block for table in found for block in table if block]

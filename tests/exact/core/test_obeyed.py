@@ -150,7 +150,7 @@ NOT_ASKED = {
         "keeps_states",
     ),  # before a run, or by recorders and some engines
     *("own_blocks", "cached_tokens", "report"),  # by victims, routers and the events of a fleet
-    *("content_key", "find_block", "has_key", "reserved"),  # by some connectors
+    *("content_key", "find_block", "has_key", "keys", "reserved"),  # by some connectors
     *("detach", "drop_at_once", "drop_tables", "forget_hits"),
 }
 """Methods that nobody asks in some of these runs."""
