@@ -127,7 +127,7 @@ def _utilisation(run: View) -> Iterator[Figure]:
     columns = tokens, run.steps["decode_seqs"], run.steps["context_tokens"], tokens > 0
     sums = [bins.of(column).astype(np.int64).tolist() for column in columns]
     spent = [_spent_ns(bounds, *each) for each in zip(*sums, strict=True)]
-    width = np.diff(bins.edges_ns) * _stages(run)
+    width = np.diff(bins.edges_ns) * float(_stages(run))  # An edited number of stages may be huge.
     flops, traffic = (100 * np.array(each) / width for each in zip(*spent, strict=True))
     named = [(flops, "prefill", "FLOPs (MFU)"), (traffic, "used", "Bandwidth (MBU)")]
     mean = (float((each * width).sum() / width.sum() / 100) for each in (flops, traffic))
