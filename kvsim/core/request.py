@@ -292,6 +292,12 @@ class Request:
             return 0
         return max(0, min(self.seen, min(self.length, end) - 1) - before)
 
+    def identities(self, tokens: int) -> Any:
+        """What identifies its first `tokens` tokens, all of which must be known; None where no
+        other request has one of them. For executors, which make real tokens of it."""
+        assert tokens <= self.length, "a token that does not exist yet has no identity"
+        return self._stream
+
     @property
     def request(self) -> Request:
         """The request to which it belongs as a sequence: itself, or the one it was forked from."""
