@@ -44,7 +44,7 @@ class Kind(NamedTuple):
 
     @property
     def pages(self) -> Any:
-        """That module, imported at last."""
+        """That module, imported when it is first asked for."""
         return import_module(self.room)
 
 
