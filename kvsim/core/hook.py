@@ -22,9 +22,10 @@ FOLDER = "kvsim_compiled"
 
 CHECKED = (
     *["--config-file=", f"--cache-dir={os.devnull}"],
-    *["--follow-imports=silent", "--ignore-missing-imports"],
+    *["--follow-imports=silent", "--ignore-missing-imports", "--no-site-packages"],
 )
-"""Only what is compiled is checked: where a wheel is made, the libraries are not installed."""
+"""Only what is compiled is checked, and no library is looked at: the types of one that is installed
+would change what is made."""
 
 NOTHING = """#include <Python.h>
 PyMODINIT_FUNC PyInit_nothing(void) { return NULL; }
