@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 PIECE_ROWS: Final = 1 << 13
 """Rows that are packed together: few enough to stay in the cache of a processor."""
 
+WIDE_ROWS: Final = 1 << 16
+"""Steps up to which columns stay unpacked once they are: each is read a dozen times."""
+
 
 class Packing:
     """Rows of 64-bit integers, which are packed by column, many at a time."""
@@ -131,7 +134,7 @@ class StepRows(Packing):
         """Each column as an int64 array of one entry per step; a long run unpacks it at access."""
         self.seal()
         packed: Mapping[str, np.ndarray] = self.packed
-        return packed if self.num_rows > PIECE_ROWS else dict(packed)
+        return packed if self.num_rows > WIDE_ROWS else dict(packed)
 
 
 class RequestRows(Packing):

@@ -105,9 +105,11 @@ def server_settings(
     """
     if vllm is not None and vllm_file is not None:
         raise ConfigError("--vllm-file: --vllm is given too; leave one out")
+    given = (startup_log, vllm and "--vllm", vllm_file)
+    if all(each is None for each in given):
+        return ServerWord()
     log, line, start = Meaning(), Meaning(), None
     notes: list[str] = []
-    given = (startup_log, vllm and "--vllm", vllm_file)
     if startup_log is not None:
         from kvsim.settings.server.log import settings_of_log
         from kvsim.settings.server.sglang import is_sglang, settings_of_sglang
