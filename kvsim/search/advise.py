@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -140,15 +139,14 @@ _SINGLES = 0.8
 """Part of the chance of error for single changes; those put together share the rest."""
 
 
-@dataclass
-class Tried:
+class Tried(Struct):
     """The base with some changes, and its runs."""
 
     changes: tuple[Change, ...]
     """None for the base itself."""
     config: RunConfig
     objectives: Objectives
-    runs: list[Record] = field(default_factory=list)
+    runs: list[Record] = []
     """One per seed, in the order of the seeds: `outcome` and `figures`, as objectives read them; of
     an exact replay `summary` and `requests`, too."""
     verdict: Verdict | None = None

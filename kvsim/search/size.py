@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise, product, takewhile
 from math import inf, log
 from operator import itemgetter
@@ -16,6 +15,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvsim.errors import ConfigError, check_choice
 from kvsim.explain.certainty import LEVEL, paired
@@ -317,8 +318,7 @@ def what_varies(trace: Trace, config: RunConfig, find: str) -> tuple[str, ...]:
     return redrawn(Load(trace), [("", config)]) + routed
 
 
-@dataclass
-class Laboratory:
+class Laboratory(Struct):
     """Runs values of one knob on common random numbers and remembers the results."""
 
     trace: Trace
@@ -333,7 +333,7 @@ class Laboratory:
     near: Sequence[float] = NEIGHBOURS
     further: float = _FURTHER
     """Factor by which the ladder of its knob grows."""
-    tried: dict[float, Configuration] = field(default_factory=dict)
+    tried: dict[float, Configuration] = {}
     """Tried configurations by value of the knob."""
 
     def look(self, values: Sequence[float]) -> None:

@@ -19,8 +19,9 @@ A cache that evicts the least recently used block holds exactly the blocks of th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from kvsim.core.collector import collector_paused
 from kvsim.settings.limits import BLOCKS, REFERENCES, check_size
@@ -77,8 +78,7 @@ class Found(NamedTuple):
     """Without a gap, from its first block on."""
 
 
-@dataclass(slots=True, frozen=True)
-class Reuse:
+class Reuse(Struct, frozen=True):
     """The reuse of a whole trace."""
 
     counting: Counting

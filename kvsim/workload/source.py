@@ -13,10 +13,11 @@ import re
 import zlib
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Set
-from dataclasses import dataclass
 from functools import partial
 from itertools import filterfalse, islice
 from typing import Any
+
+from msgspec import Struct
 
 from kvsim.errors import TraceError
 from kvsim.settings import limits
@@ -333,8 +334,7 @@ _KEY = re.compile(r'"([^"\\]+)"\s*:')
 _SEPARATORS = ",\t;"
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(Struct, frozen=True):
     """What a recogniser may look at."""
 
     text: str

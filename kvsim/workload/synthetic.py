@@ -30,13 +30,14 @@ import heapq
 import tomllib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice, pairwise
 from math import exp, log
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 from kvsim.core.vectors import added
 from kvsim.errors import ConfigError, nearest
@@ -66,8 +67,7 @@ def mean(quantiles: Quantiles) -> float:
     return added((q - p) * (low + high) / 2 for (p, low), (q, high) in pairwise(quantiles))
 
 
-@dataclass(slots=True)
-class Turn:
+class Turn(Struct):
     """A request without a position in the file yet."""
 
     arrival_ns: int
@@ -103,8 +103,7 @@ _SLOWEST, _FASTEST = 1e-6, 1e6
 """Rates in 1/s whose times stay within the trace format."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sessions:
+class Sessions(Struct, frozen=True):
     """A load of sessions whose turns continue the turn before."""
 
     systems: tuple[Segments, ...]
@@ -397,8 +396,7 @@ def _end_ns(turn: Turn) -> int:
     return turn.arrival_ns + (_FIRST_MS + _NEXT_MS * turn.output_length) * _NS_PER_MS
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """A kind of synthetic trace, with the size and the rate of the shipped one."""
 
     turns: Callable[[Random, float], Iterator[Turn]]

@@ -14,10 +14,12 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from operator import attrgetter, eq, itemgetter
 from typing import Any, Literal, NamedTuple, overload
+
+from msgspec import Struct
+from msgspec.structs import fields, replace
 
 MAX_ID = (1 << 64) - 1
 """Greatest hash id."""
@@ -26,10 +28,8 @@ Runs = tuple[tuple[int, int], ...]
 """Ids as runs `(start, count)`: `start, start + 1, ...`, concatenated."""
 
 
-@dataclass(slots=True)
-class HashContent:
-    """Anonymised block ids of the prompt, and of the blocks that fill during decode. Do not change
-    it; as every row of a long trace has one, it is not frozen (`Row`).
+class HashContent(Struct, frozen=True):
+    """Anonymised block ids of the prompt, and of the blocks that fill during decode.
 
     `output[j]` is block `input_length // block_size + j` of the stream (prompt, then output).
     """
@@ -38,23 +38,20 @@ class HashContent:
     output: Runs = ()
 
 
-@dataclass(slots=True, frozen=True)
-class TokenContent:
+class TokenContent(Struct, frozen=True):
     """Real token ids: exactly `input_length` and, if known, `output_length` of them."""
 
     prompt: tuple[int, ...]
     output: tuple[int, ...] | None = None
 
 
-@dataclass(slots=True, frozen=True)
-class SegmentContent:
+class SegmentContent(Struct, frozen=True):
     """Named shared segments `(name, length)` at the start of the prompt; the rest is unique."""
 
     segments: tuple[tuple[str, int], ...]
 
 
-@dataclass(slots=True, frozen=True)
-class ParentContent:
+class ParentContent(Struct, frozen=True):
     """The first `keep` tokens of the stream of row `parent` (an index); the rest is unique."""
 
     parent: int
@@ -64,9 +61,8 @@ class ParentContent:
 Content = HashContent | TokenContent | SegmentContent | ParentContent
 
 
-@dataclass(slots=True)
-class Row:
-    """One request of a trace. Do not change it; a frozen one takes four times as long to make."""
+class Row(Struct):
+    """One request of a trace. Only its reader changes it."""
 
     index: int
     """Position in the file, from 0; it breaks ties everywhere."""
@@ -111,8 +107,7 @@ class Row:
     """Measurements of a real system; no policy sees them."""
 
 
-@dataclass(slots=True)
-class Trace:
+class Trace(Struct):
     """A whole trace and its origin."""
 
     path: str
@@ -130,8 +125,8 @@ class Trace:
     hash_scope: Literal["global", "session"] = "global"
     origin: str | None = None
     """Absolute time of arrival 0, ISO 8601, if the source has one."""
-    source: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    source: dict[str, Any] = {}
+    notes: list[str] = []
     """What the reader dropped or changed, and other notes for the user, one line each."""
 
 

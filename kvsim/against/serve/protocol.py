@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import types
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
@@ -226,8 +225,7 @@ def _choice(place: int, said: dict[str, Any], reason: str) -> dict[str, Any]:
     return {"index": place, **said, "logprobs": None, **ends}
 
 
-@dataclass(slots=True)
-class _Sample:
+class _Sample(Struct):
     """One of the texts of a stream."""
 
     entry: Entry

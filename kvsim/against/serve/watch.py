@@ -13,10 +13,10 @@ import re
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
+from msgspec import Struct
 from xxhash import xxh32_intdigest
 
 from kvsim.core.batch import Batch
@@ -71,8 +71,7 @@ def nobody() -> None:
     """Hears nothing."""
 
 
-@dataclass(eq=False, slots=True)
-class Entry:
+class Entry(Struct, eq=False):
     """A request on its way, as its client sees it."""
 
     request: Request
@@ -99,16 +98,15 @@ class Entry:
         return self.output[first * WORD_BYTES : self.tokens * WORD_BYTES]
 
 
-@dataclass(slots=True)
-class Step:
+class Step(Struct):
     """What came of a step of the engine, or of what happened between two."""
 
     now_ns: int
-    admitted: list[Entry] = field(default_factory=list)
+    admitted: list[Entry] = []
     """Requests that took part in a step for the first time since the last one."""
-    tokens: list[tuple[Entry, int]] = field(default_factory=list)
+    tokens: list[tuple[Entry, int]] = []
     """Requests that got tokens, and how many, with `Entry.last_ns` still of the token before."""
-    ended: list[Entry] = field(default_factory=list)
+    ended: list[Entry] = []
 
 
 class Steps:

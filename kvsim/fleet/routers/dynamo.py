@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from kvsim.fleet.routers.router import Asked, Choice, Keys, Router, delay_ns
 
@@ -68,15 +69,14 @@ class Tier:
         return low - start
 
 
-@dataclass(slots=True, eq=False)
-class Reservation:
+class Reservation(Struct, eq=False):
     """A request that was sent and has not ended."""
 
     worker: int
     keys: Keys
     new_tokens: int
     """Prompt tokens to compute, as seen when it was sent; 0 from the first token on."""
-    output_weights: list[float] = field(default_factory=list)
+    output_weights: list[float] = []
     """What each block of its output counts for."""
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
+
+from msgspec import Struct
 
 from kvsim.fleet.routers.router import Asked, Choice, InFlight, interval_ns
 
@@ -85,16 +86,15 @@ STAMPED_EVERY = 8
 """A search refreshes its node's stamp only at a multiple of this."""
 
 
-@dataclass(slots=True, eq=False)
-class Node:
+class Node(Struct, eq=False):
     """Characters that follow those of the parent, and who holds them."""
 
     text: str
     parent: Node | None
     named: int | None
-    holders: dict[int, int] = field(default_factory=dict)
+    holders: dict[int, int] = {}
     """Worker → stamp: when it was last sent a prompt that ends here; 0: none did."""
-    children: dict[str, Node] = field(default_factory=dict)
+    children: dict[str, Node] = {}
     """First character → child."""
 
     def held_below(self, worker: int) -> bool:

@@ -26,9 +26,10 @@ import gzip
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
+
+from msgspec import Struct
 
 from kvsim.errors import ConfigError
 from kvsim.settings.server import values
@@ -53,8 +54,7 @@ class Fact(NamedTuple):
     line: int
 
 
-@dataclass
-class Start:
+class Start(Struct):
     """One start of a server, as its log tells it."""
 
     path: str
@@ -62,10 +62,10 @@ class Start:
     version: Fact | None = None
     engine: Fact | None = None
     """`0` or `1`, as in `V1`."""
-    arguments: list[Argument] = field(default_factory=list)
+    arguments: list[Argument] = []
     lists_all: bool = False
     """Whether `arguments` are complete, including those that were not given."""
-    config: list[Argument] = field(default_factory=list)
+    config: list[Argument] = []
     """The values that the engine came to, under the names of arguments."""
     max_model_len: Fact | None = None
     max_concurrency: Fact | None = None
@@ -73,13 +73,13 @@ class Start:
     max_num_batched_tokens: Fact | None = None
     async_scheduling: Fact | None = None
     block_size: Fact | None = None
-    weights: list[Fact] = field(default_factory=list)
+    weights: list[Fact] = []
     """GiB of the weights, on each rank."""
-    available: list[Fact] = field(default_factory=list)
+    available: list[Fact] = []
     """GiB for the KV cache, on each rank."""
-    cache_tokens: list[Fact] = field(default_factory=list)
+    cache_tokens: list[Fact] = []
     """Size of the KV cache, on each rank."""
-    blocks: list[Fact] = field(default_factory=list)
+    blocks: list[Fact] = []
     """Blocks on each rank; in V1 with the one that is never used."""
     blocks_of_all: Fact | None = None
     """Blocks of all data-parallel replicas together (0.33.0 `v1/engine/core_client.py`)."""
@@ -94,7 +94,7 @@ class Start:
     """Whether a kernel says that the GPUs are of another generation."""
     device: Fact | None = None
     """The name of the GPU in the CUDA runtime."""
-    ranks: set[str] = field(default_factory=set)
+    ranks: set[str] = set()
     """Data-parallel ranks whose engines have begun."""
 
     @property

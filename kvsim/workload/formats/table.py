@@ -21,13 +21,15 @@ import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from math import inf
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvsim.errors import ConfigError, TraceError, nearest
 from kvsim.workload.formats.prompts import read_llmservingsim
@@ -51,8 +53,7 @@ _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?")
 _DATE_NS = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
+class Columns(Struct, frozen=True):
     """Which column of a table is what."""
 
     input: str
