@@ -252,10 +252,10 @@ class ByTokens(Protocol):
 class Kernels(Sustained):
     """The tables of `fit` with one of its decode kernels, for a model of `layers` layers.
 
-    `beside` is what the linear layers of the fit do not hold. `eager`: the launch floor holds for
-    steps without prompts, too. `beside_prompts`: decodes in launches with prompts, where they take
-    longer. `experts`: the term of `beside` that goes by the tokens of all ranks. `sustained`: a
-    factor on steps with prompts (`kvsim.cost.sustained`).
+    `decodes`: those of the kernel in launches without prompts and with them. `beside` is what the
+    linear layers of the fit do not hold. `eager`: the launch floor holds for steps without prompts,
+    too. `experts`: the term of `beside` that goes by the tokens of all ranks. `sustained`: a factor
+    on steps with prompts (`kvsim.cost.sustained`).
     """
 
     dense: Line
@@ -294,12 +294,11 @@ class Kernels(Sustained):
     def __init__(
         self,
         fit: Fit,
-        decode: DecodeGrid,
+        decodes: tuple[DecodeGrid, DecodeGrid],
         layers: int,
         beside: Sequence[ByTokens] = (),
         uneven: Uneven | None = None,
         eager: bool = True,
-        beside_prompts: DecodeGrid | None = None,
         experts: ByTokens | None = None,
         sustained: float = 1.0,
     ) -> None:
@@ -309,8 +308,9 @@ class Kernels(Sustained):
         for term in beside:
             self.dense = self.dense.plus(term.us, term.breaks)
         self.head = Line(fit.head.x, fit.head.us)
-        self._decodes, self._prefills = Lines(decode), Lines(fit.prefill)
-        self._beside = self._decodes if beside_prompts is None else Lines(beside_prompts)
+        alone, with_prompts = decodes
+        self._decodes, self._prefills = Lines(alone), Lines(fit.prefill)
+        self._beside = self._decodes if with_prompts is alone else Lines(with_prompts)
         self._fused = Fused(fit.mixed) if isinstance(fit.mixed, MixedGrid) else None
         self._prefill, self._long = fit.prefill, {}
         self._longest_prefill, self._tile = fit.prefill.x[-1], fit.prefill.tile

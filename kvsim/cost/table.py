@@ -114,12 +114,11 @@ class TableCost(Compiled):
         self._ungrouped = self._beside_prompts(fit, decode)
         self._compiled = self._kernels = Kernels(
             fit,
-            decode,
+            (decode, decode if self._ungrouped is None else self._ungrouped),
             model.num_hidden_layers,
             beside,
             self._uneven,
             not self._profile.engine.graph,
-            self._ungrouped,
             self._experts,
             self._sustained,
         )

@@ -1,12 +1,12 @@
 """Rows of a device that follows simple laws, for the plan of a real sweep; no torch."""
 
+from dataclasses import replace
 from typing import Any
 
 from kvsim_kernels.geometry import Experts
 from kvsim_kernels.grid import Limits, Sample, anchors, lengths, plan
 from kvsim_kernels.rows import Row
 from kvsim_kernels.uneven import longer_us
-from msgspec.structs import replace
 
 CPU = Limits(False, 256, 24, 1024, 24 * 1024 // 16, 16)
 CUDA = Limits(
