@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial, wraps
+from math import isnan
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from msgspec import Struct
@@ -41,6 +42,11 @@ def takes_bundles(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def unbundled(**given: Any) -> None:
+        for option in options:
+            value = given[option.name]
+            # No bound of an option refuses it.
+            if isinstance(value, float) and isnan(value):
+                raise ConfigError(f"{_flag(option)}: {value} is not a number")
         _made(command, given)
 
     options = list(_options(command))
@@ -57,6 +63,13 @@ def _options(made: Callable[..., Any]) -> Iterator[inspect.Parameter]:
         else:
             kind = inspect.Parameter.KEYWORD_ONLY
             yield parameter.replace(annotation=hint, kind=kind)
+
+
+def _flag(option: inspect.Parameter) -> str:
+    """As it is written on the command line."""
+    declared: Iterable[str] = getattr(option.default, "param_decls", None) or ()
+    written = (each for each in declared if each.startswith("--"))
+    return next(written, f"--{option.name.replace('_', '-')}")
 
 
 def _made(made: Callable[..., Any], given: dict[str, Any]) -> Any:

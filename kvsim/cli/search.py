@@ -75,10 +75,8 @@ class Certainty(Bundle):
 
     def check(self) -> None:
         """Raises `ConfigError` if an option needs seeds, and there are none, or is no number."""
-        if not isfinite(self.confidence + self.margin):  # NaN is within all bounds
-            raise ConfigError(
-                f"--confidence {self.confidence:g}, --margin {self.margin:g}: give finite numbers"
-            )
+        if not isfinite(self.margin):
+            raise ConfigError(f"--margin {self.margin:g}: give a finite number")
         of_seeds = {
             "--cost-uncertainty": self.cost_uncertainty,
             "--margin": self.margin != MARGIN,

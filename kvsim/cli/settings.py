@@ -168,7 +168,7 @@ def _typed(key: str, value: Any, hint: Any) -> Any:
     except msgspec.ValidationError as error:
         if choices := _choices(kind):
             check_choice(flag, str(value), choices)
-        text = str(error)
+        text = str(error).partition(", got ")[0].replace(" | null", "")
         raise ConfigError(f"{flag}: {text[:1].lower()}{text[1:]}, got {value!r}") from None
 
 

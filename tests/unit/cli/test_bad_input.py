@@ -19,7 +19,12 @@ CASES = [
     (["run", "--trace", CHAT, "--block-size", "0"], ["--block-size", ">= 1", "0"]),
     (["run", "--trace", CHAT, "--block-size", "-16"], ["--block-size", "-16"]),
     (["run", "--trace", CHAT, "--block-size", "16.5"], ["--block-size", "16.5"]),
-    (["run", "--trace", CHAT, "--block-size", "many"], ["--block-size", "many"]),
+    (["run", "--trace", CHAT, "--block-size", "many"], ["block-size: expected `int`, got 'many'"]),
+    (["compare", "--trace", CHAT, "--margin", "nan"], ["--margin: nan is not a number"]),
+    (
+        ["size", "--trace", CHAT, "--find", "request_rate", "--slo", "p99_ttft<2s", "--to", "nan"],
+        ["--to: nan is not a number"],
+    ),
     (["run", "--trace", CHAT, "--watermark", "1.5"], ["watermark", "1.5"]),
     (["run", "--trace", CHAT, "--watermark", "-0.1"], ["watermark", "-0.1"]),
     (["run", "--trace", CHAT, "--watermark", "nan"], ["watermark", "nan"]),
@@ -99,7 +104,10 @@ CASES = [
     (["run", *OLD, "--async-scheduling"], ["async_scheduling", "vllm-v1"]),
     (["compare", "naive", "--trace", CHAT], ["two configurations"]),
     (["compare", "naive", "naiv", "--trace", CHAT], ["naiv"]),
-    (["compare", "naive", "swap", "--trace", CHAT, "--confidence", "nan"], ["--confidence nan"]),
+    (
+        ["compare", "naive", "swap", "--trace", CHAT, "--confidence", "nan"],
+        ["--confidence: nan is not a number"],
+    ),
     (["compare", "naive", "swap", "--trace", CHAT, "--margin", "inf"], ["--margin inf"]),
     (
         [

@@ -53,7 +53,7 @@ def test_a_run_becomes_a_trace_plain_or_packed(run: Path, tmp_path: Path) -> Non
         (["--out", "/proc/none/t.json"], "cannot be written"),
         (["--out", "t.json", "--request", "5777"], "no '5777' among 120"),
         (["--out", "t.json", "--from", "7", "--to", "3"], "nothing lies between 7 s and 3 s"),
-        (["--out", "t.json", "--from", "nan"], "nothing lies between nan s and the end"),
+        (["--out", "t.json", "--from", "nan"], "--from: nan is not a number"),
         ([], "nothing to write; give --out"),
     ],
 )
