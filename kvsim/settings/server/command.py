@@ -112,8 +112,7 @@ class _Words:
                 yield self._argument(flag.name, word[2:])
             elif keys:
                 inner = self._one(flag) if not equals else value
-                # vLLM's `KEY+` appends to a list.
-                _merge(tables.setdefault(flag.name, {}), keys.rstrip("+").split("."), inner)
+                _merge(tables.setdefault(flag.name, {}), keys.split("."), inner)
             else:
                 yield self._argument(flag.name, self._value(flag, on, value if equals else None))
         for name, inner_table in tables.items():
@@ -184,15 +183,24 @@ class _Words:
 
 
 def _merge(table: dict[str, Any], keys: list[str], value: str) -> None:
-    """Put a value into nested tables; what is no JSON is text."""
+    """Put a value into nested tables, what is no JSON as text; `KEY+=a,b` adds to a list."""
     *parents, last = keys
     for parent in parents:
         inner = table.setdefault(parent, {})
         table = inner if isinstance(inner, dict) else {}
+    if last.endswith("+"):
+        held = table.get(last[:-1])
+        known = held if isinstance(held, list) else []
+        table[last[:-1]] = [*known, *map(_json_or_text, value.split(","))]
+    else:
+        table[last] = _json_or_text(value)
+
+
+def _json_or_text(value: str) -> Any:
     try:
-        table[last] = parse_json(value)
+        return parse_json(value)
     except ValueError:
-        table[last] = value
+        return value
 
 
 def _of_file(path: Path, table: Table) -> Iterator[Argument]:

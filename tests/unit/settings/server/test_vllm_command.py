@@ -95,6 +95,18 @@ def test_what_is_used(command: str, settings: dict[str, Any]) -> None:
     assert said(command) == {"model": "m", **V1, **settings}
 
 
+def test_tables_are_written_key_by_key() -> None:
+    """The example of vLLM's own help."""
+    words = "--kv-transfer-config.key1 value1 --kv-transfer-config.key2.key3 2"
+    words += " --kv-transfer-config.key4+ value3 --kv-transfer-config.key4+=value4,5"
+    (argument,) = parse(words.split(), VLLM, "--vllm")
+    assert argument.value == {
+        "key1": "value1",
+        "key2": {"key3": 2},
+        "key4": ["value3", "value4", 5],
+    }
+
+
 @pytest.mark.parametrize(
     "command",
     [
