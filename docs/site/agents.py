@@ -15,14 +15,13 @@ import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
-
-from msgspec.structs import replace
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "docs" / "examples" / "agents"

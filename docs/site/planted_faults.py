@@ -11,12 +11,11 @@ also at random. The table is written between the marks `<!-- planted faults -->`
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
 from typing import Any, NamedTuple
-
-from msgspec.structs import replace
 
 from kvsim.against.check import check, named
 from kvsim.against.matched import Change, Slowed

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from math import log
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from msgspec.structs import replace
 
 from kvsim.errors import ConfigError, check_choice
 from kvsim.settings.config import read_toml

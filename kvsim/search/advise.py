@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -139,14 +140,15 @@ _SINGLES = 0.8
 """Part of the chance of error for single changes; those put together share the rest."""
 
 
-class Tried(Struct):
+@dataclass
+class Tried:
     """The base with some changes, and its runs."""
 
     changes: tuple[Change, ...]
     """None for the base itself."""
     config: RunConfig
     objectives: Objectives
-    runs: list[Record] = []
+    runs: list[Record] = field(default_factory=list)
     """One per seed, in the order of the seeds: `outcome` and `figures`, as objectives read them; of
     an exact replay `summary` and `requests`, too."""
     verdict: Verdict | None = None

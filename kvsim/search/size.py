@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise, product, takewhile
 from math import inf, log
 from operator import itemgetter
@@ -15,8 +16,6 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
-from msgspec import Struct
-from msgspec.structs import replace
 
 from kvsim.errors import ConfigError, check_choice
 from kvsim.explain.certainty import LEVEL, paired
@@ -318,7 +317,8 @@ def what_varies(trace: Trace, config: RunConfig, find: str) -> tuple[str, ...]:
     return redrawn(Load(trace), [("", config)]) + routed
 
 
-class Laboratory(Struct):
+@dataclass
+class Laboratory:
     """Runs values of one knob on common random numbers and remembers the results."""
 
     trace: Trace
@@ -333,7 +333,7 @@ class Laboratory(Struct):
     near: Sequence[float] = NEIGHBOURS
     further: float = _FURTHER
     """Factor by which the ladder of its knob grows."""
-    tried: dict[float, Configuration] = {}
+    tried: dict[float, Configuration] = field(default_factory=dict)
     """Tried configurations by value of the knob."""
 
     def look(self, values: Sequence[float]) -> None:

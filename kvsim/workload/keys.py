@@ -19,13 +19,13 @@ above all. A salt moves every key of a row away from those of other salts.
 from __future__ import annotations
 
 from array import array
+from dataclasses import fields
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from librt.vecs import vec
-from msgspec.structs import fields
 from mypy_extensions import i64
 
 from kvsim.core.vectors import numbers
@@ -59,7 +59,7 @@ _SALT = 0x9E3779B97F4A7C15F39D
 salts rarely meet."""
 
 
-class KeyedTrace(Trace, dict=True):
+class KeyedTrace(Trace):
     """A trace for several runs in one process: its streams are made once. Do not change its
     rows."""
 

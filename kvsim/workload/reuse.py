@@ -19,9 +19,8 @@ A cache that evicts the least recently used block holds exactly the blocks of th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
-
-from msgspec import Struct
 
 from kvsim.core.collector import collector_paused
 from kvsim.settings.limits import BLOCKS, REFERENCES, check_size
@@ -78,7 +77,8 @@ class Found(NamedTuple):
     """Without a gap, from its first block on."""
 
 
-class Reuse(Struct, frozen=True):
+@dataclass(slots=True, frozen=True)
+class Reuse:
     """The reuse of a whole trace."""
 
     counting: Counting

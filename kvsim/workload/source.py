@@ -13,11 +13,10 @@ import re
 import zlib
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass
 from functools import partial
 from itertools import filterfalse, islice
 from typing import Any
-
-from msgspec import Struct
 
 from kvsim.errors import TraceError
 from kvsim.settings import limits
@@ -334,7 +333,8 @@ _KEY = re.compile(r'"([^"\\]+)"\s*:')
 _SEPARATORS = ",\t;"
 
 
-class Head(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Head:
     """What a recogniser may look at."""
 
     text: str

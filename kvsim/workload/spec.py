@@ -17,13 +17,13 @@ from __future__ import annotations
 import shlex
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil, floor
 from random import Random
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from kvsim.errors import ConfigError
 from kvsim.settings import limits

@@ -30,14 +30,13 @@ import heapq
 import tomllib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice, pairwise
 from math import exp, log
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
-
-from msgspec import Struct
 
 from kvsim.core.vectors import added
 from kvsim.errors import ConfigError, nearest
@@ -67,7 +66,8 @@ def mean(quantiles: Quantiles) -> float:
     return added((q - p) * (low + high) / 2 for (p, low), (q, high) in pairwise(quantiles))
 
 
-class Turn(Struct):
+@dataclass(slots=True)
+class Turn:
     """A request without a position in the file yet."""
 
     arrival_ns: int
@@ -103,7 +103,8 @@ _SLOWEST, _FASTEST = 1e-6, 1e6
 """Rates in 1/s whose times stay within the trace format."""
 
 
-class Sessions(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Sessions:
     """A load of sessions whose turns continue the turn before."""
 
     systems: tuple[Segments, ...]
@@ -396,7 +397,8 @@ def _end_ns(turn: Turn) -> int:
     return turn.arrival_ns + (_FIRST_MS + _NEXT_MS * turn.output_length) * _NS_PER_MS
 
 
-class Kind(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Kind:
     """A kind of synthetic trace, with the size and the rate of the shipped one."""
 
     turns: Callable[[Random, float], Iterator[Turn]]

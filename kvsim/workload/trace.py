@@ -14,12 +14,10 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from operator import attrgetter, eq, itemgetter
 from typing import Any, Literal, NamedTuple, overload
-
-from msgspec import Struct
-from msgspec.structs import fields, replace
 
 MAX_ID = (1 << 64) - 1
 """Greatest hash id."""
@@ -28,8 +26,10 @@ Runs = tuple[tuple[int, int], ...]
 """Ids as runs `(start, count)`: `start, start + 1, ...`, concatenated."""
 
 
-class HashContent(Struct, frozen=True):
-    """Anonymised block ids of the prompt, and of the blocks that fill during decode.
+@dataclass(slots=True)
+class HashContent:
+    """Anonymised block ids of the prompt, and of the blocks that fill during decode. Do not change
+    it; as every row of a long trace has one, it is not frozen (`Row`).
 
     `output[j]` is block `input_length // block_size + j` of the stream (prompt, then output).
     """
@@ -38,20 +38,23 @@ class HashContent(Struct, frozen=True):
     output: Runs = ()
 
 
-class TokenContent(Struct, frozen=True):
+@dataclass(slots=True, frozen=True)
+class TokenContent:
     """Real token ids: exactly `input_length` and, if known, `output_length` of them."""
 
     prompt: tuple[int, ...]
     output: tuple[int, ...] | None = None
 
 
-class SegmentContent(Struct, frozen=True):
+@dataclass(slots=True, frozen=True)
+class SegmentContent:
     """Named shared segments `(name, length)` at the start of the prompt; the rest is unique."""
 
     segments: tuple[tuple[str, int], ...]
 
 
-class ParentContent(Struct, frozen=True):
+@dataclass(slots=True, frozen=True)
+class ParentContent:
     """The first `keep` tokens of the stream of row `parent` (an index); the rest is unique."""
 
     parent: int
@@ -61,8 +64,9 @@ class ParentContent(Struct, frozen=True):
 Content = HashContent | TokenContent | SegmentContent | ParentContent
 
 
-class Row(Struct):
-    """One request of a trace. Only its reader changes it."""
+@dataclass(slots=True)
+class Row:
+    """One request of a trace. Do not change it; a frozen one takes four times as long to make."""
 
     index: int
     """Position in the file, from 0; it breaks ties everywhere."""
@@ -107,7 +111,8 @@ class Row(Struct):
     """Measurements of a real system; no policy sees them."""
 
 
-class Trace(Struct):
+@dataclass(slots=True)
+class Trace:
     """A whole trace and its origin."""
 
     path: str
@@ -125,8 +130,8 @@ class Trace(Struct):
     hash_scope: Literal["global", "session"] = "global"
     origin: str | None = None
     """Absolute time of arrival 0, ISO 8601, if the source has one."""
-    source: dict[str, Any] = {}
-    notes: list[str] = []
+    source: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     """What the reader dropped or changed, and other notes for the user, one line each."""
 
 

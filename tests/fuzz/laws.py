@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import random
 import tempfile
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from fuzz.draw import TICK_NS, draw_features, draw_heirs, draw_settings, draw_trace
 from fuzz.equal import LIMIT_S, columns_differ, imbalance, limited, quick_livelocks
-from msgspec.structs import replace
 
 from kvsim.engines import ENGINES
 from kvsim.errors import ConfigError

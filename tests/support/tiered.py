@@ -1,10 +1,10 @@
 """Small runs with a tier below the GPU, in which every copy can be followed by hand."""
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 from made import make_trace
-from msgspec.structs import replace
 
 from kvsim.results.ledger import KERNELS, TIME_PARTS
 from kvsim.run.result import Result

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import types
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
@@ -225,7 +226,8 @@ def _choice(place: int, said: dict[str, Any], reason: str) -> dict[str, Any]:
     return {"index": place, **said, "logprobs": None, **ends}
 
 
-class _Sample(Struct):
+@dataclass(slots=True)
+class _Sample:
     """One of the texts of a stream."""
 
     entry: Entry

@@ -13,12 +13,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
 import msgspec
-from msgspec import Struct
-from msgspec.structs import replace
 
 from kvsim.against.serve.kv_events import Content, KVEventsConfig
 from kvsim.against.serve.watch import Entry, Step, Steps, filler
@@ -47,7 +46,8 @@ _SALT = 0x9E3779B97F4A7C15F39D
 """Distance of the keys of two salts: more than all keys of one, and odd."""
 
 
-class Options(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class Options:
     """The options of a server."""
 
     speed: float = 1.0
@@ -58,7 +58,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """Of answers that no client made as long as `max_tokens`."""
     stream_interval: int = 1
     """Tokens from one event of a stream to the next, after the first."""
-    adapters: Mapping[str, str] = {}
+    adapters: Mapping[str, str] = field(default_factory=dict)
     """The path of each, by the name with which clients ask for it."""
     kv_events: KVEventsConfig | None = None
 

@@ -13,10 +13,10 @@ import re
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
-from msgspec import Struct
 from xxhash import xxh32_intdigest
 
 from kvsim.core.batch import Batch
@@ -71,7 +71,8 @@ def nobody() -> None:
     """Hears nothing."""
 
 
-class Entry(Struct, eq=False):
+@dataclass(eq=False, slots=True)
+class Entry:
     """A request on its way, as its client sees it."""
 
     request: Request
@@ -98,15 +99,16 @@ class Entry(Struct, eq=False):
         return self.output[first * WORD_BYTES : self.tokens * WORD_BYTES]
 
 
-class Step(Struct):
+@dataclass(slots=True)
+class Step:
     """What came of a step of the engine, or of what happened between two."""
 
     now_ns: int
-    admitted: list[Entry] = []
+    admitted: list[Entry] = field(default_factory=list)
     """Requests that took part in a step for the first time since the last one."""
-    tokens: list[tuple[Entry, int]] = []
+    tokens: list[tuple[Entry, int]] = field(default_factory=list)
     """Requests that got tokens, and how many, with `Entry.last_ns` still of the token before."""
-    ended: list[Entry] = []
+    ended: list[Entry] = field(default_factory=list)
 
 
 class Steps:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
-
-from msgspec import Struct
 
 from kvsim.fleet.routers.router import Asked, Choice, Keys, Router, delay_ns
 
@@ -69,14 +68,15 @@ class Tier:
         return low - start
 
 
-class Reservation(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Reservation:
     """A request that was sent and has not ended."""
 
     worker: int
     keys: Keys
     new_tokens: int
     """Prompt tokens to compute, as seen when it was sent; 0 from the first token on."""
-    output_weights: list[float] = []
+    output_weights: list[float] = field(default_factory=list)
     """What each block of its output counts for."""
 
 

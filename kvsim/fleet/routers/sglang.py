@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
-
-from msgspec import Struct
 
 from kvsim.fleet.routers.router import Asked, Choice, InFlight, interval_ns
 
@@ -86,15 +85,16 @@ STAMPED_EVERY = 8
 """A search refreshes its node's stamp only at a multiple of this."""
 
 
-class Node(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Node:
     """Characters that follow those of the parent, and who holds them."""
 
     text: str
     parent: Node | None
     named: int | None
-    holders: dict[int, int] = {}
+    holders: dict[int, int] = field(default_factory=dict)
     """Worker → stamp: when it was last sent a prompt that ends here; 0: none did."""
-    children: dict[str, Node] = {}
+    children: dict[str, Node] = field(default_factory=dict)
     """First character → child."""
 
     def held_below(self, worker: int) -> bool:

@@ -10,11 +10,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import md5
 from itertools import count
 from operator import itemgetter
-
-from msgspec import Struct
 
 from kvsim.fleet.routers.router import Asked, Choice, InFlight, Loads, Router, delay_ns, interval_ns
 
@@ -138,11 +137,12 @@ class Session(_Rated):
         return Choice([next(worker for worker in following if worker in alive)], why="session")
 
 
-class _Piece(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class _Piece:
     """A node of the trie: who holds it, and what follows."""
 
-    holders: set[int] = set()
-    nexts: dict[str, _Piece] = {}
+    holders: set[int] = field(default_factory=set)
+    nexts: dict[str, _Piece] = field(default_factory=dict)
 
 
 class PrefixAware(_Rated):

@@ -26,10 +26,9 @@ import gzip
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
-
-from msgspec import Struct
 
 from kvsim.errors import ConfigError
 from kvsim.settings.server import values
@@ -54,7 +53,8 @@ class Fact(NamedTuple):
     line: int
 
 
-class Start(Struct):
+@dataclass
+class Start:
     """One start of a server, as its log tells it."""
 
     path: str
@@ -62,10 +62,10 @@ class Start(Struct):
     version: Fact | None = None
     engine: Fact | None = None
     """`0` or `1`, as in `V1`."""
-    arguments: list[Argument] = []
+    arguments: list[Argument] = field(default_factory=list)
     lists_all: bool = False
     """Whether `arguments` are complete, including those that were not given."""
-    config: list[Argument] = []
+    config: list[Argument] = field(default_factory=list)
     """The values that the engine came to, under the names of arguments."""
     max_model_len: Fact | None = None
     max_concurrency: Fact | None = None
@@ -73,13 +73,13 @@ class Start(Struct):
     max_num_batched_tokens: Fact | None = None
     async_scheduling: Fact | None = None
     block_size: Fact | None = None
-    weights: list[Fact] = []
+    weights: list[Fact] = field(default_factory=list)
     """GiB of the weights, on each rank."""
-    available: list[Fact] = []
+    available: list[Fact] = field(default_factory=list)
     """GiB for the KV cache, on each rank."""
-    cache_tokens: list[Fact] = []
+    cache_tokens: list[Fact] = field(default_factory=list)
     """Size of the KV cache, on each rank."""
-    blocks: list[Fact] = []
+    blocks: list[Fact] = field(default_factory=list)
     """Blocks on each rank; in V1 with the one that is never used."""
     blocks_of_all: Fact | None = None
     """Blocks of all data-parallel replicas together (0.33.0 `v1/engine/core_client.py`)."""
@@ -94,7 +94,7 @@ class Start(Struct):
     """Whether a kernel says that the GPUs are of another generation."""
     device: Fact | None = None
     """The name of the GPU in the CUDA runtime."""
-    ranks: set[str] = set()
+    ranks: set[str] = field(default_factory=set)
     """Data-parallel ranks whose engines have begun."""
 
     @property

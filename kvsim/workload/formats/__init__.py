@@ -8,13 +8,12 @@ in the docstring of its module.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import import_module
 from itertools import islice
 from operator import eq
 from pathlib import Path
 from typing import NamedTuple
-
-from msgspec.structs import replace
 
 from kvsim.core.collector import collector_paused
 from kvsim.errors import ConfigError, TraceError, check_choice, nearest

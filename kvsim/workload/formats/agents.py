@@ -37,12 +37,10 @@ Policies see as `tool` the last tool that an answer calls.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
-
-from msgspec import Struct
-from msgspec.structs import replace
 
 from kvsim.errors import TraceError
 from kvsim.workload.chain import settle_kind
@@ -216,7 +214,8 @@ _CACHE_NOTE = "what was in the cache is taken to be of the prompt before: more m
 _PROMPT = ("cache_read_input_tokens", "cache_creation_input_tokens", "input_tokens")
 
 
-class _Answer(Struct):
+@dataclass(slots=True)
+class _Answer:
     """One answer of the model, gathered from its lines."""
 
     thread: str

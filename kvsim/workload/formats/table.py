@@ -21,15 +21,13 @@ import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from math import inf
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
-
-from msgspec import Struct
-from msgspec.structs import replace
 
 from kvsim.errors import ConfigError, TraceError, nearest
 from kvsim.workload.formats.prompts import read_llmservingsim
@@ -53,7 +51,8 @@ _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?")
 _DATE_NS = 0
 
 
-class Columns(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Columns:
     """Which column of a table is what."""
 
     input: str

@@ -3,10 +3,10 @@ is read, set, called and asked."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 from worlds import MS, config
 
 from kvsim.core.request import Request

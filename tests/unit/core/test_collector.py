@@ -50,7 +50,7 @@ def test_the_rows_of_a_trace_are_free_when_its_run_is_over(
 ) -> None:
     """The collector seldom passes, so that no cycle may hold what a long trace takes."""
 
-    class Watched(Row, weakref=True):
+    class Watched(Row):
         pass
 
     rows = [Watched(index, str(index), index, 0, 20, 5) for index in range(8)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ import worlds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from marks import examples
-from msgspec.structs import replace
 
 import kvsim
 from kvsim.core.blocks import BlockManager

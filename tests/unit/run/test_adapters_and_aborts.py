@@ -1,11 +1,11 @@
 """Adapters (LoRA) and clients that give up, under `kvsim run`. Every step takes 1 ms."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made import make_trace, read_with
-from msgspec.structs import replace
 
 from kvsim.core.batch import Batch
 from kvsim.engines.vllm_v1.scheduler import VllmV1

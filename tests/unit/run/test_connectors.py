@@ -1,6 +1,7 @@
 """Connectors by vLLM's own tables: what is built, what is refused, and tiers of one's own."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -8,7 +9,6 @@ from typing import Any
 import pytest
 from command import run_here
 from marks import long
-from msgspec.structs import replace
 from places import ROOT
 from tiered import AGAIN, SMALL, check, prompts, random_run, run, ttft_ms
 

@@ -1,11 +1,11 @@
 """A tier in CPU memory under `kvsim run`: its size, its time, and what is refused."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from made import make_trace
 from marks import mostly_long
-from msgspec.structs import replace
 from tiered import AGAIN, MS, SMALL, prompts, random_run, run, ttft_ms
 
 from kvsim.core.batch import Batch

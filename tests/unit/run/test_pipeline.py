@@ -5,13 +5,13 @@ sequence 1 ms, and sending no time.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 from made import make_trace
-from msgspec.structs import replace
 
 from kvsim.against.conform.step_log import finish_record, step_record
 from kvsim.against.conform.vllm_v1 import replay

@@ -4,6 +4,7 @@ Unless a test says otherwise, every step takes 1 ms, and a token of a prompt or 
 """
 
 import json
+from dataclasses import replace
 from itertools import count
 from random import Random
 from typing import Any
@@ -14,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import make_trace
 from marks import examples
-from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from kvsim.core.plan import Plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -11,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made import make_trace
-from msgspec.structs import replace
 
 from kvsim.errors import ConfigError
 from kvsim.settings.config import make_config

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import make_trace
 from marks import examples
-from msgspec.structs import replace
 
 from kvsim.core.request import Request
 from kvsim.settings.config import make_config

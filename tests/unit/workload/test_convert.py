@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import jsonl, make_trace, traces
 from marks import examples
-from msgspec.structs import replace
 
 from kvsim.errors import ConfigError
 from kvsim.workload import HashContent, ParentContent, SegmentContent, Trace, convert, open_trace

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from made import make_trace
-from msgspec.structs import replace
 
 from kvsim.explain.info import render, trace_info
 from kvsim.workload import HashContent, ParentContent, Trace

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import jsonl, make_trace, read_with, traces, without_lines
 from marks import examples
-from msgspec.structs import replace
 
 from kvsim.errors import OutputError
 from kvsim.workload import (

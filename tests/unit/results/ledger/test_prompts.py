@@ -3,6 +3,7 @@
 The engine of `worlds.config`: blocks of 4 tokens, 10 ms a step and 1 ms a prompt token.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from marks import examples
-from msgspec.structs import replace
 from small_engines import engine, make_trace, rows
 from worlds import config, hashed
 

@@ -1,12 +1,12 @@
 """What a tier below the GPU makes requests wait for, to the nanosecond."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from marks import long
-from msgspec.structs import replace
 from shared import SHARED, needs_shared
 from tiered import AGAIN, MS, check, prompts, random_run, run
 

@@ -2,12 +2,12 @@
 
 import json
 import re
+from dataclasses import replace
 from html import escape
 from typing import NamedTuple
 
 import pytest
 from marks import long
-from msgspec.structs import replace
 from startup_logs import v1_log
 
 from kvsim.cli import main

@@ -49,7 +49,7 @@ def record(ttft_ms):
     }
 
 
-class MadeUp(Laboratory, dict=True):
+class MadeUp(Laboratory):
     """A laboratory whose p99 TTFT is a function of (value, seed); counts what it is asked."""
 
     def look(self, values):

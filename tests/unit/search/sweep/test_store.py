@@ -3,10 +3,10 @@
 import json
 import multiprocessing
 import time
+from dataclasses import replace
 
 import msgspec
 import pytest
-from msgspec.structs import replace
 
 from kvsim.errors import OutputError
 from kvsim.search import store as module

@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
 from marks import WHOLE, long
 from msgspec import structs
-from msgspec.structs import replace
 
 from kvsim.run.simulation import simulate
 from kvsim.search.grid import expand, parse_space
