@@ -6,7 +6,8 @@ Trace ── header facts, notes of the reader, sha256
         └─ content: None | HashContent | TokenContent | SegmentContent | ParentContent
 ```
 The field names are those of the native format (`kvsim_trace` version 1); times are integer
-nanoseconds from the start of the trace.
+nanoseconds from the start of the trace. Records are dataclasses here, as traces are read on GPU
+machines that lack msgspec (`kvsim validate`).
 """
 
 from __future__ import annotations
