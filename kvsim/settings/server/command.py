@@ -23,6 +23,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,7 +113,7 @@ class _Words:
                 yield self._argument(flag.name, word[2:])
             elif keys:
                 inner = self._one(flag) if not equals else value
-                _merge(tables.setdefault(flag.name, {}), keys.split("."), inner)
+                _merge(tables.setdefault(flag.name, {}), _nested(keys, inner))
             else:
                 yield self._argument(flag.name, self._value(flag, on, value if equals else None))
         for name, inner_table in tables.items():
@@ -182,25 +183,31 @@ class _Words:
         return self._words[self._place - 1]
 
 
-def _merge(table: dict[str, Any], keys: list[str], value: str) -> None:
-    """Put a value into nested tables, what is no JSON as text; `KEY+=a,b` adds to a list."""
-    *parents, last = keys
-    for parent in parents:
-        inner = table.setdefault(parent, {})
-        table = inner if isinstance(inner, dict) else {}
-    if last.endswith("+"):
-        held = table.get(last[:-1])
-        known = held if isinstance(held, list) else []
-        table[last[:-1]] = [*known, *map(_json_or_text, value.split(","))]
+def _nested(keys: str, text: str) -> dict[str, Any]:
+    """The table that `--flag.KEY.KEY TEXT` says: a value in JSON, or the text itself. `KEY+` takes
+    a list of the texts between commas."""
+    value: Any = text
+    if keys.endswith("+"):
+        keys, value = keys[:-1], text.split(",")
     else:
-        table[last] = _json_or_text(value)
+        with suppress(ValueError):
+            value = parse_json(text)
+    for key in reversed(keys.split(".")):
+        value = {key: value}
+    table: dict[str, Any] = value
+    return table
 
 
-def _json_or_text(value: str) -> Any:
-    try:
-        return parse_json(value)
-    except ValueError:
-        return value
+def _merge(table: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Put one table into another: tables of both are merged, lists joined."""
+    for key, value in more.items():
+        held = table.get(key)
+        if isinstance(value, dict) and isinstance(held, dict):
+            _merge(held, value)
+        elif isinstance(value, list) and isinstance(held, list):
+            held += value
+        else:
+            table[key] = value
 
 
 def _of_file(path: Path, table: Table) -> Iterator[Argument]:

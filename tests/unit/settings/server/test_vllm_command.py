@@ -95,16 +95,20 @@ def test_what_is_used(command: str, settings: dict[str, Any]) -> None:
     assert said(command) == {"model": "m", **V1, **settings}
 
 
-def test_tables_are_written_key_by_key() -> None:
-    """The example of vLLM's own help."""
-    words = "--kv-transfer-config.key1 value1 --kv-transfer-config.key2.key3 2"
-    words += " --kv-transfer-config.key4+ value3 --kv-transfer-config.key4+=value4,5"
-    (argument,) = parse(words.split(), VLLM, "--vllm")
-    assert argument.value == {
-        "key1": "value1",
-        "key2": {"key3": 2},
-        "key4": ["value3", "value4", 5],
-    }
+@pytest.mark.parametrize(
+    ("words", "table"),
+    [
+        ("X.key1 value1 X.key2.key3 2", {"key1": "value1", "key2": {"key3": 2}}),
+        ("X.key4+ value3 X.key4+=value4,5", {"key4": ["value3", "value4", "5"]}),
+        ("X.sizes [1,2] X.sizes=[4]", {"sizes": [1, 2, 4]}),
+        ('X.key2 {"a":1} X.key2.b true', {"key2": {"a": 1, "b": True}}),
+        ("X.key2.a 1 X.key2 none", {"key2": "none"}),
+    ],
+)
+def test_tables_are_written_key_by_key(words: str, table: dict[str, Any]) -> None:
+    """As vLLM's `FlexibleArgumentParser` merges them, and its help says of `KEY+`."""
+    (argument,) = parse(words.replace("X", "--kv-transfer-config").split(), VLLM, "--vllm")
+    assert argument.value == table
 
 
 @pytest.mark.parametrize(
