@@ -21,7 +21,7 @@ PIECE_ROWS: Final = 1 << 13
 """Rows that are packed together: few enough to stay in the cache of a processor."""
 
 WIDE_ROWS: Final = 1 << 16
-"""Steps up to which columns stay unpacked once they are: each is read a dozen times."""
+"""Steps up to which columns stay unpacked: figures, files and page each read most of them."""
 
 
 class Packing:

@@ -5,8 +5,9 @@ import pytest
 
 from kvsim.core import rows
 from kvsim.core.plan import RECOMPUTE, SWAP, Moved, Plan
+from kvsim.core.records import PackedColumns
 from kvsim.core.request import Request
-from kvsim.core.rows import PIECE_ROWS, StepRows
+from kvsim.core.rows import PIECE_ROWS, WIDE_ROWS, StepRows
 from kvsim.core.schema import STEP_COLUMNS
 
 ALWAYS_ZERO = (
@@ -80,14 +81,19 @@ def test_gauges_follow_the_columns() -> None:
     assert columns["finished"].tolist() == [expected["finished"]]
 
 
-def test_pieces_are_joined() -> None:
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(2 * PIECE_ROWS + 3, dict), (WIDE_ROWS, dict), (WIDE_ROWS + 1, PackedColumns)],
+)
+def test_pieces_are_joined(number: int, kind: type) -> None:
     plan, _ = made()
-    table, number = StepRows(), 2 * PIECE_ROWS + 3
+    table = StepRows()
     for step in range(number):
         plan.start_ns, plan.end_ns = 3 * step, 3 * step + step % 5
         table.add(plan, step % 2)
     assert len(table) == table.num_rows == number
     columns = table.columns()
+    assert type(columns) is kind
     assert np.array_equal(columns["start_ns"], 3 * np.arange(number))
     assert np.array_equal(columns["end_ns"], 3 * np.arange(number) + np.arange(number) % 5)
     assert np.array_equal(columns["finished"], np.arange(number) % 2)
