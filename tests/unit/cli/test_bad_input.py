@@ -19,7 +19,10 @@ CASES = [
     (["run", "--trace", CHAT, "--block-size", "0"], ["--block-size", ">= 1", "0"]),
     (["run", "--trace", CHAT, "--block-size", "-16"], ["--block-size", "-16"]),
     (["run", "--trace", CHAT, "--block-size", "16.5"], ["--block-size", "16.5"]),
-    (["run", "--trace", CHAT, "--block-size", "many"], ["block-size: expected `int`, got 'many'"]),
+    (
+        ["run", "--trace", CHAT, "--block-size", "many"],
+        ["--block-size", "expected `int`, got 'many'"],
+    ),
     (["compare", "--trace", CHAT, "--margin", "nan"], ["--margin: nan is not a number"]),
     (
         ["size", "--trace", CHAT, "--find", "request_rate", "--slo", "p99_ttft<2s", "--to", "nan"],
